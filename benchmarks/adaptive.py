@@ -39,11 +39,11 @@ from mas_gym.policies.cache import CachedPolicy
 from mas_gym.systems.state import MASState
 from rewardmodels import load_critic
 from search.compare import accuracy_interval
-from search.compare.stopping import Check, Checked, fit
+from search.compare.stop_thresholds import Check, Checked, fit
 from search.engine.allocation import Allocation
 from search.engine.allowance import Cost
 from search.planners.allocated import Allocated
-from search.planners.stopping import FEATURES, Confident, Evidence, StopMap, StopRule
+from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Model, PlanGenerator, Planner, Propose
 
 NATURAL = Path(__file__).with_name("tiny") / "tiny-natural"

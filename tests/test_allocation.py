@@ -20,10 +20,10 @@ import search
 from benchmarks.adaptive import allocate, traced
 from mas_gym.errors import ConfigError, DataError, SearchError
 from search import Budget, Continue, Propose, load_planner
-from search.compare.stopping import FEATURES, Check, Checked, fit
+from search.compare.stop_thresholds import FEATURES, Check, Checked, fit
 from search.engine.allocation import Allocation
 from search.engine.allowance import Cost
-from search.planners.stopping import Confident, StopMap
+from search.planners.stop_rules import Confident, StopMap
 
 MAP = StopMap(
     "BestOfN", "hash", {"value": 2.0, "agreement": 1.0}, -1.0, growth={"found": -0.3, "value": -0.2}, growth_bias=0.8

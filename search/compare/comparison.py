@@ -1,4 +1,4 @@
-"""Comparing planners and critics on the same problems and seeds: `compare`, its table, and that of stored runs."""
+"""Compares planners and critics on the same problems and seeds: `compare`, its table, and the table of stored runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_task, is_task
 from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
-from search.compare.matching import Match, calibrate
+from search.compare.cost_matching import Match, calibrate
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.results.outcomes import Outcome, find_row, summarise

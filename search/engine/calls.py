@@ -1,4 +1,4 @@
-"""What a search asks of others: the policy, the critic, the grader, the agent program and the allocation."""
+"""Calls of a search to the policy, the critic, the grader, the agent program and the allocation."""
 
 from __future__ import annotations
 

@@ -1,19 +1,18 @@
-"""The scheduler: many searches at once over one policy and one critic.
+"""The scheduler: many concurrent searches with one policy and one critic.
 
-It owns admission, batching, budgets and cancellation. Calls of all searches go to the policy as
-they arise. States to be scored wait while the engine is busy and go to the critic as a batch, at the
-latest when the engine has capacity left. The result of a search depends on its problem and its seed,
-never on concurrent searches::
+The scheduler is responsible for admission, batching, budgets and cancellation. Policy requests of all searches are
+submitted immediately. States to score are collected while the engine is busy and are sent to the critic as a batch, at
+the latest when the engine has free capacity. The result of a search depends only on its problem and its seed, never on
+concurrent searches::
 
     submit -> waiting -> [at most `concurrency` active searches] -> ended -> SearchFuture
                                calls |  ^ outcomes
                                      v  |
               policy requests, critic batches, grading threads, agent program
 
-The loop runs in one of two ways: a `search.engine.run.Run` calls `Scheduler.turn` itself
-whenever its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
-which runs it on one background thread. `submit` and `SearchFuture.cancel` are safe on
-any thread in both.
+There are two ways to run the loop. A `search.engine.run.Run` calls `Scheduler.turn` whenever its caller requests the
+next plan. The service and the Ray actors call `Scheduler.start`, which runs the loop on one background thread. In both
+cases, `submit` and `SearchFuture.cancel` are thread-safe.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from search.engine.critic_batches import BATCH_DONE, CriticBatches
 from search.engine.grading_threads import GradingThreads
 from search.engine.one_search import Account, ActiveSearch
 from search.engine.policy_requests import Mail, PolicyRequests, policy_requests
-from search.engine.tracing import Spans
+from search.engine.tracing import Spans, Tracer
 from search.grading import Grader
 from search.plan import Plan
 from search.protocol import Planner
@@ -166,14 +165,14 @@ class Scheduler:
         self._policy: PolicyRequests = policy_requests(policy, self._mail)
         self._runner = None if setup.program is None else setup.program.open(policy)
         self._critic = None if setup.critic is None or setup.critic.free else CriticBatches(setup.critic, self._mail)
-        self._grading = GradingThreads(self._mail)
+        self._grading: GradingThreads | None = None
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, Call]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
-        self._spans = Spans()
+        self._spans = None if Tracer.current is None else Spans(Tracer.current)
         self._started = perf_counter()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -345,7 +344,8 @@ class Scheduler:
             self._runner.close()
         if self._critic is not None:
             self._critic.close()
-        self._grading.close()
+        if self._grading is not None:
+            self._grading.close()
 
     # ---- admission
 
@@ -364,7 +364,8 @@ class Scheduler:
         return True
 
     def _begin(self, entry: _Entry) -> None:
-        self._spans.begin(entry.number, entry.search.setup, entry.search.problem.id)
+        if self._spans is not None:
+            self._spans.begin(entry.number, entry.search.setup, entry.search.problem.id)
         calls = entry.search.begin()
         if (deadline := entry.search.deadline) is not None:
             heapq.heappush(self._deadlines, (deadline, entry.number))
@@ -448,7 +449,8 @@ class Scheduler:
             return
         self._release(entry)
         self._leave(entry)
-        self._spans.finish(number, None, error)
+        if self._spans is not None:
+            self._spans.finish(number, None, error)
         entry.search.close()
         if entry.future.set_running_or_notify_cancel():
             entry.future.set_exception(error or SearchError("the search was dropped"))
@@ -470,10 +472,11 @@ class Scheduler:
         self._paused.pop(entry.number, None)
         for key in entry.keys:
             _, call = self._open.pop(key)
-            self._spans.answer(key, None)
+            if self._spans is not None:
+                self._spans.answer(key, None)
             if isinstance(call, PolicyCall):
                 self._policy.cancel(key)
-            elif isinstance(call, GradingCall):
+            elif isinstance(call, GradingCall) and self._grading is not None:
                 self._grading.cancel(key)
             elif isinstance(call, CriticCall) and self._critic is not None:
                 self._critic.cancel(key)
@@ -508,13 +511,16 @@ class Scheduler:
         self._open[key] = (entry, call)
         match call:
             case PolicyCall():
-                self._spans.ask(entry.number, key, self._engine.name, call.request)
+                if self._spans is not None:
+                    self._spans.ask(entry.number, key, self._engine.name, call.request)
                 self._policy.submit(key, call.request)
             case CriticCall():
                 assert self._critic is not None
-                self._spans.score(entry.number, key, self._critic.name, call.contexts)
+                if self._spans is not None:
+                    self._spans.score(entry.number, key, self._critic.name, call.contexts)
                 self._critic.submit(key, call.contexts)
             case GradingCall():
+                self._grading = self._grading or GradingThreads(self._mail)
                 self._grading.submit(key, call.grader, call.texts)
             case Pause():
                 assert self._allocation is not None
@@ -533,13 +539,15 @@ class Scheduler:
         """Return the values of a critic that needs no model, or its error."""
         critic, key = self._setup.critic, next(self._keys)
         assert critic is not None
-        self._spans.score(entry.number, key, critic.name, call.contexts)
+        if self._spans is not None:
+            self._spans.score(entry.number, key, critic.name, call.contexts)
         outcome: Scores | Exception
         try:
             outcome = scores_of(critic, call.contexts)
         except Exception as error:
             outcome = error
-        self._spans.answer(key, outcome)
+        if self._spans is not None:
+            self._spans.answer(key, outcome)
         return outcome
 
     def _arrived(self, key: int, outcome: object) -> None:
@@ -592,7 +600,8 @@ class Scheduler:
                 continue
             entry, call = self._open.pop(key)
             entry.keys.discard(key)
-            self._spans.answer(key, outcome)
+            if self._spans is not None:
+                self._spans.answer(key, outcome)
             # A judge that is gone fails the searches that it grades; a policy or critic that is gone ends the run.
             if isinstance(outcome, EngineUnavailableError) and not isinstance(call, GradingCall):
                 raise outcome
@@ -607,7 +616,8 @@ class Scheduler:
             search.session.close()
         self._active.pop(entry.number)
         self._leave(entry)
-        self._spans.finish(entry.number, search.plan, search.failure)
+        if self._spans is not None:
+            self._spans.finish(entry.number, search.plan, search.failure)
         self._ended += 1
         if search.failure is None:
             self._allowance.observe(self._cost(entry))

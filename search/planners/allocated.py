@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from mas_gym.errors import ConfigError
 from search.planners.registry import planner_spec, takes_stop
-from search.planners.stopping import Confident, Evidence, StopMap, StopRule
+from search.planners.stop_rules import Confident, Evidence, StopMap, StopRule
 from search.protocol import Critic, Planner, ValueKind
 
 _REMEDY = "use stop=FILE.json with a file from mas-gym calibrate, as in mcts:20,3,stop=stop.json"

@@ -22,7 +22,7 @@ from mas_gym.tasks.base import Problem
 from search.engine.run import run
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop
-from search.planners.stopping import FEATURES, Confident, Evidence, StopMap, StopRule
+from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Critic, Planner, as_critic, planner_name
 
 FOLDS = 5
@@ -34,7 +34,7 @@ class Check(NamedTuple):
     """A check of a finished search.
 
     Attributes:
-        features: As `search.planners.stopping.FEATURES`.
+        features: As `search.planners.stop_rules.FEATURES`.
         right: Whether the search would have been right, had it stopped there.
     """
 
