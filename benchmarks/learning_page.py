@@ -69,11 +69,15 @@ class Row:
         name: The method.
         curves: For each training seed the points from the untrained to the trained agents.
         found: For each column of the table the outcomes of each training seed.
+        errors: For each training seed how often each agent errs first in single passes on dev problems.
+        weights: For each training seed each agent's share of the squared advantages in the first round.
     """
 
     name: str
     curves: list[list[Point]]
     found: dict[str, list[list[Outcome]]] = field(default_factory=dict)
+    errors: list[dict[str, float]] = field(default_factory=list)
+    weights: list[dict[str, float]] = field(default_factory=list)
 
     def shares(self, kind: str) -> list[dict[str, float]]:
         """Return each training seed's share of right answers per problem; there is one run seed."""
@@ -110,6 +114,8 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "",
         "![dev accuracy of single passes against generated tokens](learning.png)",
         "",
+        "Single passes on dev problems; the bands reach from the lowest to the highest training seed.",
+        "",
         *_main_table(rows),
         "",
         f"Tokens to {100 * LEVEL:.0f}%: generated training tokens at which the curve of dev single passes, averaged "
@@ -124,6 +130,13 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "## Tokens",
         "",
         *_token_lines(rows),
+        "",
+        "## Who errs, and who is trained",
+        "",
+        "Single passes on dev problems in which an agent makes the first error, in percent, before and after training;",
+        "and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",
+        "",
+        *_errors(rows),
         "",
         "## Reward hacking",
         "",
@@ -280,6 +293,17 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
             shown = [f"{100 * one:.0f}%" if math.isfinite(one) else "not reached" for one in (here, low, high)]
             lines.append([row.name, shown[0], f"{shown[1]} to {shown[2]}"])
     yield from _table(["agents", "share of the tokens", "95% interval"], lines)
+
+
+def _errors(rows: Sequence[Row]) -> Iterator[str]:
+    names = list(rows[0].errors[0])
+    lines = []
+    for row in rows:
+        for label, shares in (("errs first", row.errors), ("squared advantages", row.weights)):
+            if shares:
+                means = [100 * sum(one.get(name, 0.0) for one in shares) / len(shares) for name in names]
+                lines.append([f"{row.name}: {label}, %", *(f"{mean:.1f}" for mean in means)])
+    return _table(["agents", *names], lines)
 
 
 def _hacking(rows: Sequence[Row]) -> Iterator[str]:
