@@ -35,7 +35,8 @@ from search.catalogue import load_critic
 from search.compare import Bench, measure, named_planners, paired_difference, summarise
 from search.compare.arms import Arm
 from search.protocol import ScoringContext
-from search.results.outcomes import Outcome, ResultRow
+from search.results.outcomes import Outcome
+from search.results.summary import ResultRow
 from search.store import open_store
 
 PAGE = Path(__file__).parent / "pages" / "training" / "learning.md"

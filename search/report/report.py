@@ -40,8 +40,9 @@ from search.results.display import (
     tradeoff_figure,
 )
 from search.results.intervals import wilson
-from search.results.outcomes import Outcome, ResultRow, anytime_curve
+from search.results.outcomes import Outcome
 from search.results.stored import Setting, cost_of, settings, table_of
+from search.results.summary import ResultRow, anytime_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
