@@ -57,7 +57,8 @@ class _Front(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = _Commands()  # type: ignore[assignment] - nothing is added to it
+        # Nothing is added to it.
+        self.commands = _Commands()  # type: ignore[assignment]
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Parse the command line."""
