@@ -95,6 +95,15 @@ def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None)
     assert len({one.correct for one in found}) == 2
 
 
+def test_run_has_values_if_its_planner_asks_a_critic(whole: Path) -> None:
+    with open_store(whole) as store:
+        runs = store.runs()
+        found = [store.has_values(info.run) for info in runs]
+        trees = [[tree for _, tree in store.values(info.run)] for info in runs]
+    assert found == [any(value is not None for tree in some for value in tree.values) for some in trees]
+    assert found == [True, True, True, True, False]
+
+
 def test_totals_count_overlapping_searches_once_and_no_pauses(store: Path) -> None:
     spans = [(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (100.0, 101.5), (0.5, 1.0)]
     connection = FORMAT.connect(store, create=False)

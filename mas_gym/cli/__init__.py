@@ -11,8 +11,8 @@ import errno
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -36,8 +36,7 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
             home, *examples = _COMMANDS[name]
-            module, _, attribute = home.partition(":")
-            found = getattr(import_module(module), attribute)
+            found = resolve_name(home)
             if not isinstance(found, typer.Typer):
                 function, found = found, typer.Typer(add_completion=False, rich_markup_mode="rich")
                 found.command(name, epilog=console.examples(*examples))(function)

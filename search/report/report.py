@@ -111,6 +111,9 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
+        if not store.has_values(run.run):
+            outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
+            continue
         of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome
-from search.store.file import USAGE, Content, Damage, checksum, row_checksum
+from search.store.file import USAGE, Content, Damage, row_checksum
 from search.store.rows import readable
 from search.usage import Usage
 
@@ -143,7 +143,6 @@ SELECT total(max(0, end - max(start, ifnull(reached, start)))), max(end) FROM sp
 
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     """Return the sums over the searches of a run; None if a search is damaged."""
-    connection.create_function("checksum", -1, lambda *row: checksum(row), deterministic=True)
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in USAGE)
     query = (
         f"SELECT total(checksum IS NOT {row_checksum('searches')}), "

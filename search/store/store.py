@@ -251,6 +251,19 @@ class Store:
         for outcome, row, tree in self._batches(info, read):
             yield _priced(outcome, row, cost), tree
 
+    def has_values(self, run: str | None = None) -> bool:
+        """Whether a state in one run's trees has a value; without any, `outcomes` tell all that `values` does.
+
+        Raises:
+            StoreError: As in `find`.
+        """
+        query = (
+            "SELECT EXISTS (SELECT 1 FROM searches JOIN nodes ON nodes.search = searches.id "
+            "WHERE searches.run = ? AND nodes.value IS NOT NULL)"
+        )
+        with explained(self.path):
+            return bool(self._connection.execute(query, (self.find(run).run,)).fetchone()[0])
+
     def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
         """Read the rows of the table ``searches`` of one run, failed searches too, in order of problem id.
 
