@@ -1,4 +1,4 @@
-"""Limits on what a search or a run spends."""
+"""Limits on the cost of a search or a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The settings of a search: they determine its result, apart from its problem and the policy.
+"""The settings that, together with its problem and the policy, determine the result of a search.
 
-`make_setup` loads what is given by name and checks that the parts fit each other.
+`make_setup` loads components that are given by name and checks that they are compatible.
 """
 
 from __future__ import annotations

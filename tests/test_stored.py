@@ -15,7 +15,10 @@ from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks import ProblemTask
 from search import open_store
 from search.planners import MCTS
+from search.results.display import count
 from search.results.stored import settings
+
+LOGS = Path(__file__).parents[1] / "examples" / "logs"
 
 
 @pytest.fixture
@@ -68,6 +71,22 @@ def test_a_run_that_is_not_there_has_no_table(store: Path) -> None:
     compared(store, planners=["single"])
     with open_store(store) as opened, pytest.raises(StoreError, match="found 0"):
         opened.compare(["nothing"])
+
+
+def test_compare_with_one_name_is_the_table_of_that_run(tmp_path: Path) -> None:
+    store = tmp_path / "logs.db"
+    for name in ("team", "solo"):
+        search.import_transcripts(LOGS / f"{name}.jsonl", store)
+    with open_store(store) as opened:
+        assert [row.label for row in opened.compare("solo").rows] == ["recorded:solo"]
+
+
+def test_compare_of_logs_without_tokens_shows_a_dash(tmp_path: Path) -> None:
+    store = tmp_path / "logs.db"
+    search.import_transcripts(LOGS / "team.jsonl", store)
+    with open_store(store) as opened:
+        [row] = opened.compare().rows
+    assert [count(spread) for spread in (row.tokens, row.agent_calls, row.reward_calls)] == ["\N{EN DASH}", "6", "0"]
 
 
 def test_planners_of_one_name_are_told_apart(store: Path) -> None:

@@ -197,7 +197,7 @@ def draw_figure(path: Path, bars: Mapping[str, Floats], target: float) -> None:
     axes.axvline(100 * target, color="C3", linestyle=":", label="a quarter of the gap between majority and any")
     axes.set_xlabel("problems answered correctly (%), with 95% intervals")
     axes.set_title("MATH by debating GPT-3.5 agents", fontsize=10)
-    axes.legend(fontsize=8, loc="upper right")
+    axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1.0, -0.18), frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=140)
     pyplot.close(figure)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 from benchmarks.tiny import language
-from benchmarks.tiny.truth import story_world
+from benchmarks.tiny.truth import BY_STEP, story_world
 from benchmarks.tiny.turns import RoleTurn
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.generated.arithmetic import (
     LEVELS,
     Arithmetic,
+    Story,
     answer_of,
     draw_story,
     plan_of,
@@ -26,10 +28,12 @@ class Stories(Arithmetic):
     """Word problems that are rejected only if the right answer leaves the numbers that the agents can write."""
 
     name = "stories"
+    marks: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """Further metadata of each problem."""
 
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
         story = draw_story(rng, self.levels[self.difficulty])
-        question, person, item = write_question(story, rng)
+        question, person, item = self._write(story, rng)
         if split_of(question) != self.split or answer_of(story.facts) is None:
             return None
         truth = {
@@ -39,7 +43,10 @@ class Stories(Arithmetic):
             "item": item,
             "difficulty": self.difficulty,
         }
-        return Problem(problem_id, question, str(answer_of(story.facts)), "number", truth)
+        return Problem(problem_id, question, str(answer_of(story.facts)), "number", truth | self.marks)
+
+    def _write(self, story: Story, rng: random.Random) -> tuple[str, str, str]:
+        return write_question(story, rng, self.templates)
 
 
 def transcript(problem: Problem) -> list[RoleTurn]:
@@ -84,13 +91,29 @@ class StoriesOfLength(Stories):
     levels = MappingProxyType({events: LEVELS[3]._replace(events=(events, events)) for events in range(2, 6)})
 
 
+class Reworded(Stories):
+    """Stories of two events, as many of whose facts as the difficulty says are told in the words of `Retold`.
+
+    Agents that learned `Stories` alone have read none of those sentences and few of their words. A fact counts by its
+    step, because nobody told them that "finds" and "buys" are told apart.
+    """
+
+    name = "reworded"
+    levels = MappingProxyType(dict.fromkeys(range(1, 4), LEVELS[3]._replace(events=(2, 2))))
+    marks = MappingProxyType({BY_STEP: True})
+
+    def _write(self, story: Story, rng: random.Random) -> tuple[str, str, str]:
+        places = rng.sample(range(len(story.facts)), self.difficulty)
+        return write_question(story, rng, self.templates, dict.fromkeys(places, Retold.templates))
+
+
 FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType(
-    {"arithmetic": Arithmetic, "stories": StoriesOfLength, "retold": Retold}
+    {"arithmetic": Arithmetic, "stories": StoriesOfLength, "retold": Retold, "reworded": Reworded}
 )
 
 GENERATED = tuple(f"{family}-{level}" for family, task in FAMILIES.items() for level in task.levels)
 """Tasks of one difficulty: ``arithmetic-1`` to ``arithmetic-5``, ``stories-2`` to ``stories-5``, ``retold-1`` to
-``retold-5``."""
+``retold-5``, ``reworded-1`` to ``reworded-3``."""
 
 
 def generated(name: str, split: str) -> Arithmetic:

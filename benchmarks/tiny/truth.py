@@ -21,7 +21,7 @@ from benchmarks.tiny.team_roles import KEEP
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import Fact, facts_of, rival_of, step_of
+from mas_gym.tasks.generated.arithmetic import Fact, facts_of, plan_of, rival_of, step_of
 
 KINDS = (
     "missing fact",  # the Reader leaves a fact out
@@ -39,6 +39,10 @@ KINDS = (
     "false alarm",  # a checker rejects what is right
     "unreadable",
 )
+
+
+BY_STEP = "facts count by step"
+"""Metadata of problems in which two facts are equal if they call for the same step, such as "finds 5" and "buys 5"."""
 
 
 class FirstError(NamedTuple):
@@ -73,7 +77,8 @@ def first_error(problem: Problem, messages: Sequence[tuple[str, str]]) -> FirstE
         kinds = [ordering_error(queue, text) for _, text in messages]
     elif "facts" in problem.metadata:
         world = story_world(problem)
-        kinds = [arithmetic_error(world, text) for _, text in messages]
+        by_step = bool(problem.metadata.get(BY_STEP))
+        kinds = [arithmetic_error(world, text, by_step) for _, text in messages]
     else:
         raise ConfigError(f"expected a problem of arithmetic or ordering, got {problem.id!r}; no other truth is known")
     for index, kind in enumerate(kinds):
@@ -125,15 +130,21 @@ def queue_world(problem: Problem) -> QueueWorld:
     return QueueWorld(rules, list(data["phrases"]), data["place"], list(data["options"]))
 
 
-def arithmetic_error(world: World, text: str) -> str | None:
-    """Return what is wrong with one message on Arithmetic, if no earlier one was wrong; None if nothing is."""
+def arithmetic_error(world: World, text: str, by_step: bool = False) -> str | None:
+    """Return what is wrong with one message on Arithmetic, if no earlier one was wrong; None if nothing is.
+
+    Args:
+        world: What is true.
+        text: The message.
+        by_step: Facts are equal if they call for the same step.
+    """
     facts, plan, work = language.read_facts(text), language.read_plan(text), language.read_work(text)
     answer, hints = language.read_answer(text), language.read_hints(text)
     if "INCORRECT" in text or "DISAGREE" in text:
         return "false alarm"
     if not any(part is not None for part in (facts, plan, work, answer)) and not hints and not _is_assent(text):
         return "unreadable"
-    if facts is not None and facts != world.facts:
+    if facts is not None and facts != world.facts and not (by_step and plan_of(facts) == plan_of(world.facts)):
         return _fact_error(world, facts)
     if plan is not None and (found := faults(world.facts, plan)):
         return _step_kind(found[0].kind)
@@ -149,7 +160,7 @@ def _is_assent(text: str) -> bool:
 
 
 def _fact_error(world: World, facts: list[Fact]) -> str:
-    if [step_of(fact) for fact in facts] == [step_of(fact) for fact in world.facts]:
+    if plan_of(facts) == plan_of(world.facts):
         return "wrong fact"
     kind = faults(world.facts, [step_of(fact) for fact in facts] if facts and facts[0][0] == "has" else [])[0].kind
     return {"missing": "missing fact", "extra": "foreign fact", "repeat": "foreign fact"}.get(kind, "wrong fact")

@@ -1,4 +1,4 @@
-"""``mas-gym demo``: a small version of the paper's comparison with the embedded agents, on a laptop and offline."""
+"""``mas-gym demo``: a small version of the paper's comparison with the bundled agents, on a laptop and offline."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
-"""The contract of policies, which answer chat prompts with sampled messages.
+"""The base classes of policies, which reply to chat prompts with sampled messages.
 
 A policy derives from one of three classes, whose attributes have defaults:
 
-* `Policy` defines ``sample(requests) -> replies``: a batch in, a batch out, in order;
-* `StreamingPolicy` also defines ``open() -> session``, which accepts requests while it works on others,
-  so that no engine waits for the slowest row of a batch;
-* `AsyncPolicy` defines ``sample_async(request) -> reply``: one request at a time, many awaited at once.
+* `Policy` defines ``sample(requests) -> replies``, which handles one batch and returns the replies in order;
+* `StreamingPolicy` also defines ``open() -> session``. A session accepts requests while it works on others,
+  so an engine never waits for the slowest row of a batch;
+* `AsyncPolicy` defines ``sample_async(request) -> reply``, which handles one request; many run concurrently.
 
-An object that only has the methods is adapted once, where it is loaded or passed in (`as_policy`).
+An object that defines only these methods is adapted once, when it is loaded or passed in (`as_policy`).
 
-A request carries its own seeds, one per sample, derived by the caller from
-(run seed, problem, transcript, sample index), so that a reply depends only on the
-request, as far as the engine allows.
+A request contains one seed per sample, derived by the caller from (run seed, problem,
+transcript, sample index). A reply therefore depends only on the request, as far as the engine
+allows.
 
-A policy states what its samples depend on with ``identity()`` (see `mas_gym.internal.identity`);
-response caches and run stores use it to decide which samples can be reused. Many policies
-need no such method, because `mas_gym.internal.identity.identity_of` states their attributes.
+``identity()`` returns everything that determines a policy's samples (see
+`mas_gym.internal.identity`). Response caches and run stores use it to decide which samples can be
+reused. Many policies need no such method, because `mas_gym.internal.identity.identity_of` derives
+the identity from their attributes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of what search is built from, planners and critics, without an engine; a critic that knows the answers.
+"""Checks of planners and critics without an engine, and a critic that uses the reference answers.
 
 The check of planners runs whole searches against scripted replies.
 """

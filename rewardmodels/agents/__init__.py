@@ -1,4 +1,4 @@
-"""Training of agents on the results of searches; `search.credit` computes advantages, TRL the loss.
+"""Training of agents on the results of searches; `search.credit` computes advantages, and TRL provides the loss.
 
 `train_agents` trains on demonstrations, preferences or credited samples, which `rewardmodels.agents.examples` reads
 from a store. torch and TRL are imported on first use.

@@ -1,7 +1,7 @@
 """TRL trainers on token ids; imported only during training, because the import is slow.
 
-TRL provides the loss and the training loop. Prompts and messages are token ids, so that prompts are exactly those of
-the policy (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the tokens that were sampled.
+TRL provides the loss and the training loop. Prompts and messages are token ids. Prompts therefore equal those of the
+policy (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the sampled tokens.
 """
 
 from __future__ import annotations

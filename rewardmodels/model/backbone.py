@@ -1,7 +1,7 @@
 """The scalar model: any decoder of transformers with a one-label head; ``V = tanh(logit)``.
 
-The head reads the last token of a state. `logits_at` is the only place where a
-model is run, in training and in scoring alike.
+The head reads the last token of a state. Training and scoring both run the model only through
+`logits_at`.
 """
 
 from __future__ import annotations

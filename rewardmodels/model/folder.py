@@ -1,11 +1,11 @@
-"""A critic on disk: a plain transformers folder with two more files, and the checks on what comes from outside.
+"""The folder format of a critic: a plain transformers folder with two more files, and the validation of its contents.
 
-``critic.json`` (`CriticInfo`) is written last, so a folder that has it is complete. ``README.md``
-is the model card. A LoRA run also keeps ``adapter/`` for peft; the folder itself holds the merged
-weights, so anything that loads transformers models can load it.
+``critic.json`` (`CriticInfo`) is written last, so a folder that contains it is complete. ``README.md``
+is the model card. A LoRA run also saves ``adapter/`` for peft; the folder itself contains the merged
+weights, so any program that loads transformers models can load it.
 
-A folder comes from outside as often as from our own training, so no value is used before its type,
-its range and its length were checked. All faults of a file are reported together.
+A folder may come from an untrusted source, so no value is used before its type, range and length are
+checked. All errors of a file are reported together.
 """
 
 from __future__ import annotations

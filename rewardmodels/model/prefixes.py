@@ -1,15 +1,15 @@
-"""Scoring many states in few tokens: encoded prefixes are cached between calls, and nothing is padded.
+"""Scoring many states with few tokens: encoded prefixes are cached between calls, and there is no padding.
 
 The keys and values of each part of a state (see `rewardmodels.data.encode`) are
-cached unless the state is terminal, so a new state costs only its newest message,
-whichever search it comes from and in whatever order states arrive.
+cached unless the state is terminal. Therefore only the newest message of a new state is
+encoded, whichever search requests it, and in any order of states.
 
-A forward pass runs over parts, whose tokens form one sequence that is split only inside
+In a forward pass, the tokens of all parts form one sequence that is split only for
 attention. The linear layers, most of the work, run on all tokens at once. Attention runs
-part by part, each with the keys and values of its predecessors, cached or from the same
-forward pass. Each part is therefore computed in the same way whatever else is in the
-pass, and its result depends on its neighbours only if the rounding of the linear
-kernels depends on their number of rows.
+part by part, each with the keys and values of its predecessors, which are cached or come
+from the same forward pass. The computation of a part therefore does not depend on the
+other parts, except through the rounding of linear kernels, which may depend on the number
+of rows.
 
 Letters in shapes: L layers, H heads of keys and values, D head size, S tokens of a part, P tokens before it, N parts.
 """

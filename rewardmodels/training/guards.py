@@ -1,4 +1,4 @@
-"""What all trainings share: checkpoints that are whole, checks for numbers that are not, and TensorBoard curves."""
+"""Shared parts of all trainings: complete checkpoints, checks for NaN and infinity, and TensorBoard curves."""
 
 from __future__ import annotations
 

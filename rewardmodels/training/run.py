@@ -1,4 +1,4 @@
-"""Training a critic, from problems to searches, their trees, examples, and a folder that `load_critic` loads."""
+"""Training of a critic: from problems to searches, trees, examples, and a folder that `load_critic` loads."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Batches, and transformers' Trainer with the critics' losses; imported only by training, because the import is slow.
+"""Batches, and transformers' Trainer with the critics' losses; imported only during training because it is slow.
 
-Examples of one tree stay together in a *bundle*, so that their shared beginnings are encoded once.
-The order of all steps of all epochs is drawn in advance from the seed, so a resumed run needs only
-the number of its step. A step with more tokens than fit into memory at once is computed in several
-forward passes, whose gradients add up to those of one.
+Examples of one tree form a *bundle*, so that their common prefixes are encoded once. The order of all steps of all
+epochs is drawn in advance from the seed, so a resumed run needs only the number of its step. If a step has more tokens
+than fit into memory, it is computed in several forward passes, whose gradients sum to the gradient of the step.
 """
 
 from __future__ import annotations

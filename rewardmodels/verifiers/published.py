@@ -1,6 +1,6 @@
-"""Published reward models as critics: step reward models, a message being a step, and scalar reward models.
+"""Published reward models as critics: step reward models, with each message as a step, and scalar reward models.
 
-How each family writes a transcript and reads its scores, checked in the tests against the formula of its source:
+The table lists each family's input format and scores. The tests compare them with the formulas of the sources.
 
 ========== ============================================= ========================================================
 format     written as                                    score of a step
@@ -17,7 +17,7 @@ Sources: the model cards of Qwen/Qwen2.5-Math-PRM-7B, peiyi9979/math-shepherd-mi
 RLHFlow/Llama3.1-8B-PRM-Deepseek-Data (with the evaluation code of RLHFlow/RLHF-Reward-Modeling), and
 the inference code of SkyworkAI/skywork-o1-prm-inference.
 
-Weights are read from safetensors only, and no code of a model's folder runs.
+Weights are read only from safetensors, and no code from a model's folder is executed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running a comparison: planners paired with critics, each searched with every seed, reduced to outcomes."""
+"""Runs a comparison: searches every pair of planner and critic with every seed, and reduces the plans to outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turn at which a critic's values fall."""
+"""Blame: the turn at which a critic's values fall most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing planners and critics on the same problems and seeds: `compare`, its table, and that of stored runs."""
+"""Compares planners and critics on the same problems and seeds: `compare`, its table, and the table of stored runs."""
 
 from __future__ import annotations
 

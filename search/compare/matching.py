@@ -1,4 +1,4 @@
-"""Sizes of planners for an equal cost."""
+"""Search parameters that give planners an equal cost."""
 
 from __future__ import annotations
 

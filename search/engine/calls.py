@@ -1,4 +1,4 @@
-"""What a search asks of others: the policy, the critic, the grader and the agent program."""
+"""Calls of a search to the policy, the critic, the grader and the agent program."""
 
 from __future__ import annotations
 

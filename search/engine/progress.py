@@ -1,4 +1,4 @@
-"""The journal of a run: progress, and each finished search in the store and the log."""
+"""Run logging: progress, and records of each finished search in the store and the log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`search.run`: every problem of a task searched in this process, plans streamed as they are finished.
+"""`search.run`: searches every problem of a task in this process, and yields plans as searches finish.
 
-A `Run` is the loop, whatever engine searches: it reads problems as they are wanted, looks each one up in the store,
-gives the others to its `Engine`, writes down what ends, and hands out the plans. It works only while its user waits
-for the next plan.
+A `Run` is the loop for every kind of engine: it reads problems when they are needed, looks each one up in the store,
+submits the others to its `Engine`, records finished searches, and yields the plans. The loop runs only while the caller
+waits for the next plan.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""The scheduler: many searches at once over one policy and one critic.
+"""The scheduler: many concurrent searches with one policy and one critic.
 
-It owns admission, batching, budgets and cancellation. Calls of all searches go to the policy as
-they arise. States to be scored wait while the engine is busy and go to the critic as a batch, at the
-latest when the engine has capacity left. The result of a search depends on its problem and its seed,
-never on concurrent searches::
+The scheduler is responsible for admission, batching, budgets and cancellation. Policy requests of all searches are
+submitted immediately. States to score are collected while the engine is busy and are sent to the critic as a batch, at
+the latest when the engine has free capacity. The result of a search depends only on its problem and its seed, never on
+concurrent searches::
 
     submit -> waiting -> [at most `concurrency` active searches] -> ended -> SearchFuture
                                calls |  ^ outcomes
                                      v  |
               policy requests, critic batches, grading threads, agent program
 
-The loop runs in one of two ways: a `search.engine.run.Run` calls `Scheduler.turn` itself
-whenever its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
-which runs it on one background thread. `submit` and `SearchFuture.cancel` are safe on
-any thread in both.
+There are two ways to run the loop. A `search.engine.run.Run` calls `Scheduler.turn` whenever its caller requests the
+next plan. The service and the Ray actors call `Scheduler.start`, which runs the loop on one background thread. In both
+cases, `submit` and `SearchFuture.cancel` are thread-safe.
 """
 
 from __future__ import annotations

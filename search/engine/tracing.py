@@ -1,13 +1,13 @@
 """OpenTelemetry traces: a span per search, agent call and score, with the names of the ``gen_ai`` conventions.
 
-Off by default; a scheduler that is made inside `trace` records spans::
+Tracing is off by default. A scheduler that is created inside `trace` records spans::
 
     invoke_workflow rpsv                    the search: problem, planner, critic, answer, cost
       chat tiny                             an agent call: agent, sampling, tokens, finish reasons
       evaluate masprm                       states scored together: an event with the value of each
 
-Times are those of the scheduler: a call's span begins when the request is handed to the engine and ends when the
-reply is, so that it includes the time that the request waits there for a place in a batch.
+Times are measured in the scheduler: the span of a call begins when the request is submitted to the engine and ends when
+the reply is received, so it includes the time that the request waits in the engine for a batch.
 """
 
 from __future__ import annotations

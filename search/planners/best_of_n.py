@@ -1,4 +1,4 @@
-"""Best-of-N: the pass that the critic scores highest."""
+"""Best-of-N: the pass with the highest critic value."""
 
 from __future__ import annotations
 

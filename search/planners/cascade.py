@@ -1,4 +1,4 @@
-"""Cascades, which run expensive searches only if the critic is uncertain about the answer of cheaper ones."""
+"""Cascades, which run expensive searches only if the critic is uncertain about the answer of a cheaper search."""
 
 from __future__ import annotations
 

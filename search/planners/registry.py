@@ -1,4 +1,4 @@
-"""Planners by name: ``"mcts:10,3,leaf=bootstrap"``, ``"my.py:Lookahead:2,3"``, and the names of installed packages."""
+"""Planners by name: ``"mcts:10,3,leaf=bootstrap"``, ``"my.py:Lookahead:2,3"``, and names of installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop rules, which end a search early once its answer is settled.
+"""Stop rules, which end a search early when its answer is sufficiently certain.
 
 A planner with the setting ``stop`` applies the rule at every point where it can stop: after each pass (`BestOfN`),
 after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`,
@@ -10,7 +10,7 @@ turn.
 ``stop=stop.json``       the probability from a calibrated map exceeds the threshold in the file
 ``stop=stop.json@0.95``  as above, with the given threshold
 ``stop=settled:4``       the answer was the same at the last 4 checks
-``stop=gain:0.002``      one more pass or simulation is expected to gain less probability of being right
+``stop=gain:0.002``      one more pass or simulation should raise the probability of a right answer by less
 ======================== =======================================================================================
 """
 
@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number, shown
 from mas_gym.systems.state import MASState
 from search.planners.voting import sigmoid
 from search.protocol import Critic, Extract, Planner, Request, ValueKind, planner_name, value_kind
@@ -108,13 +108,11 @@ class StopMap:
                 f"stop map: expected weights for some of {', '.join(FEATURES)}, got {shown(self.weights)}"
             )
         numbers = [*self.weights.values(), self.bias, *(x for point in self.points for x in point)]
-        if not all(_is_number(number) for number in numbers):
+        if not all(is_number(number) for number in numbers):
             raise ConfigError("stop map: expected finite numbers as weights, bias and points")
         if any(right[0] <= left[0] or right[1] < left[1] for left, right in pairwise(self.points)):
             raise ConfigError("stop map: expected points of increasing index and non-decreasing probability")
-        if any(not 0 <= p <= 1 for _, p in self.points) or not (
-            _is_number(self.threshold) and 0 <= self.threshold <= 1
-        ):
+        if any(not 0 <= p <= 1 for _, p in self.points) or not (is_number(self.threshold) and 0 <= self.threshold <= 1):
             raise ConfigError("stop map: expected probabilities and a threshold from 0 to 1")
 
     def probability(self, features: Mapping[str, float]) -> float:
@@ -207,7 +205,7 @@ class Confident(StopRule):
 
     def __post_init__(self) -> None:
         """Check the threshold. Raises `ConfigError`."""
-        if not _is_number(self.threshold) or not 0 <= self.threshold <= 1:
+        if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ConfigError(f"stop: expected a probability from 0 to 1, got {shown(self.threshold)}")
 
     def identity(self) -> Any:
@@ -287,7 +285,7 @@ class Gain(StopRule):
 
     def __post_init__(self) -> None:
         """Check the price. Raises `ConfigError`."""
-        if not _is_number(self.price) or self.price <= 0:
+        if not is_number(self.price) or self.price <= 0:
             raise ConfigError(f"stop: expected gain:P with a positive price P, got {shown(self.price)}")
 
     def __str__(self) -> str:
@@ -491,10 +489,6 @@ def _choice_gain(tree: Tree, node: int, spread: float) -> float:
     # The leader loses its place if it falls below the second; another child takes it if it rises above the leader.
     gaps = [(top - (second if i == 0 else q), n) for i, (q, n) in enumerate(visited)]
     return max(expected_excess(-gap, spread / math.sqrt(n * (n + 1)), 0.0) for gap, n in gaps)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _float(text: str) -> float:

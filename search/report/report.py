@@ -1,4 +1,4 @@
-"""``mas-gym report``: what a run store holds, as one HTML page that stands alone, with figures."""
+"""``mas-gym report``: the contents of a run store as one self-contained HTML page with figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of stored runs."""
+"""Comparison tables of stored runs."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def cost_of(run: RunInfo, prices: Prices | None) -> Callable[[Usage], float] | N
 
 def stored_comparison(
     store: StoredRuns,
-    runs: Iterable[str] = (),
+    runs: str | Iterable[str] = (),
     baseline: str = "",
     grading: str | None = None,
     prices: Prices | None = None,
 ) -> Comparison:
     """Return the table of stored runs; see `Store.compare`."""
-    chosen = [store.find(run) for run in runs] or store.runs()
+    chosen = [store.find(run) for run in ([runs] if isinstance(runs, str) else runs)] or store.runs()
     groups = settings(chosen)
     if len(groups) != 1:
         listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)

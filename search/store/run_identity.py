@@ -1,4 +1,4 @@
-"""The identity of a run: what determines its results, what does not, and how two runs differ."""
+"""The identity of a run, which contains everything that determines its results, and differences between two runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """An open store, for reading and for export as Parquet or a Hugging Face data set.
 
-A store holds any number of runs. A run is one `search.run` call, identified by
-everything that determines its results; the same call again resumes it. Each search
-is written in one transaction when it ends, so a process may die at any moment.
-A checksum guards each search: damaged searches are reported, and the rest can be read.
+A store contains any number of runs. A run is one `search.run` call, identified by
+everything that determines its results; repeating the call resumes it. Each search
+is written in one transaction when it ends, so the process may be killed at any time.
+Each search has a checksum: corrupt searches are reported, and all others can be read.
 
     with open_store("runs.db") as store:
         for run in store.runs():
@@ -455,7 +455,7 @@ class Store:
 
     def compare(
         self,
-        runs: Iterable[str] = (),
+        runs: str | Iterable[str] = (),
         baseline: str = "",
         grading: str | None = None,
         prices: PricesSource | None = None,
@@ -463,7 +463,7 @@ class Store:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
         Args:
-            runs: Which runs, as in `find`; all by default.
+            runs: Which run or runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
             grading: A grading of these runs (`gradings`) in place of their own grades.
             prices: Prices of the models, as for `search.run`; they add the column USD.

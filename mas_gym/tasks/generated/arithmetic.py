@@ -302,23 +302,36 @@ def _draw_fact(rng: random.Random, kind: str) -> Fact:
 
 
 def write_question(
-    story: Story, rng: random.Random, templates: Mapping[str, Sequence[str]] = TEMPLATES
+    story: Story,
+    rng: random.Random,
+    templates: Mapping[str, Sequence[str]] = TEMPLATES,
+    others: Mapping[int, Mapping[str, Sequence[str]]] = MappingProxyType({}),
 ) -> tuple[str, str, str]:
-    """Return the question text, the person and the items; samples names and phrases."""
+    """Write the question; names and phrases are sampled.
+
+    Args:
+        story: The facts.
+        rng: Source of chance.
+        templates: Phrases per kind of sentence.
+        others: Place of a fact to the templates that it is told with instead.
+
+    Returns:
+        The text, the person and the items.
+    """
     women = rng.random() < 0.5
     person = rng.choice(WOMEN if women else MEN)
     friend = rng.choice([name for name in WOMEN + MEN if name != person])
     item = rng.choice(ITEMS)
     pronoun = "she" if women else "he"
 
-    def say(kind: str, *numbers: object) -> str:
-        text = rng.choice(templates[kind]).format(*numbers, p=person, q=friend, s=pronoun, i=item)
+    def say(kind: str, *numbers: object, phrases: Mapping[str, Sequence[str]] = templates) -> str:
+        text = rng.choice(phrases[kind]).format(*numbers, p=person, q=friend, s=pronoun, i=item)
         return text[0].upper() + text[1:]
 
     sentences: list[str] = []
     for place, fact in enumerate(story.facts):
         sentences += _asides(story, place, say)
-        sentences.append(say(str(fact[0]), *fact[1:]))
+        sentences.append(say(str(fact[0]), *fact[1:], phrases=others.get(place, templates)))
     sentences += _asides(story, len(story.facts), say)
     return " ".join([*sentences, say("ask")]), person, item
 

@@ -1,18 +1,18 @@
-r"""The canonical form of mathematical answers, and whether two answers are equal.
+r"""The canonical form of mathematical answers, and tests for equality.
 
-`normalise` removes what does not change the meaning (spacing, ``\left``,
-``\dfrac``, ``\mbox``, units, degree signs, delimiters) and nothing else, so
-``2\sqrt5`` becomes ``2\sqrt{5}`` and ``\text{Evelyn}`` stays a word.
+`normalise` removes only parts that do not change the meaning: spacing, ``\left``,
+``\dfrac``, ``\mbox``, units, degree signs and delimiters. Thus ``2\sqrt5`` becomes
+``2\sqrt{5}``, and ``\text{Evelyn}`` remains a word.
 
-Numbers compare by value, option labels by letter, words as words, lists and
-sets without order, tuples, intervals and matrices cell by cell. Anything else
-goes to a symbolic engine in a separate process (`mas_gym.tasks.grading.symbolic`).
+Numbers are compared by value, option labels by letter, words as words, lists and
+sets without order, and tuples, intervals and matrices cell by cell. All other answers
+are compared by a symbolic engine in a separate process (`mas_gym.tasks.grading.symbolic`).
 
 The tolerance is the paper's ``1e-3`` (App. "Answer extraction and
-normalization"), read as an absolute difference. In strict mode it is also
-relative for answers below one, since otherwise any small number would equal
-``0.0000672``. It allows for rounding only: two answers without a decimal point,
-such as ``2/1005`` and ``2/1006``, must agree exactly.
+normalization"), as an absolute difference. In strict mode it is also relative for
+answers below one; otherwise any small number would equal ``0.0000672``. The tolerance is
+only for rounding: two answers without a decimal point, such as ``2/1005`` and
+``2/1006``, must be exactly equal.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-r"""Reads numbers as people and models write them, exactly and in bounded time.
+r"""Parses numbers as people and models write them, exactly and in bounded time.
 
-``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and the like
+``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and similar forms
 become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are not numbers,
 and their parts are not answers.
 
 Thousands may be separated by commas, spaces of any kind (``1\,000``, ``12 000``), apostrophes or,
 from a million on, points, in groups of three or in Indian groups (``1,00,000``). A magnitude
-belongs to its number: "1.5 million" and "$5k" are 1500000 and 5000.
+is part of the number: "1.5 million" is 1500000 and "$5k" is 5000.
 """
 
 from __future__ import annotations
