@@ -462,8 +462,8 @@ class ActorPool:
                 self.observe(answer.plan.usage)
             future.samples = answer.samples
             future.set_result(answer.plan)
-        for member, error in dead.items():
-            self._replace(member, error)
+        for member, cause in dead.items():
+            self._replace(member, cause)
 
     def _replace(self, member: _Member, error: Exception) -> None:
         """Replace a dead actor; its open problems come first. Before any has loaded, an error in one is raised."""
