@@ -101,7 +101,22 @@ class Remaining:
     """
 
 
-Request = Propose | Evaluate | Extract | Reward | Remaining
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Ask whether to spend more on this search, when it has an answer; the reply is None, or why it should stop.
+
+    It must be the only request of its list. The reply is None except in a run that allocates its budget
+    (``search.run(..., allocate=True)``), where it comes once all other searches wait, too.
+
+    Attributes:
+        gain: Expected increase of the probability of a right answer per further increment, such as one pass or one
+            simulation; a positive number.
+    """
+
+    gain: float
+
+
+Request = Propose | Evaluate | Extract | Reward | Remaining | Continue
 PlanGenerator = Generator[list[Request], list[Any], Plan]
 
 

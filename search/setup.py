@@ -44,6 +44,7 @@ class Setup:
         program: The agent program behind the system; None for a MAS.
         rate: The prices of its models; None if they are not given.
         recording: The recorded run whose messages are drawn; None if a policy writes them.
+        allocated: The run's budget, if the run allocates it to its searches; else None.
     """
 
     planner: Planner
@@ -56,6 +57,7 @@ class Setup:
     program: Program | None = None
     rate: Rate | None = None
     recording: Recording | None = None
+    allocated: Budget | None = None
 
 
 def make_setup(

@@ -15,7 +15,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
-    from search.compare.stopping import Calibration
+    from search.compare.stop_thresholds import Calibration
 
 
 @opt.with_task(task="arithmetic", split="dev", number=100)
@@ -36,7 +36,7 @@ def calibrate(
     The threshold is the smallest whose Hit@1 on held-out dev problems is at least that of complete searches.
     """
     from search import planner_spec
-    from search.compare.stopping import calibrate_stop
+    from search.compare.stop_thresholds import calibrate_stop
 
     if out.suffix != ".json":
         raise ConfigError(f"--out: expected a file that ends in .json, got {str(out)!r}")

@@ -125,7 +125,7 @@ def calibrated(
     """
     from rewardmodels import load_critic
     from search import Recorded
-    from search.compare.calibrating import (
+    from search.compare.critic_fitting import (
         TARGETS,
         calibrate_critics,
         label_examples,

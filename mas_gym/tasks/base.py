@@ -59,7 +59,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Check the kind and make the metadata read-only."""
-        choice(f"kind of problem {shown(self.id)}", self.kind, KINDS)
+        if self.kind not in KINDS:
+            choice(f"kind of problem {shown(self.id)}", self.kind, KINDS)
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -237,9 +238,15 @@ class _AdaptedTask(Adapter, Task):
         return found
 
 
+@runtime_checkable
+class _Grading(Protocol):
+    def extract(self, problem: Problem, text: str) -> str | None: ...
+    def grade(self, problem: Problem, text: str) -> Grade: ...
+
+
 def is_task(part: object) -> bool:
     """Return whether an object can grade answers, as a task does; a list of problems cannot."""
-    return isinstance(part, Task) or (has_method(part, "extract") and has_method(part, "grade"))
+    return isinstance(part, Task | _Grading)
 
 
 def as_task(part: object) -> Task:

@@ -203,6 +203,8 @@ class _Search:
         kind = type(request).__name__
         if kind == "Remaining":
             return self._left
+        if kind == "Continue":
+            return None
         proposes = kind == "Propose"
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:

@@ -14,7 +14,7 @@ from rewardmodels.agents.examples import (
     sampled_messages,
     sibling_pairs,
 )
-from rewardmodels.agents.run import TrainedAgents, train_agents
+from rewardmodels.agents.train_agents import TrainedAgents, train_agents
 
 __all__ = [
     "AgentConfig",

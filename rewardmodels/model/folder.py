@@ -31,6 +31,7 @@ from search.results.run_info import RECORDED
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 META = "critic.json"
@@ -242,7 +243,7 @@ _LARGEST = 2**31
 _LAYERS = re.compile(r"(?!max_).*layers?")
 
 
-def load_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any, CriticInfo]:
+def load_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, CriticInfo]:
     """Load model, tokenizer and description of a saved critic.
 
     Raises:
@@ -364,7 +365,9 @@ def digest_of_weights(folder: Path) -> str:
     return "-".join(found)
 
 
-def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card: str) -> CriticInfo:
+def save_folder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, info: CriticInfo, card: str
+) -> CriticInfo:
     """Write a critic; an earlier one stays until everything is written.
 
     Returns:
@@ -424,7 +427,7 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: 
         ) from error
 
 
-def merged(model: Any) -> Any:
+def merged(model: PreTrainedModel) -> PreTrainedModel:
     """Return a plain model with the adapters merged into the weights; a 4-bit backbone is dequantized."""
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
@@ -449,7 +452,7 @@ def merged(model: Any) -> Any:
     return whole.eval()
 
 
-def _written_out(weight: Any) -> torch.Tensor:
+def _written_out(weight: torch.Tensor) -> torch.Tensor:
     if type(weight).__name__ == "Params4bit":
         dequantized: torch.Tensor = need("bitsandbytes", "4-bit training").functional.dequantize_4bit(
             weight.data, weight.quant_state

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from search.compare.calibration import CONFIDENT
+from search.compare.reliability import CONFIDENT
 from search.plan import Plan
 from search.store.results import TreeValues
 

@@ -26,8 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 from mas_gym.errors import ConfigError, choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
-from search.compare.calibration import Bin, ScoredState, calibration
 from search.compare.imported import read_labelled
+from search.compare.reliability import Bin, ScoredState, calibration
 from search.compare.transcripts import (
     NOBODY,
     Cost,

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from mas_gym.internal.identity import ADDED
 from search.planners.common import evaluate, step_values, widen
-from search.planners.stopping import Stop, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
 from search.protocol import Critic, Model, Planner, Request, planner_name
 from search.tree import Tree
 
@@ -19,7 +19,7 @@ class TurnByTurn(Planner):
 
     Attributes:
         stop: Continue with the best state alone, one message per turn, once it is settled; see
-            `search.planners.stopping`. None never stops.
+            `search.planners.stop_rules`. None never stops.
     """
 
     stop: Stop = field(default=None, kw_only=True, metadata={ADDED: True})

@@ -9,7 +9,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.by_turns import TurnByTurn, unsettled
 from search.planners.common import check_at_least, evaluate, path_scores, ranked, widen
-from search.planners.stopping import Watch
+from search.planners.stop_rules import Watch
 from search.protocol import Model, PlanGenerator
 from search.tree import Tree
 

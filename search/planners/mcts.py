@@ -54,7 +54,7 @@ from search.planners.common import (
     path_scores,
     ranked,
 )
-from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
     Model,
@@ -97,7 +97,7 @@ class MCTS(Planner):
             ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.
-        stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
+        stop: Run fewer simulations once the answer is settled, see `search.planners.stop_rules`; None never stops.
         horizon: ``"fixed"``: the same exploration throughout; ``"budget"``: ``c_uct`` and the samples per expansion
             shrink with the share that is left of the budget, or of the simulations if that is less. So a search
             explores widely at first and goes deep at its end. It is the form for UCT of the selection by remaining
@@ -121,7 +121,8 @@ class MCTS(Planner):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        object.__setattr__(self, "stop", read_stop(self.stop))
+        if self.stop is not None:
+            object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(
             self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel
         )
@@ -153,7 +154,7 @@ class MCTS(Planner):
         kind = value_kind(critic, training)
         if kind is None:
             raise ConfigError("MCTS needs a critic: pass critic=load_critic(...), or training=True for the true reward")
-        stop = stop_for_run(self, self.stop, critic, training)
+        stop = None if self.stop is None else stop_for_run(self, self.stop, critic, training)
         return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:

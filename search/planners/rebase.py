@@ -13,7 +13,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.by_turns import TurnByTurn, extend, unsettled
 from search.planners.common import check_at_least, check_positive, path_scores, ranked
-from search.planners.stopping import Watch
+from search.planners.stop_rules import Watch
 from search.planners.voting import sigmoid, vote
 from search.protocol import Extract, Model, PlanGenerator
 from search.tree import Tree

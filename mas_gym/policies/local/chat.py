@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -35,6 +35,9 @@ from jinja2.visitor import NodeTransformer
 
 from mas_gym.errors import PolicyError, PromptTooLongError
 from mas_gym.systems.prompts import ChatMessage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_STEPS = 200_000
 """Limit on loop iterations, calls and operations of one rendering."""
@@ -278,7 +281,9 @@ class ChatFormat:
         options: Extra variables for the chat template, such as ``{"enable_thinking": False}``.
     """
 
-    def __init__(self, tokenizer: Any, window: int, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, window: int, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Inspect the tokenizer's special tokens and how its template treats a system prompt.
 
         Raises:

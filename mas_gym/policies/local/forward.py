@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from mas_gym.errors import PolicyError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _GROWTH = 64
 _BLOCK = 8
@@ -299,7 +302,7 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
 class Model:
     """A causal LM with the two calls that decoding needs, and a reference for ambiguous draws."""
 
-    def __init__(self, model: Any, *, exact: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, exact: bool) -> None:
         """Wrap ``model``; ``exact`` enables the float64 reference."""
         self.model = model
         self.device = model.device
@@ -349,7 +352,7 @@ class Model:
         slots.advance()
         return logits
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
         extra = {"position_ids": positions} if self._positions else {}
         out = self.model(
             input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra, **self._last

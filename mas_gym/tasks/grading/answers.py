@@ -31,7 +31,7 @@ from mas_gym.tasks.grading import paper
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
-from mas_gym.tasks.grading.numbers import last_number, read_number
+from mas_gym.tasks.grading.numbers import last_number, read_number, same_number
 from mas_gym.tasks.grading.statements import statements
 from mas_gym.tasks.grading.texts import accepted_texts, normalise_text, read_code, read_text
 
@@ -157,6 +157,8 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         return Grade(False, None, "no answer found")
     if problem.kind == "formula":
         verdict = compare_formulas(problem.answer, answer)
+    elif problem.kind == "number" and mode == "strict":
+        verdict = "equal" if same_number(problem.answer, answer) else "different"
     else:
         verdict = compare(problem.answer, answer, problem.kind, mode)
     return Grade(verdict == "equal", answer, verdict)

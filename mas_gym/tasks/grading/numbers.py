@@ -67,6 +67,9 @@ _PERCENT = re.compile(r"\\?%")
 _MARKUP = re.compile(r"\\[()\[\]]|`|(?<![\d)])\*\*|\*\*(?![\d(])")
 
 
+TOLERANCE = Fraction(1, 1000)
+
+
 def plain(text: str) -> str:
     """Rewrite typographic signs, invisible characters and LaTeX spacing as plain ASCII where possible."""
     if not text.isascii():
@@ -264,6 +267,27 @@ def parse_number(text: str) -> Fraction | None:
         return -value if sign == "-" else value
     match = NUMBER.fullmatch(_LOOSE_SIGN.sub(r"\1", text.rstrip("."), count=1))
     return value_of(match) if match is not None else None
+
+
+def is_rounded(right: str, given: str) -> bool:
+    """Whether one of two numbers is written with a decimal point, so that it may be rounded."""
+    return "." in right or "." in given
+
+
+def close(reference: Fraction, answer: Fraction, rounded: bool = True) -> bool:
+    """Whether two numbers agree: exactly, or within ``1e-3`` (below one, also relative) if one may be rounded."""
+    if reference == answer or not rounded:
+        return reference == answer
+    scale = min(Fraction(1), max(abs(reference), abs(answer)))
+    return abs(reference - answer) <= TOLERANCE * scale
+
+
+def same_number(reference: str, answer: str) -> bool:
+    """Whether two texts are numbers that agree, or the same text."""
+    if reference == answer:
+        return True
+    right, given = parse_number(reference), parse_number(answer)
+    return right is not None and given is not None and close(right, given, is_rounded(reference, answer))
 
 
 def format_number(value: Fraction) -> str:
