@@ -162,7 +162,7 @@ def _check_recorded(
     flags += ["--token-traces"] * options.token_traces
     if flags:
         raise ConfigError(f"--recorded has problems, agents and messages already: leave out {' and '.join(flags)}")
-    spread = {"--workers": workers, "--ray": options.ray, "--actors": options.actors}
+    spread: dict[str, object] = {"--workers": workers, "--ray": options.ray, "--actors": options.actors}
     spread |= {"--gpus-per-actor": options.gpus_per_actor}
     flags = [flag for flag, value in spread.items() if value is not None]
     if flags:
