@@ -131,25 +131,39 @@ class Growth(NamedTuple):
 
 
 def grow(folder: Path, sizes: Sequence[int]) -> list[Growth]:
-    """Copy searches of the run into a store that grows to these sizes, and measure each."""
-    found, path = [], folder / "copies.db"
-    path.unlink(missing_ok=True)
-    with closing(FORMAT.connect(folder / "run.db", create=False)) as connection:
-        connection.execute("VACUUM INTO ?", (str(path),))
-    with closing(FORMAT.connect(path, create=True)) as connection:
+    """Copy searches of the run into a store that grows to these sizes, and measure each that is not measured yet."""
+    path, saved = folder / "copies.db", folder / "growths.json"
+    found = {}
+    if saved.exists():
+        for size, insert, reads in json.loads(saved.read_text(encoding="utf-8")):
+            found[size] = Growth(size, insert, {name: Cost(*cost) for name, cost in reads.items()})
+    if not path.exists():
+        first_copies(folder / "run.db", path)
+    for size in sorted(set(sizes) - set(found)):
+        with closing(FORMAT.connect(path, create=True)) as connection:
+            [run] = connection.execute("SELECT run FROM runs").fetchone()
+            copy(connection, run, size - size // 10)
+            [held] = connection.execute("SELECT count(*) FROM searches").fetchone()
+            start = process_time()
+            copy(connection, run, size)
+            each = (process_time() - start) / (size - held)
+        found[size] = Growth(size, each, {name: measure(name, path) for name in READS})
+        saved.write_text(json.dumps(list(found.values())), encoding="utf-8")
+        print(found[size], flush=True)
+    return [found[size] for size in sorted(found)]
+
+
+def first_copies(source: Path, path: Path) -> None:
+    """Make a store of the first searches of another one."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with closing(FORMAT.connect(source, create=False)) as connection:
+        connection.execute("VACUUM INTO ?", (str(part),))
+    with closing(FORMAT.connect(part, create=True)) as connection:
         kept = "SELECT id FROM searches WHERE cast(substr(problem, 2) AS INTEGER) < ?"
         for table, column in (*((table, "search") for table in CONTENT), ("searches", "id")):
             connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN ({kept})", (BATCH,))
-        [run] = connection.execute("SELECT run FROM runs").fetchone()
-    for size in sorted(sizes):
-        with closing(FORMAT.connect(path, create=True)) as connection:
-            copy(connection, run, size - size // 10)
-            start = process_time()
-            copy(connection, run, size)
-            each = (process_time() - start) / (size // 10)
-        found.append(Growth(size, each, {name: measure(name, path) for name in READS}))
-        print(found[-1], flush=True)
-    return found
+    part.rename(path)
 
 
 class Merge(NamedTuple):

@@ -1,4 +1,4 @@
-"""What reading a large run store costs: ``python -m benchmarks.store_reading FOLDER [SEARCHES ...]``.
+"""Cost of reading a large run store: ``python -m benchmarks.store_reading FOLDER [SEARCHES ...]``.
 
 A store has four runs of MCTS(10,3), two critics with two seeds each: copies of a few real searches under other
 problem ids. It stays in FOLDER and is used again. By default there are two stores, of 100 and

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.plan import Plan
+from search.usage import ArmUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Outcome:
         usd: Cost in USD; None without prices.
         unrecorded: Messages asked for beyond those of a recorded run.
         stopped: Why the search ended early, as `Plan.stopped`; None if it did not.
+        arms: What each arm contributed, as `Usage.arms`.
     """
 
     planner: str
@@ -52,6 +54,7 @@ class Outcome:
     usd: float | None = None
     unrecorded: int = 0
     stopped: str | None = None
+    arms: tuple[ArmUsage, ...] = ()
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -81,4 +84,5 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         usd=plan.usd,
         unrecorded=plan.usage.unrecorded,
         stopped=plan.stopped,
+        arms=plan.usage.arms,
     )

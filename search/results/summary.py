@@ -20,11 +20,28 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
 from search.results.outcomes import Outcome
+from search.usage import Usage
 
 HIT_RANKS = (1, 3, 5)
 SCHEMA = 1
 _CURVE_POINTS = 40
 _ANSWERED = 0.95
+
+
+class ArmShare(NamedTuple):
+    """What an arm contributed to the searches of a row.
+
+    Attributes:
+        arm: Its name.
+        agent_calls: AC per problem.
+        tokens: TOK per problem.
+        chosen: Its share of the messages of chosen answers, in ``[0, 1]``.
+    """
+
+    arm: str
+    agent_calls: float
+    tokens: float
+    chosen: float
 
 
 class Spread(NamedTuple):
@@ -59,6 +76,7 @@ class ResultRow:
         uneven: Whether its seeds ended different problems, so that Hit@1 averages unequal sets.
         usd: USD per problem; None without prices.
         bounded: Share of searches that asked for more messages than a recorded run holds.
+        arms: What each arm contributed; empty for a policy without arms.
     """
 
     planner: str
@@ -79,6 +97,7 @@ class ResultRow:
     uneven: bool = False
     usd: Spread | None = None
     bounded: float = 0.0
+    arms: tuple[ArmShare, ...] = ()
 
     @cached_property
     def problem_set(self) -> str:
@@ -113,6 +132,8 @@ class ResultRow:
             if name == "tokens" and self.usd is not None:
                 flat["usd"], flat["usd_std"] = self.usd
         flat["bounded"] = self.bounded
+        if self.arms:
+            flat["arms"] = [share._asdict() for share in self.arms]
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 
@@ -194,8 +215,15 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
         usd=_spread([[o.usd for o in run if o.usd is not None] for run in ended]) if priced else None,
         bounded=sum(outcome.unrecorded > 0 for outcome in group) / len(group),
+        arms=_arm_shares([outcome for run in ended for outcome in run]),
         uneven=len({frozenset(outcome.problem_id for outcome in run) for run in runs}) > 1,
     )
+
+
+def _arm_shares(outcomes: Sequence[Outcome]) -> tuple[ArmShare, ...]:
+    total = sum((Usage(arms=outcome.arms) for outcome in outcomes), Usage()).arms
+    chosen, n = max(1, sum(arm.chosen for arm in total)), len(outcomes)
+    return tuple(ArmShare(a.arm, a.calls / n, a.generated_tokens / n, a.chosen / chosen) for a in total)
 
 
 class CurvePoint(NamedTuple):
