@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from mas_gym.errors import ConfigError
 from search.prices import Prices
-from search.results.outcomes import Outcome, find_row, summarise
+from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo, is_recorded
+from search.results.summary import find_row, summarise
 from search.results.table import Comparison
 from search.usage import Usage
 
