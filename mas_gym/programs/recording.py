@@ -58,8 +58,8 @@ def record_at(base_url: str, api_key: str) -> None:
 
 def _use(tool: str, arguments: object) -> Use | _RemoteUse | None:
     """Return the next use of a recorded tool; None outside of programs."""
-    execution: Execution | None = CURRENT.get()
-    if execution is not None:
+    execution = CURRENT.get()
+    if isinstance(execution, Execution):
         return execution.use(key_of(tool, arguments))
     return None if _gateway is None else _RemoteUse(*_gateway, key_of(tool, arguments))
 
