@@ -19,7 +19,7 @@ from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget
 from search.planners.registry import load_planner
 from search.prices import Prices, Rate
-from search.protocol import Critic, Planner, as_critic, as_planner
+from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
 from search.recorded import Recording
 from search.sampling import Sampling
 
@@ -44,6 +44,7 @@ class Setup:
         program: The agent program behind the system; None for a MAS.
         rate: The prices of its models; None if they are not given.
         recording: The recorded run whose messages are drawn; None if a policy writes them.
+        allocated: The run's budget, if the run allocates it to its searches; else None.
     """
 
     planner: Planner
@@ -56,6 +57,7 @@ class Setup:
     program: Program | None = None
     rate: Rate | None = None
     recording: Recording | None = None
+    allocated: Budget | None = None
 
 
 def make_setup(
@@ -92,8 +94,11 @@ def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
 
     Raises:
         UnknownNameError: A model has no price.
-        ConfigError: The budget limits USD and there are no prices, or a price does not fit its model.
+        ConfigError: The budget limits USD, or the planner chooses by price, and there are no prices; or a price does
+            not fit its model.
     """
+    if prices is None and setup.planner.needs_prices:
+        raise ConfigError(f"{planner_name(setup.planner)} chooses by price: pass prices=, or --prices prices.yaml")
     rate = None if prices is None else prices.rate(policy, charged_critic(setup.planner, setup.critic))
     return replace(setup, rate=rate, budget=setup.budget.priced(rate))
 

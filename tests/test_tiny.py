@@ -505,7 +505,7 @@ def test_the_natural_model_is_taught_correct_transcripts_alone(
     level = natural.measure(load_policy("tiny"), 5, 4)
     assert level.errors.total() == round(12 * (1 - level.right)) > 0
     (agent, kind), _ = level.errors.most_common(1)[0]
-    assert f"| {agent} | {kind} |" in natural.card([level], level, "command")
+    assert f"| {agent} | {kind} |" in natural.card("agents", [level], level, "command")
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
-"""Agents whose errors nobody designed: a small model, trained on correct transcripts alone, that meets hard problems.
+"""Agents with errors that are not designed: a small model, trained only on correct transcripts, on hard problems.
 
-One command from nothing makes the model, chooses the length of the stories, and says what its errors are::
+One command trains the model from scratch, chooses the length of the stories, and describes its errors::
 
     python -m benchmarks.tiny.natural --out models/tiny-natural
 
-The transcripts are of RPSV, each written from the truth. There is no Auditor, no opening word, no text of other tasks,
-and stories are rejected only if a result leaves the numbers that the agents can write. The length of the stories that
-are measured is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
-afterwards, by comparing each message of a failed pass with the truth: who errs first, how often, and in what way.
+The transcripts are of RPSV and follow the truth. There is no Auditor, no opening word and no text of other tasks.
+Stories are rejected only if a result exceeds the numbers that the agents can write. The length of the evaluated stories
+is chosen on the dev split, so that a single pass is right about half of the time. Errors are described afterwards, by
+comparing each message of a failed pass with the truth: which agent errs first, how often, and in what way.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def measure(policy: Policy, events: int, problems: int, passes: int = 3, split: 
     return Level(events, sum(shares) / len(shares), (low, high), errors)
 
 
-def card(levels: list[Level], chosen: Level, command: str) -> str:
+def card(name: str, levels: list[Level], chosen: Level, command: str) -> str:
     """Return the model's card: how it was made, how often it is right, and what its errors are."""
-    lines = ["# tiny-natural", "", f"`{command}`", "", "Single passes of RPSV, dev split:", ""]
+    lines = [f"# {name}", "", f"`{command}`", "", "Single passes of RPSV, dev split:", ""]
     lines += ["| events | right, % | 95% interval |", "|---|---:|---:|"]
     lines += [
         f"| {x.events} | {100 * x.right:.1f} | {100 * x.interval[0]:.1f} to {100 * x.interval[1]:.1f} |" for x in levels
@@ -111,15 +111,17 @@ def card(levels: list[Level], chosen: Level, command: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Train, choose the length of the stories on the dev split, and write the card."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tiny.natural", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.tiny.natural",
+        description=(__doc__ or "").split("\n")[0],
+        epilog="Other arguments, such as --hidden and --init, are those of python -m benchmarks.tiny.train.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="batches to train on")
     parser.add_argument("--problems", type=int, default=200, help="dev problems per number of events")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(arguments)
+    args, others = parser.parse_known_args(arguments)
     settings = training_parser().parse_args(
-        ["--out", str(args.out), *SIZE, "--steps", str(args.steps), "--seed", str(args.seed)]
+        ["--out", str(args.out), *SIZE, "--steps", str(args.steps), "--seed", str(args.seed), *others]
     )
     if not (args.out / "config.json").exists():
         train(settings, correct_batches)
@@ -127,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     levels = [measure(policy, events, args.problems) for events in StoriesOfLength.levels]
     chosen = min(levels, key=lambda level: abs(level.right - 0.5))
     command = f"python -m benchmarks.tiny.natural --out {args.out.name} --steps {args.steps} --seed {args.seed}"
-    text = card(levels, chosen, command)
+    text = card(args.out.name, levels, chosen, " ".join([command, *others]))
     (args.out / "README.md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -21,7 +21,7 @@ from mas_gym.internal.text import one_line
 if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
-    from search import Plan
+    from search import Budget, Plan
     from search.compare import Arm, Bench, Match, Outcome, Selection, Workers
     from search.engine.progress import Progress
     from search.service.telemetry import Watch
@@ -76,6 +76,7 @@ def evaluate(
     planner: opt.PlannerNames = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     store: opt.Store = None,
+    allocate: opt.Allocate = False,
     workers: opt.WorkerCount = None,
     json: JSONFile = None,
     csv: CSVFile = None,
@@ -102,6 +103,8 @@ def evaluate(
     limits = options.limits(costs)
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
+    if allocate:
+        _check_allocated(arms, *limits)
     if recorded is None and (run is not None or distinct):
         raise ConfigError("--run and --distinct belong to --recorded FILE")
     if recorded is not None:
@@ -115,7 +118,7 @@ def evaluate(
         _check_alone(given, source)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
         bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
-        bench = replace(bench, run_budget=limits[1], prices=costs)
+        bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
         _evaluate_recorded(arms, bench, name, target, baseline, files, options)
         return
     problems = source.load()
@@ -134,7 +137,7 @@ def evaluate(
     local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
     opt.load_weights(arms if local is not None else [])
     bench = Bench(problems, system, local, numbers, options.concurrency, store, remote, *limits)
-    bench = replace(bench, workers=shared, program=code, prices=costs)
+    bench = replace(bench, workers=shared, program=code, allocate=allocate, prices=costs)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     with options.watched() as watch:
@@ -146,6 +149,15 @@ def evaluate(
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+
+
+def _check_allocated(arms: Sequence[Arm], budget: Budget, run_budget: Budget) -> None:
+    from search.engine.allocation import check_allocated
+    from search.planners.allocated import allocated
+
+    check_allocated(run_budget, budget)
+    for arm in arms:
+        allocated(arm.planner)
 
 
 def _check_alone(given: Mapping[str, object], source: opt.TaskSource) -> None:
