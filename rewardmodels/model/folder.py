@@ -231,10 +231,12 @@ def _is_graph(value: object) -> bool:
     agents = value["agents"]
     if not _is_name(value["name"]) or not _is_list(agents, _is_name) or not agents:
         return False
+    sink = len(agents)
 
     def is_edge(edge: object) -> bool:
-        ends = isinstance(edge, list) and len(edge) in (2, 3) and all(_is_int(v, -1, len(agents)) for v in edge[:2])
-        return ends and (len(edge) == 2 or isinstance(edge[2], str))
+        if not isinstance(edge, list) or not all(_is_int(v, -1, sink) for v in edge[:2]):
+            return False
+        return len(edge) == 2 or (len(edge) == 3 and isinstance(edge[2], str))
 
     return _is_list(value["edges"], is_edge)
 
