@@ -1,13 +1,13 @@
-"""Agents whose errors nobody designed: a small model, trained on correct transcripts alone, that meets hard problems.
+"""Agents with errors that are not designed: a small model, trained only on correct transcripts, on hard problems.
 
-One command from nothing makes the model, chooses the length of the stories, and says what its errors are::
+One command trains the model from scratch, chooses the length of the stories, and describes its errors::
 
     python -m benchmarks.tiny.natural --out models/tiny-natural
 
-The transcripts are of RPSV, each written from the truth. There is no Auditor, no opening word, no text of other tasks,
-and stories are rejected only if a result leaves the numbers that the agents can write. The length of the stories that
-are measured is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
-afterwards, by comparing each message of a failed pass with the truth: who errs first, how often, and in what way.
+The transcripts are of RPSV and follow the truth. There is no Auditor, no opening word and no text of other tasks.
+Stories are rejected only if a result exceeds the numbers that the agents can write. The length of the evaluated stories
+is chosen on the dev split, so that a single pass is right about half of the time. Errors are described afterwards, by
+comparing each message of a failed pass with the truth: which agent errs first, how often, and in what way.
 """
 
 from __future__ import annotations

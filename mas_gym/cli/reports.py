@@ -13,6 +13,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.errors import ConfigError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _scores(plan: Plan, critic: Critic) -> list[float]:
     return finite_values(critic, [context.state for context in contexts], scores_of(critic, contexts))
 
 
-def _row(one: Blame, agents: Sequence[str], least: float) -> dict[str, Any]:
+def _row(one: Blame, agents: Sequence[str], least: float) -> JSONObject:
     named = one.confidence >= least
     return {
         "problem": one.problem_id,
@@ -161,8 +162,8 @@ def regrade(
 ) -> None:
     """Regrade the searches of a store without model calls; the old grades are kept.
 
-    With --task the problems come from that task, so that corrected reference answers count; problems that it does not
-    have are left out. Without, they are those of the store, graded by --grader, --kind or --grading.
+    With --task, the reference answers come from that task, for example after corrections, and problems that are not in
+    the task are left out. Otherwise the store's problems are graded with --grader, --kind or --grading.
     """
     import search
     from search.store import regrade as grade_again
@@ -259,7 +260,7 @@ def _brief(text: str | None, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _as_json(result: Regrade, label: str) -> dict[str, Any]:
+def _as_json(result: Regrade, label: str) -> JSONObject:
     facts = {"run": result.run.run, "name": result.run.name, "label": result.run.label, "grading": label}
     counts = {"searches": result.searches, "correct_before": result.before, "correct": result.after}
     return {

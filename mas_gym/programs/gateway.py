@@ -25,9 +25,11 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from mas_gym.errors import MissingDependencyError, PolicyError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.calls import (
     AGENT_HEADER,
     NODE_HEADER,
+    NODES_HEADER,
     Call,
     CallError,
     Reply,
@@ -37,7 +39,7 @@ from mas_gym.programs.calls import (
     reply_to,
 )
 from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
-from mas_gym.programs.frameworks import node_header
+from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.recording import answer_use
 
 MAX_BODY = 16 * 2**20
@@ -58,7 +60,7 @@ class Gateway:
 
     def __init__(
         self,
-        normalise: Callable[[dict[str, Any]], Any] | None = None,
+        normalise: Callable[[JSONObject], Any] | None = None,
         fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         """Start without executions."""
@@ -78,7 +80,7 @@ class Gateway:
         """Return the execution whose token a path begins with; None if there is none."""
         return self._open.get(path.strip("/").partition("/")[0])
 
-    def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], dict[str, Any]] | None = None) -> Call:
+    def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], JSONObject] | None = None) -> Call:
         """Read a request; one that a search has seen already is looked up.
 
         Args:
@@ -89,7 +91,7 @@ class Gateway:
         Raises:
             CallError: See `read_call`; or the call cannot be answered as it asks.
         """
-        caller = f"{headers.get(AGENT_HEADER, '')}\0{headers.get(NODE_HEADER, '')}\0"
+        caller = "".join(f"{headers.get(name, '')}\0" for name in (AGENT_HEADER, NODE_HEADER, NODES_HEADER))
         key = blake2b(caller.encode() + known, digest_size=16).digest()
         call = self._calls.get(key)
         if call is None:
@@ -432,7 +434,7 @@ def _completed(resource: Any, kind: Any, name: str, asynchronous: bool) -> Any:
     raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
-def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Call | None:
+def _plain(gateway: Gateway, execution: Execution, named: JSONObject) -> Call | None:
     """Return the call that a plain request asks for; None if it is not plain, or must be refused."""
     headers: dict[str, str] = {}
     if "extra_headers" in named:
@@ -442,11 +444,11 @@ def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Cal
         return None
     # Omitted values of openai, and messages that are objects; a refusal becomes an exception of openai.
     with suppress(TypeError, ValueError, CallError):
-        return gateway.read(marshal.dumps(named, 0), headers | node_header(), partial(_asked, gateway, named))
+        return gateway.read(marshal.dumps(named, 0), headers | node_headers(), partial(_asked, gateway, named))
     return None
 
 
-def _asked(gateway: Gateway, named: dict[str, Any]) -> dict[str, Any]:
+def _asked(gateway: Gateway, named: JSONObject) -> JSONObject:
     # A hook may change what it gets, which is JSON.
     return named if gateway.normalise is None else json.loads(json.dumps(named))
 
@@ -503,7 +505,7 @@ def _async_http(http: Any, gateway: Gateway) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
             path = f"/{token}{request.url.path}"
-            headers, body = {**request.headers, **node_header()}, await request.aread()
+            headers, body = {**request.headers, **node_headers()}, await request.aread()
             got = gateway.receive(request.method, path, headers, body, _of_task(execution), _Awaited)
             if isinstance(got, Reply):
                 return _response(http, got)
@@ -527,7 +529,7 @@ def _http(http: Any, gateway: Gateway) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
             path, origin = f"/{token}{request.url.path}", _of_thread(execution)
-            headers = {**request.headers, **node_header()}
+            headers = {**request.headers, **node_headers()}
             got = gateway.receive(request.method, path, headers, request.read(), origin, in_thread)
             if isinstance(got, Reply):
                 return _response(http, got)

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from mas_gym.envs.env import Info, MASEnv, Observation
 from mas_gym.envs.spaces import Records
 from mas_gym.errors import ConfigError, IllegalActionError, MASGymError, shown, whole_number
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
@@ -30,7 +31,7 @@ from mas_gym.systems.graph import FAILED, MAS, Agent
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.systems.tool_calls import ToolCall, with_calls
-from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS
+from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS, RESERVED
 
 logger = logging.getLogger("mas_gym.programs")
 
@@ -72,7 +73,7 @@ class Program:
         agents: Sequence[str] | Mapping[str, str] | None = None,
         mas: MAS | str | Mapping[str, object] | None = None,
         files: Sequence[str | os.PathLike[str]] = (),
-        normalise: Callable[[dict[str, Any]], Any] | None = None,
+        normalise: Callable[[JSONObject], Any] | None = None,
         max_calls: int = 50,
         timeout: float = 60.0,
         settle: float = 0.05,
@@ -210,10 +211,11 @@ class Program:
             for i, text in enumerate(self._given_agents.values()):
                 if any(text in message.content for message in call.messages if message.role == "system"):
                     return i
-        name = agent_name(call).casefold()
-        for i, agent in enumerate(agents):
-            if agent.name.casefold() == name:
-                return i
+        # A node whose prompt depends on its input has many names.
+        for name in dict.fromkeys((agent_name(call), _shortened(call.node))):
+            for i, agent in enumerate(agents):
+                if _plain(agent.name) == _plain(name):
+                    return i
         if len(agents) == 1:
             return 0
         if agents[-1].name == OTHERS:
@@ -230,7 +232,7 @@ class Program:
         Raises:
             IdentityError: A command or service does not state its files.
         """
-        stated: dict[str, Any] = {"source": self.source.identity(), "max_calls": self.max_calls}
+        stated: JSONObject = {"source": self.source.identity(), "max_calls": self.max_calls}
         if self.normalise is not None:
             stated["normalise"] = self.normalise
         if self.temperature is not None:
@@ -318,12 +320,23 @@ def agent_name(call: Call) -> str:
         return call.agent[:_LONGEST_NAME]
     found = _ROLE.search(call.system[:500])
     name = _WITH_WHAT.split(found[1], 1)[0] if found else call.node or call.system or call.model or "agent"
+    return _shortened(name)
+
+
+def _shortened(name: str) -> str:
     words = " ".join(name.split())
     return words if len(words) <= _LONGEST_NAME else words[:_LONGEST_NAME].rpartition(" ")[0] or words[:_LONGEST_NAME]
 
 
+def _plain(name: str) -> str:
+    """Return a name as it is compared: a prompt says "math agent" where the node is ``math_agent``."""
+    return name.replace("_", " ").casefold()
+
+
 def rehearse(program: Program) -> list[str]:
-    """Run a program twice with a fixed reply to every call, and return the names of its agents in order.
+    """Run a program twice with a fixed reply to every call, and return the names of its agents.
+
+    First come those that call, in order, then the other nodes of its graphs: see `mas_gym.programs.frameworks`.
 
     A function that was loaded from a file also runs in a new process, to find requests that depend on the order of a
     set; not if ``PYTHONHASHSEED`` is set, which makes that order the same in every process.
@@ -344,8 +357,11 @@ def rehearse(program: Program) -> list[str]:
             raise ProgramError(f"the program {program.name} {_change(calls, again)}\n{_CHANGES}")
     _compare_elsewhere(program, calls)
     names = list(dict.fromkeys(agent_name(call) for call in calls))
-    _log_rehearsal(program.name, names, [not (call.agent or call.node or call.system) for call in calls], end)
-    return names
+    nodes = dict.fromkeys(_shortened(node) for call in calls for node in call.nodes)
+    known = {_plain(name) for name in (*names, *RESERVED)}
+    silent = [node for node in nodes if _plain(node) not in known]
+    _log_rehearsal(program.name, names, silent, [not (call.agent or call.node or call.system) for call in calls], end)
+    return [*names, *silent]
 
 
 _LONG_SETTLE = 0.5
@@ -442,12 +458,15 @@ def _rehearsed(program: Program) -> tuple[list[Call], Outcome | Exception]:
     return seen, ends[0]
 
 
-def _log_rehearsal(name: str, names: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception) -> None:
+def _log_rehearsal(
+    name: str, names: Sequence[str], silent: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception
+) -> None:
     """Log who called and where the program ended.
 
     Args:
         name: The program's name.
-        names: Its agents.
+        names: The agents that called.
+        silent: The other nodes of its graphs.
         unnamed: For each call, whether nothing in it names its agent.
         end: The last outcome.
     """
@@ -459,6 +478,8 @@ def _log_rehearsal(name: str, names: Sequence[str], unnamed: Sequence[bool], end
         how = f"failed: {' '.join(str(end.error if isinstance(end, Failed) else end).split())[:300]}"
     if not isinstance(end, Ended):
         how += f"; agents that it did not reach count as {OTHERS!r} unless agents= names them"
+    if silent:
+        how += f"; further nodes of its graph: {', '.join(silent)}"
     level = logging.INFO if isinstance(end, Ended) else logging.WARNING
     logger.log(level, "dry run of %s: %d model calls by %s; it %s", name, len(unnamed), ", ".join(names), how)
     if len(names) == 1 and len(unnamed) > 1 and all(unnamed):
@@ -567,11 +588,11 @@ class ProgramEnv(MASEnv):
         more = {"program_error": error} if failed and self.state.acting == self.sink else {}
         return super()._end(reward, facts | more)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Pickle without what runs."""
         return super().__getstate__() | {"_runner": None, "_session": None}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProgramEnv:
+    def __deepcopy__(self, memo: dict[int, object]) -> ProgramEnv:
         """Copy the episode; the copy runs the program for itself."""
         held = self._runner, self._session
         self._runner = self._session = None
