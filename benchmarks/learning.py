@@ -1,9 +1,9 @@
 """Training of the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
 
-Each row of the table trains the RPSV agents of Arithmetic by another method with the same budget of generated tokens
-(``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its share of
-the budget is used, and trains the agents on the result. Agents that write longer messages may exceed a share a little. After each round the agents are
-evaluated by single passes on the same dev problems, which gives the curves.
+Each row of the table trains the RPSV agents of Arithmetic with a different method and the same budget of generated
+tokens (``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its
+share of the budget is used, and trains the agents on the result. Agents that write longer messages may exceed a share
+a little. After each round the agents are evaluated by single passes on the same dev problems, which gives the curves.
 
 * ``sft`` and ``dpo``: the searches are MCTS(20, 3) with the true reward.
 * ``grpo``: ``leave-one-out`` and ``value baseline`` sample trees of siblings, ``shared outcome`` independent
@@ -11,9 +11,9 @@ evaluated by single passes on the same dev problems, which gives the curves.
   ``agents scaled`` the advantages of each agent have the same root mean square; an agent at the end of the tree has
   more messages than one at its beginning.
 
-All rows are measured on the same test problems, which nothing was chosen on: a single pass, a single pass on stories in
-another wording and on harder ones, self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM,
-which was trained on the agents before. ``--retrained`` adds MCTS with a MASPRM trained on searches by the new agents.
+All rows are evaluated on the same test problems, which were used for no choice: a single pass, a single pass on stories
+in another wording and on harder ones, self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM,
+which was trained on the original agents. ``--retrained`` adds MCTS with a MASPRM trained on searches by the new agents.
 
 All results are stored in ``--out``; repeating the command resumes it.
 """

@@ -98,7 +98,7 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
     lines = [
         "# Agents that learn from search",
         "",
-        "The bundled RPSV agents, trained on Arithmetic by each method with one budget of generated tokens.",
+        "The bundled RPSV agents are trained on Arithmetic with several methods, each with the same budget of tokens.",
         "",
         "```console",
         f"python -m benchmarks.learning {args.words}".rstrip(),
@@ -141,7 +141,7 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "## Reward hacking",
         "",
         "Single passes on dev problems during training: mean true reward, mean value of the final states by the",
-        "shipped MASPRM, and the AUC with which that value separates right from wrong final states. If the value rises",
+        "shipped MASPRM, and the AUC with which this value separates right from wrong final states. If the value rises",
         "and the reward does not, the agents exploit the critic.",
         "",
         *_hacking(rows),
