@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
@@ -15,6 +15,7 @@ from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.errors import BudgetError, ConfigError, DataError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
@@ -397,7 +398,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
             note(f"wrote {path}")
 
 
-def _meta(bench: Bench, task: str | None, policy: str) -> dict[str, Any]:
+def _meta(bench: Bench, task: str | None, policy: str) -> JSONObject:
     import mas_gym
 
     return {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from mas_gym.cli.console import clock, stdout
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import by_cause, one_line
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def registered(*entry_points: str) -> dict[str, EnvSpec]:
     return {name: spec for name, spec in registry.items() if spec.entry_point in (entry_points or (ENTRY_POINT,))}
 
 
-def _env_row(spec: EnvSpec) -> dict[str, Any]:
+def _env_row(spec: EnvSpec) -> JSONObject:
     import mas_gym
 
     if "task" not in spec.kwargs:

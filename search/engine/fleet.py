@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.graph import MAS
@@ -203,10 +204,10 @@ class Worker:
         priced = priced_setup(setup(self._critic), self._policy.name, prices)
         self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
 
-    async def facts(self, stored: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
         """Return what the run must know of policy and critic; for a store, their identities too."""
 
-        def stated(role: str, engine: Any) -> dict[str, Any]:
+        def stated(role: str, engine: Any) -> JSONObject:
             return engine_identity(role, engine) if stored else {"name": engine.name}
 
         policy, critic = stated("policy", self._policy), self._critic
@@ -295,13 +296,13 @@ class ActorPool:
         self._costs: dict[int, Costs] = {}
         self._finished = Usage()
         self._again: deque[SearchFuture] = deque()
-        self._facts: tuple[dict[str, Any], dict[str, Any] | None] | None = None
+        self._facts: tuple[JSONObject, JSONObject | None] | None = None
         self._hired = self._deaths = 0
         self._started = perf_counter()
         for _ in range(fleet.actors):
             self._hire()
 
-    def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def facts(self) -> tuple[JSONObject, JSONObject | None]:
         """Wait for the first actor that has loaded, and return its facts about policy and critic.
 
         An error that an actor raises while none has loaded is raised here.

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError
+from mas_gym.internal.json_types import JSONObject
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
 from search.results.outcomes import Outcome
 from search.usage import Usage
@@ -119,9 +120,9 @@ class ResultRow:
         found: Spread = getattr(self, name)
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a flat JSON-able form, without the per-problem shares."""
-        flat: dict[str, Any] = {"planner": self.planner, "critic": self.critic, "seeds": list(self.seeds)}
+        flat: JSONObject = {"planner": self.planner, "critic": self.critic, "seeds": list(self.seeds)}
         flat |= {"problems": self.problems, "problem_set": self.problem_set, "uneven_seeds": self.uneven}
         flat["searches"] = self.searches
         for k in HIT_RANKS:
