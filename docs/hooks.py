@@ -293,8 +293,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = EXAMPLE.sub(rf'```\2 title="\1"\n\3```\n\n[Download \1]({up}examples/\1)', markdown)
     if page.file.src_uri not in GENERATED:
         markdown = LINK.sub(lambda link: f"]({up}{site_page(link[1], link[3])}{link[2] or ''})", markdown)
-    markdown = re.sub(r"\{verdicts (\w+)\}", lambda match: verdicts(match[1]), markdown)
-    return re.sub(r"\]\(\.\./rewardmodels/model/learned\.py\)", "](reference/rewardmodels.md)", markdown)
+    return re.sub(r"\{verdicts (\w+)\}", lambda match: verdicts(match[1]), markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

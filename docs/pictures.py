@@ -32,7 +32,7 @@ MESSAGES = (
     "Count: 27 + 3 = 30, 30 - 4 = 26.",
     "Fix: 27 + 3 = 30, 30 - 4 = 26, 26 - 7 = 19.\nFinal Answer: 19",
 )
-"""What the embedded agents wrote in one pass: the Solver forgets the last step, and the Verifier finds it."""
+"""Messages of the bundled agents in one pass: the Solver omits the last step, and the Verifier adds it."""
 DARK = "@media (prefers-color-scheme:dark){svg{--md-default-fg-color:#e2e4e9;--md-default-bg-color:#1e2129}}"
 WALK = Path(__file__).parent / "concepts" / "transcript.md"
 MARKS = ("<!-- begin: python docs/pictures.py -->\n", "<!-- end -->\n")
@@ -63,9 +63,9 @@ def transcript() -> tuple[str, dict[str, str]]:
     drawn["turn-end.svg"] = _svg(graph_svg(mas.mas, mas.state, title))
     parts += ["### The end\n", f"![{title}](../pictures/turn-end.svg)\n"]
     parts.append(
-        f"The last message has reached `sink`. The task reads the answer `{info['extracted']}` from it and compares it "
-        f"with the reference, so the reward is +1 if they are equal and -1 if they are not. Here `info['correct']` is "
-        f"`{info['correct']}`.\n"
+        f"The last message has reached `sink`. The task extracts the answer `{info['extracted']}` and compares it with "
+        "the reference. The reward is +1 if they are equal and -1 otherwise. "
+        f"Here `info['correct']` is `{info['correct']}`.\n"
     )
     return "\n".join(parts), drawn
 

@@ -106,7 +106,13 @@ PlanGenerator = Generator[list[Request], list[Any], Plan]
 
 
 class Model(Protocol):
-    """The part of `mas_gym.Dynamics` that planners use."""
+    """The part of `mas_gym.Dynamics` that planners use.
+
+    Attributes:
+        max_depth: The most messages of an episode; 1 if that is unknown.
+    """
+
+    max_depth: int
 
     def is_terminal(self, state: Any) -> bool:
         """Return whether the state is terminal."""

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from mas_gym.errors import IdentityError
 from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.source_files import file_of
 from mas_gym.policies import ScriptedPolicy
 from search import MCTS
 
@@ -567,3 +568,8 @@ def test_file_is_read_once_for_many_objects(monkeypatch: pytest.MonkeyPatch) -> 
     )
     identity_of([Inner(i) for i in range(100)])
     assert len(reads) == len(set(reads)) > 0
+
+
+def test_file_of_a_package_that_is_not_installed_is_none() -> None:
+    assert file_of("no_such_package.part") is None
+    assert file_of("email.mime.text") is not None

@@ -268,7 +268,7 @@ class Bare:
 
     def __init__(self, model: Dynamics) -> None:
         self.mas, self.is_terminal, self.transition = model.mas, model.is_terminal, model.transition
-        self.initial_state = model.initial_state
+        self.initial_state, self.max_depth = model.initial_state, 1
 
 
 def test_training_is_the_papers_configuration() -> None:

@@ -112,7 +112,7 @@ class _Formatter(logging.Formatter):
     """Escapes records; adds the traceback of a failed search, which its record carries as ``details``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        details = getattr(record, "details", None)
+        details = vars(record).get("details")
         return printable("\n".join(filter(None, (super().format(record), details))).rstrip())
 
 

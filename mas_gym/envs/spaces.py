@@ -22,6 +22,7 @@ from gymnasium.vector.utils import (
 )
 
 from mas_gym.errors import ConfigError, DataError
+from mas_gym.internal.text import name_of
 
 T = TypeVar("T")
 
@@ -222,8 +223,7 @@ class Records(Space[tuple[Any, ...]]):
 
     def __repr__(self) -> str:
         """Return the call that builds the space."""
-        name = getattr(self.record, "__name__", repr(self.record))
-        return f"Records({name}, {self.fields}, {self.max_rows}, {self.max_bytes})"
+        return f"Records({name_of(self.record)}, {self.fields}, {self.max_rows}, {self.max_bytes})"
 
 
 TextSpace = Unicode | Records

@@ -48,6 +48,12 @@ class Adapter:
         return hash(type(self.identical_to))
 
 
+def wrapped_part(part: object) -> object:
+    """Return the part that a wrapper names in ``identical_to``; any other part itself."""
+    inner: object = getattr(part, "identical_to", None)
+    return part if inner is None else inner
+
+
 def has_method(part: object, name: str) -> bool:
     """Return whether an object, not a class, has a method."""
     return not isinstance(part, type) and callable(getattr(part, name, None))

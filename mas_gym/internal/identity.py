@@ -41,6 +41,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
+from mas_gym.internal.adapter import wrapped_part
 from mas_gym.internal.source_files import (
     NO_CODE,
     STANDARD,
@@ -93,8 +94,7 @@ def identity_of(part: object) -> Any:
     >>> identity_of(functools.partial(round, ndigits=2))
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
     """
-    inner = getattr(part, "identical_to", None)
-    part = part if inner is None else inner
+    part = wrapped_part(part)
     path = type(part).__name__
     token = _read.set({} if _read.get() is None else _read.get())
     try:
@@ -183,8 +183,7 @@ def _object(value: object, path: str, inside: tuple[int, ...]) -> Any:
     if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
         # The result of functools.lru_cache and similar decorators.
         return {"class": type(value).__qualname__, "of": _state(wrapped, f"{path}.__wrapped__", inside)}
-    inner = getattr(value, "identical_to", None)
-    if inner is not None:
+    if (inner := wrapped_part(value)) is not value:
         return _state(inner, f"{path}.identical_to", inside)
     stated = own_identity(value)
     if stated is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,18 +37,19 @@ def file_of(module: str) -> str | None:
     return spec.origin if spec is not None and spec.has_location and spec.origin else None
 
 
-def _spec_of(module: str) -> Any:
+def _spec_of(module: str) -> ModuleSpec | None:
     """Find a module as an import would, but import none of its packages."""
     package = module.rpartition(".")[0]
     folders = None
     if package:
-        above: Any = sys.modules.get(package) or _spec_of(package)
-        folders = getattr(above, "__path__", None) or getattr(above, "submodule_search_locations", None)
+        if (loaded := sys.modules.get(package)) is not None:
+            folders = vars(loaded).get("__path__")
+        elif (above := _spec_of(package)) is not None:
+            folders = above.submodule_search_locations
         if folders is None:
             return None
     for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        if module and find is not None and (spec := find(module, folders)) is not None:
+        if module and (spec := finder.find_spec(module, folders)) is not None:
             return spec
     return None
 

@@ -6,14 +6,19 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 _LONGEST_LINE = 500
 # Characters that reorder the text after them and could disguise a message.
 _DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def name_of(function: object) -> str:
+    """Return the qualified name of a function or class; for any other object that of its class.
+
+    >>> name_of(str.upper), name_of(3)
+    ('str.upper', 'int')
+    """
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def printable(text: str) -> str:

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, overload
 
 from mas_gym.errors import ConfigError, PolicyError, shown
-from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of
+from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of, wrapped_part
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
@@ -429,8 +429,8 @@ class _Adapted(Adapter, PolicyBase):
         super().__init__(part, base)
 
     def serving(self, agent: str) -> PolicyBase:
-        inner = getattr(self.identical_to, "identical_to", None)
-        return self if inner is None else as_policy(inner).serving(agent)
+        inner = wrapped_part(self.identical_to)
+        return self if inner is self.identical_to else as_policy(inner).serving(agent)
 
 
 class _AdaptedPolicy(_Adapted, Policy):

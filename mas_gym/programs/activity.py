@@ -23,9 +23,11 @@ from contextvars import Context, ContextVar
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from types import FrameType
+from types import BuiltinMethodType, CoroutineType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
+
+from mas_gym.internal.text import name_of
 
 CURRENT: ContextVar[Any] = ContextVar("mas_gym_program", default=None)
 """The `mas_gym.programs.execution.Execution` that a function runs in; None outside of programs."""
@@ -38,9 +40,9 @@ _RUNS, _WAKES = 0.05, 0.5
 """Largest share of the time that a sleeping thread runs, and how often it wakes up per switch interval."""
 
 _JOINS = {
-    method.__code__
+    vars(threading.Thread)[name].__code__
     for name in ("join", "_wait_for_tstate_lock")
-    if (method := getattr(threading.Thread, name, None)) is not None
+    if name in vars(threading.Thread)
 }
 _START = inspect.unwrap(threading.Thread.start).__code__
 
@@ -94,11 +96,10 @@ def _name(function: Any, args: tuple[Any, ...]) -> str:
     while True:
         if isinstance(function, functools.partial):
             function, args = function.func, (*function.args, *args)
-        elif isinstance(getattr(function, "__self__", None), Context) and args:
+        elif isinstance(function, BuiltinMethodType) and isinstance(function.__self__, Context) and args:
             function, args = args[0], args[1:]
         else:
-            name = getattr(function, "__qualname__", type(function).__qualname__)
-            return f"{getattr(function, '__module__', '')}.{name}"
+            return f"{function.__module__}.{name_of(function)}"
 
 
 class Busy(NamedTuple):
@@ -167,6 +168,7 @@ class Job:
 
 
 _RUNNING: WeakKeyDictionary[ThreadPoolExecutor, WeakSet[Job]] = WeakKeyDictionary()
+_JOBS: WeakKeyDictionary[Future[Any], Job] = WeakKeyDictionary()
 
 
 def _waits(frame: FrameType) -> bool:
@@ -234,8 +236,8 @@ class Activity:
         """Note a task that sleeps."""
         task = asyncio.current_task()
         coroutine = None if task is None else task.get_coro()
-        name = getattr(coroutine, "__qualname__", "") if seconds <= BUSY_SECONDS else ""
-        self._sleeps[timer] = name
+        named = isinstance(coroutine, CoroutineType) and seconds <= BUSY_SECONDS
+        self._sleeps[timer] = name_of(coroutine) if named else ""
         timer.add_done_callback(lambda done: self._sleeps.pop(done, None))
 
     def connected(self, transport: Any, address: Any) -> None:
@@ -267,6 +269,11 @@ class Activity:
 _RESULT = "a result on the event loop"
 
 
+def job_of(future: Future[Any]) -> Job | None:
+    """Return the job of a program that ends with a future of a pool; None if it is not tracked."""
+    return _JOBS.get(future)
+
+
 def _end_after_callbacks(future: Future[Any], job: Job) -> None:
     """End a job after the callbacks of its future: LangGraph waits for its callbacks, not for the futures."""
     invoke = future._invoke_callbacks  # type: ignore[attr-defined]
@@ -285,10 +292,9 @@ def _end_after_callbacks(future: Future[Any], job: Job) -> None:
         job.execution.activity.end(job)
 
 
+@functools.cache
 def track() -> None:
     """Track the threads and thread pools that programs start; safe to call twice."""
-    if getattr(ThreadPoolExecutor.submit, "tracked", False):
-        return
     submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
     start = threading.Thread.start
 
@@ -309,14 +315,14 @@ def track() -> None:
         finally:
             CURRENT.reset(token)
         _end_after_callbacks(future, job)
-        future.job = job  # type: ignore[attr-defined]
+        _JOBS[future] = job
         return future
 
     @functools.wraps(start)
     def start_job(thread: threading.Thread) -> None:
         execution = CURRENT.get()
         if execution is not None and not thread.ident:
-            job = Job(execution, getattr(thread, "_target", None) or thread.run)
+            job = Job(execution, thread._target or thread.run)  # type: ignore[attr-defined]
             job.handle = thread
             thread.run = functools.partial(job.run, thread.run)  # type: ignore[method-assign]
             execution.activity.begin(job)
@@ -328,6 +334,5 @@ def track() -> None:
         else:
             start(thread)
 
-    submit_job.tracked = True  # type: ignore[attr-defined]
     ThreadPoolExecutor.submit = submit_job  # type: ignore[method-assign,assignment]
     threading.Thread.start = start_job  # type: ignore[method-assign,assignment]

@@ -33,13 +33,17 @@ def name_nodes(port: int | None = None) -> None:
     """
     global _process_port
     _process_port = port
+    _extend_clients()
+
+
+@functools.cache
+def _extend_clients() -> None:
     # openai builds on httpx or on httpx2, depending on its version.
     for library in ("httpx", "httpx2"):
         with suppress(ImportError):
             module = importlib.import_module(library)
             for client in (module.Client, module.AsyncClient):
-                if not hasattr(client.send, "names_nodes"):
-                    client.send = _naming(client.send)
+                client.send = _naming(client.send)
 
 
 def _naming(send: Any) -> Any:
@@ -51,14 +55,13 @@ def _naming(send: Any) -> Any:
             request.headers.update(node_header())
         return send(client, request, *args, **named)
 
-    send_named.names_nodes = True  # type: ignore[attr-defined]
     return send_named
 
 
 def node_header() -> dict[str, str]:
     """Return the header that names the node which runs in this context, and its task; empty if none does."""
     config = sys.modules.get("langchain_core.runnables.config")
-    running = getattr(config, "var_child_runnable_config", None)
+    running = None if config is None else vars(config).get("var_child_runnable_config")
     metadata = (running.get() or {}).get("metadata") or {} if isinstance(running, ContextVar) else {}
     node, place = _node(metadata), _place(metadata.get("langgraph_path", ()))
     return {NODE_HEADER: f"{quote(node)} {place}".strip()} if node else {}

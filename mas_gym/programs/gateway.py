@@ -359,9 +359,8 @@ def _template(gateway: Gateway, asynchronous: bool) -> _Template:
     inner = (_async_http if asynchronous else _http)(http, gateway)
     make: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
     client = make(base_url="http://mas-gym/v1", api_key="none", max_retries=0, http_client=inner)
-    if hasattr(client, "_platform"):
-        # Otherwise the first call asks a thread for it, and calls made at once come in any order.
-        client._platform = "Unknown"
+    # Otherwise the first call of an asynchronous client asks a thread for it, and calls made at once come in any order.
+    client._platform = "Unknown"
     return _Template(client, _async_chat() if asynchronous else _chat())
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from mas_gym.programs.activity import CURRENT
+from mas_gym.programs.activity import CURRENT, job_of
 from mas_gym.programs.execution import Execution, ProgramStopped
 from mas_gym.programs.sources import failed, interrupt
 
@@ -105,7 +105,7 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         pool = executor or execution.activity.executor or self._default_executor  # type: ignore[attr-defined]
         future = pool.submit(function, *args)
         result = asyncio.wrap_future(future, loop=self)
-        execution.activity.awaits(result, getattr(future, "job", None))
+        execution.activity.awaits(result, job_of(future))
         return result
 
     def set_default_executor(self, executor: Any) -> None:
@@ -316,7 +316,7 @@ class Loop:
             if last is not None:
                 await last()
             # Connections of clients that nobody closed.
-            for transport in list(getattr(self.loop, "_transports", {}).values()):
+            for transport in list(self.loop._transports.values()):  # type: ignore[attr-defined]
                 transport.abort()
             await asyncio.sleep(0)
             await self.loop.shutdown_default_executor()

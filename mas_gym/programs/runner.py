@@ -330,6 +330,7 @@ class Session:
 
     Attributes:
         mas: The program's system.
+        max_depth: The most messages of a program with known edges; 1 if it has none.
     """
 
     def __init__(self, runner: Runner, question: str) -> None:
@@ -337,8 +338,7 @@ class Session:
         program = runner.program
         self.mas = program.mas
         self._dynamics = Dynamics(self.mas)
-        if self.mas.edges:
-            self.max_depth = self._dynamics.max_depth
+        self.max_depth = self._dynamics.max_depth if self.mas.edges else 1
         self._runner, self._program, self._question = runner, program, question
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
         self._paths: dict[bytes, tuple[Step, ...]] = {}

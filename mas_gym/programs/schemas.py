@@ -69,8 +69,20 @@ class _Builder:
         )
         if isinstance(kind, list):
             kind = "null" if "null" in kind and depth >= _DEEP else next((k for k in kind if k != "null"), "null")
-        make = getattr(self, f"_{kind}", None)
-        return make(schema, depth + 1) if make is not None else None
+        match kind:
+            case "object":
+                return self._object(schema, depth + 1)
+            case "array":
+                return self._array(schema, depth + 1)
+            case "string":
+                return self._string(schema)
+            case "number":
+                return self._number(schema)
+            case "integer":
+                return math.ceil(self._number(schema, 1))
+            case "boolean":
+                return True
+        return None
 
     def _plain(self, schema: object, depth: int) -> Mapping[str, Any]:
         """Resolve references, and choose among alternatives."""
@@ -111,25 +123,16 @@ class _Builder:
         items = schema.get("items", {})
         return [self.value(first[i] if i < len(first) else items, depth) for i in range(count)]
 
-    def _string(self, schema: Mapping[str, Any], depth: int) -> str:
+    def _string(self, schema: Mapping[str, Any]) -> str:
         text = _FORMATS.get(schema.get("format", ""), self._words)
         return text.ljust(schema.get("minLength", 0), ".")[: schema.get("maxLength")]
 
-    def _integer(self, schema: Mapping[str, object], depth: int) -> int:
-        return math.ceil(self._number(schema, depth, 1))
-
-    def _number(self, schema: Mapping[str, Any], depth: int, step: float = 0.5) -> float:
+    def _number(self, schema: Mapping[str, Any], step: float = 0.5) -> float:
         low = max(schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf) + step)
         high = min(schema.get("maximum", math.inf), schema.get("exclusiveMaximum", math.inf) - step)
         value: float = min(max(0, low), high)
         unit = schema.get("multipleOf")
         return math.ceil(value / unit) * unit if unit else value
-
-    def _boolean(self, schema: Mapping[str, object], depth: int) -> bool:
-        return True
-
-    def _null(self, schema: Mapping[str, object], depth: int) -> None:
-        return None
 
 
 def _joined(one: object, other: object) -> dict[str, Any]:

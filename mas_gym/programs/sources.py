@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
 from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import identity_of
+from mas_gym.internal.text import name_of
 from mas_gym.plugins import Registry
 from mas_gym.programs.activity import CURRENT, Job
 from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
@@ -102,7 +103,7 @@ class FunctionSource:
 
     def __init__(self, function: Callable[..., Any], name: str = "") -> None:
         """Look at the function's parameters. Raises `ConfigError`."""
-        self.function, self.name = function, name or getattr(function, "__name__", type(function).__name__)
+        self.function, self.name = function, name or name_of(function).rpartition(".")[2]
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
@@ -332,7 +333,7 @@ class IsolatedSource(CommandSource):
 
 def _spec_of(function: Callable[..., Any]) -> str:
     """Return ``FILE.py:NAME`` of a function. Raises `ConfigError`."""
-    name, found = getattr(function, "__qualname__", ""), None
+    name, found = name_of(function), None
     with suppress(TypeError, OSError):
         found = inspect.getsourcefile(inspect.unwrap(function))
     if not found or not name.isidentifier():

@@ -123,11 +123,19 @@ def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> boo
     return bool(ignored.faults) or (variant.asked == search.asked and variant.outcome() == search.outcome())
 
 
+class _CandidateLike(Protocol):
+    """The parts of `search.Candidate` that are checked; ``node`` only with a tree."""
+
+    state: MASState
+    score: float | None
+    node: int | None
+
+
 @runtime_checkable
 class _PlanLike(Protocol):
     """The parts of `search.Plan` that are checked."""
 
-    candidates: Sequence[Any]
+    candidates: Sequence[_CandidateLike]
 
 
 _SCORED = ("Evaluate", "Extract", "Reward")
@@ -239,16 +247,15 @@ class _Search:
         if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
             return
         for candidate in candidates:
-            state: Any = getattr(candidate, "state", None)
-            mine = isinstance(state, MASState) and state.path()[0] == self.root
-            terminal = mine and self.model.is_terminal(state)
+            state: object = getattr(candidate, "state", None)
+            terminal = isinstance(state, MASState) and state.path()[0] == self.root and self.model.is_terminal(state)
             self.findings.expect(terminal, f"a candidate at {shown(state)}: expected a terminal state of its search")
         self._check_tree(getattr(self.plan, "tree", None), candidates)
         scores = [candidate.score for candidate in candidates[1:]]
         ranked = [score for score in scores if score is not None]
         self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
 
-    def _check_tree(self, tree: Any, candidates: Sequence[Any]) -> None:
+    def _check_tree(self, tree: Any, candidates: Sequence[_CandidateLike]) -> None:
         """Check that a store can write the tree and read it back."""
         if tree is None:
             return

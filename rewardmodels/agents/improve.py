@@ -134,7 +134,7 @@ def improve(
             f"{len(bench.task):,}; lower rounds or problems"
         )
     out = Path(out)
-    facts = {"held out": len(held_out), "task": getattr(bench.task, "name", None), "mas": bench.mas.to_dict()}
+    facts = {"held out": len(held_out), "task": bench.task.name, "mas": bench.mas.to_dict()}
     claim_folder(out, out / RUN, json.loads(json.dumps({**asdict(config), "start": start, **facts})), True)
     rounds: list[Round] = []
     models = {ALL: start}

@@ -16,7 +16,7 @@ from mas_gym.errors import ConfigError, DataError, TrainingError, need
 from rewardmodels.agents.card import agent_card
 from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference, fingerprint
-from rewardmodels.model.backbone import base_path, load_pretrained, load_tokenizer, quiet
+from rewardmodels.model.backbone import base_path, has_adapters, load_pretrained, load_tokenizer, quiet
 from rewardmodels.model.folder import digest_of_weights, replace_files
 from rewardmodels.training.run import RUN, claim_folder
 
@@ -241,7 +241,7 @@ def _fit(
 def _save(model: Any, tokenizer: Any, out: Path, card: str) -> None:
     def write(fresh: Path) -> None:
         plain = model
-        if hasattr(model, "merge_and_unload"):
+        if has_adapters(model):
             model.save_pretrained(fresh / "adapter", save_embedding_layers=False)
             (fresh / "adapter" / "README.md").unlink(missing_ok=True)
             plain = model.merge_and_unload()

@@ -442,8 +442,7 @@ def merged(model: Any) -> Any:
     wrapped = ("lora_", "base_layer", "modules_to_save", "original_module", "quant_", "absmax", "nested_")
     plain = {k: v for k, v in base.state_dict().items() if not any(mark in k for mark in wrapped)}
     config = copy.deepcopy(base.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    vars(config).pop("quantization_config", None)
     dtype = base.score.modules_to_save["default"].weight.dtype
     whole = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
     whole.load_state_dict({k: v.to(dtype) for k, v in {**plain, **state}.items()}, strict=True)

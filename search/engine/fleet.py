@@ -461,7 +461,7 @@ class ActorPool:
 
     def _replace(self, member: _Member, error: Exception) -> None:
         """Replace a dead actor; its open problems come first. Before any has loaded, an error in one is raised."""
-        cause = getattr(error, "cause", None)
+        cause = error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else None
         if isinstance(cause, Exception) and self._facts is None:
             raise cause from error
         self._members.remove(member)

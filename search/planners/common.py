@@ -127,14 +127,8 @@ def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps:
 
 
 def turns_left(model: Model, state: MASState) -> int:
-    """Return an upper bound on the messages from a state to its end; 1 for a model without ``max_depth``."""
-    return max(1, deepest(model) - state.depth)
-
-
-def deepest(model: Model) -> int:
-    """Return the most messages of an episode; 1 for a model without ``max_depth``."""
-    depth: int = getattr(model, "max_depth", 1)
-    return depth
+    """Return an upper bound on the messages from a state to its end."""
+    return max(1, model.max_depth - state.depth)
 
 
 def finish(tree: Tree, model: Model, node: int) -> Generator[list[Request], list[Any], int]:

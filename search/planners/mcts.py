@@ -21,7 +21,7 @@ Choices that the paper leaves open:
   was found, so it never ends in a non-terminal state. If a bootstrap search found none,
   the greedy path is completed by one message per agent. Until the tree has a terminal
   state, expansions that would not leave enough calls for that are given up, so AC <= n C
-  still holds (for n C >= C + D - 1, and models with ``max_depth``).
+  still holds (for n C >= C + D - 1, and models whose ``max_depth`` is the true bound).
 * With an outcome critic each terminal state is scored once: RC is the number of distinct
   terminal leaves, at most one per simulation.
 * A budget ends the simulations. Until the tree has a terminal state, an expansion samples
@@ -48,7 +48,6 @@ from search.planners.common import (
     anytime_point,
     append_distinct,
     check_at_least,
-    deepest,
     evaluate,
     path_scores,
     ranked,
@@ -319,7 +318,7 @@ class Search:
         """Return how many of ``count`` messages may be sampled at ``node`` with enough calls left for an answer."""
         if self.leads[0]:
             return count
-        depth = deepest(self.model)
+        depth = self.model.max_depth
         others = len(self.in_flight - {node}) * self.planner.max_children
         if node and self.calls + others + count + depth - 1 > self.ceiling:
             return 0

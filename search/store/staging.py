@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import count
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mas_gym.errors import StoreError
@@ -24,7 +25,7 @@ START = "start"
 BATCH = 100
 """Questions that are written in one transaction."""
 
-_FIELDS = [field.name for field in fields(LoggedMessage)]
+_values = attrgetter(*(field.name for field in fields(LoggedMessage)))
 _MOST_LISTED = 1_000
 _MOST_SPEAKERS = 5_000
 _LONGEST_PROMPT = 20_000
@@ -126,7 +127,7 @@ class Staging:
             self.broken(BrokenLine(one.place, f"expected at most {_MOST_SPEAKERS:,} speakers in all, got more"))
             return
         key = self._question(one)
-        messages = [[getattr(message, field) for field in _FIELDS] for message in one.messages]
+        messages = [_values(message) for message in one.messages]
         data = json.dumps([messages, _more(one)]).encode()
         mark = hashlib.blake2b(data, digest_size=16).digest()
         sample, first = json.dumps(one.sample_id), json.dumps(one.messages[0].speaker)

@@ -194,13 +194,13 @@ def _stop_timer() -> None:
 
 def _comparer() -> Any:
     from math_verify import LatexExtractionConfig, parse, verify
-    from sympy import Basic, Expr, N
+    from sympy import Basic, Expr, MatrixBase, N
 
     config = [LatexExtractionConfig(boxed_match_priority=-1)]
 
     def read(text: str) -> list[Any]:
         found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
-        return [expression for expression in found if isinstance(expression, Basic) or hasattr(expression, "shape")]
+        return [expression for expression in found if isinstance(expression, Basic | MatrixBase)]
 
     def near(a: object, b: object) -> bool:
         if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols or b.free_symbols:
