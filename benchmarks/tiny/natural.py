@@ -1,12 +1,13 @@
 """Agents whose errors nobody designed: a small model, trained on correct transcripts alone, that meets hard problems.
 
-One command from nothing makes the model, chooses the length of the stories, and says what its errors are::
+One command from nothing makes the model, chooses the problems of two settings, and says what its errors are::
 
     python -m benchmarks.tiny.natural --out models/tiny-natural
 
 The transcripts are of RPSV, each written from the truth. There is no Auditor, no opening word, no text of other tasks,
-and stories are rejected only if a result leaves the numbers that the agents can write. The length of the stories that
-are measured is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
+and stories are rejected only if a result leaves the numbers that the agents can write. In the first setting stories are
+longer than most of those taught; in the second some of their facts are told in words that were never taught. How long,
+and how many, is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
 afterwards, by comparing each message of a failed pass with the truth: who errs first, how often, and in what way.
 """
 
@@ -15,14 +16,15 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.paper.page import markdown_table, percent, span
 from benchmarks.tiny.data import WIDTH, Batch, Packed, pack, pooled
 from benchmarks.tiny.evaluate import run_passes
-from benchmarks.tiny.stories import Stories, StoriesOfLength, transcript
+from benchmarks.tiny.stories import Reworded, Stories, StoriesOfLength, transcript
 from benchmarks.tiny.train import parser as training_parser
 from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
@@ -39,17 +41,37 @@ TAUGHT = MappingProxyType({1: 0.3, 2: 0.4, 3: 0.3})
 SIZE = ("--hidden", "128", "--layers", "3", "--steps", "1500", "--no-bf16")
 
 
-class Level(NamedTuple):
-    """Single passes on stories of one length.
+class Setting(NamedTuple):
+    """Problems unlike those of training.
 
     Attributes:
-        events: Of each story.
+        family: Tasks of several levels.
+        what: What a level is, as the heading of a column.
+        about: What the chosen level is called.
+    """
+
+    family: type[Stories]
+    what: str
+    about: str
+
+
+SETTINGS = (
+    Setting(StoriesOfLength, "events", "stories of {} events"),
+    Setting(Reworded, "tenths of the facts in unseen words", "stories with {} tenths of the facts in unseen words"),
+)
+
+
+class Level(NamedTuple):
+    """Single passes on problems of one level.
+
+    Attributes:
+        level: The level.
         right: Share of passes with the right answer.
         interval: 95% interval over problems.
         errors: How often each ``(agent, kind)`` was the first error of a failed pass.
     """
 
-    events: int
+    level: int
     right: float
     interval: tuple[float, float]
     errors: Counter[tuple[str, str]]
@@ -69,9 +91,9 @@ def correct_batches(tokenizer: Qwen2Tokenizer, seed: int, size: int, start: int 
     return pooled(row, tokenizer.pad_token_id, seed, size, start)
 
 
-def measure(policy: Policy, events: int, problems: int, passes: int = 3, split: str = "dev") -> Level:
-    """Run single passes on stories of one length and find the first error of those that failed."""
-    task = StoriesOfLength(split, difficulty=events)[:problems]
+def measure(policy: Policy, family: type[Stories], level: int, problems: int, passes: int = 3) -> Level:
+    """Run single passes on problems of one level, dev split, and find the first error of those that failed."""
+    task = family("dev", difficulty=level)[:problems]
     states, _ = run_passes(policy, "rpsv", task, passes, seed=14)
     names = [agent.name for agent in load_mas("rpsv").agents]
     shares: list[float] = []
@@ -87,35 +109,38 @@ def measure(policy: Policy, events: int, problems: int, passes: int = 3, split: 
                 errors[(found.speaker, found.kind) if found else ("none", "")] += 1
         shares.append(right / passes)
     low, high = accuracy_interval(shares, len(shares) * passes)
-    return Level(events, sum(shares) / len(shares), (low, high), errors)
+    return Level(level, sum(shares) / len(shares), (low, high), errors)
 
 
-def card(levels: list[Level], chosen: Level, command: str) -> str:
-    """Return the model's card: how it was made, how often it is right, and what its errors are."""
-    lines = ["# tiny-natural", "", f"`{command}`", "", "Single passes of RPSV, dev split:", ""]
-    lines += ["| events | right, % | 95% interval |", "|---|---:|---:|"]
-    lines += [
-        f"| {x.events} | {100 * x.right:.1f} | {100 * x.interval[0]:.1f} to {100 * x.interval[1]:.1f} |" for x in levels
-    ]
-    total = max(1, chosen.errors.total())
-    lines += [
-        "",
-        f"First errors of the failed passes on stories of {chosen.events} events, the number nearest to one half:",
-        "",
-    ]
-    lines += ["| agent | error | share, % |", "|---|---|---:|"]
-    lines += [f"| {who} | {kind} | {100 * n / total:.1f} |" for (who, kind), n in chosen.errors.most_common()]
+def card(measured: Sequence[tuple[Setting, list[Level]]], command: str) -> str:
+    """Return the model's card: how it was made, how often it is right, and what its errors are.
+
+    Args:
+        measured: Settings, each with the passes on its levels.
+        command: The command that made the model.
+    """
+    lines = ["# tiny-natural", "", f"`{command}`"]
+    for setting, levels in measured:
+        rows = [(x.level, percent(x.right), span(*x.interval)) for x in levels]
+        table = markdown_table((setting.what, "right, %", "95% interval"), rows)
+        lines += ["", "Single passes of RPSV, dev split:", "", table.rstrip(), ""]
+        chosen = min(levels, key=lambda level: abs(level.right - 0.5))
+        about = setting.about.format(chosen.level)
+        lines += [f"First errors of the failed passes on {about}, the number nearest to one half:", ""]
+        lines += ["| agent | error | share, % |", "|---|---|---:|"]
+        total = max(1, chosen.errors.total())
+        lines += [f"| {who} | {kind} | {percent(n / total)} |" for (who, kind), n in chosen.errors.most_common()]
     return "\n".join([*lines, ""])
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, choose the length of the stories on the dev split, and write the card."""
+    """Train, choose the level of each setting on the dev split, and write the card."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tiny.natural", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="batches to train on")
-    parser.add_argument("--problems", type=int, default=200, help="dev problems per number of events")
+    parser.add_argument("--problems", type=int, default=200, help="dev problems per level")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     settings = training_parser().parse_args(
@@ -124,10 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
     if not (args.out / "config.json").exists():
         train(settings, correct_batches)
     policy = load_policy(f"transformers:{args.out}")
-    levels = [measure(policy, events, args.problems) for events in StoriesOfLength.levels]
-    chosen = min(levels, key=lambda level: abs(level.right - 0.5))
+    measured = [(one, [measure(policy, one.family, n, args.problems) for n in one.family.levels]) for one in SETTINGS]
     command = f"python -m benchmarks.tiny.natural --out {args.out.name} --steps {args.steps} --seed {args.seed}"
-    text = card(levels, chosen, command)
+    text = card(measured, command)
     (args.out / "README.md").write_text(text, encoding="utf-8")
     print(text)
 
