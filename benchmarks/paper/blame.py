@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import search
 from benchmarks.paper.credit import Pass, collect_passes
 from benchmarks.paper.lab import MASPRM, ORM, Lab, command
+from benchmarks.paper.options import Options
 from benchmarks.paper.page import Page, percent, span
 from rewardmodels import load_critic
 from search.compare import mean_interval
@@ -19,6 +20,7 @@ from search.compare.blame import largest_fall
 from search.compare.calibration import CONFIDENT
 
 JUDGE = "judge:tiny"
+"""Left out for other agents."""
 
 WANTED = 0.85
 """Share right on dev that a threshold must reach."""
@@ -32,7 +34,7 @@ is small. In a procedural task the first wrong message is known, so both its acc
 and its coverage can be measured. Confidence is half of the fall. The threshold of each critic is the smallest on dev
 problems with {100 * WANTED:.0f}% right among at least {FEWEST} named; accuracy and coverage are those of test problems.
 `shipped` is the default of the command, {CONFIDENT:g}, for MASPRM. `PL` is policy likelihood. The ORM scores unfinished
-transcripts, which it was not trained for. `judge` is the agents' own model asked for a verdict after each message: it
+transcripts, which it was not trained for. `judge` is the embedded model asked for a verdict after each message: it
 was trained to play its roles and never to judge, so it shows what such a judge is worth and not what an LLM is.
 `commonest agent` always blames the agent that errs most often on dev.
 """
@@ -44,8 +46,9 @@ def run(lab: Lab) -> Page:
         "MASPRM": lab.critic(lab.home, MASPRM),
         "ORM": lab.critic(lab.home, ORM, prefixes=True),
         "PL": search.PolicyLikelihood(),
-        "judge": load_critic(JUDGE),
     }
+    if lab.options.policy == Options.policy:
+        critics["judge"] = load_critic(JUDGE)
     failed: dict[str, list[Pass]] = {}
     starts: dict[str, dict[str, float]] = {}
     for split in ("dev", "test"):
