@@ -502,11 +502,11 @@ def test_the_natural_model_is_taught_correct_transcripts_alone(
     one, other = (next(natural.correct_batches(tokenizer, 3, 2, start)) for start in (0, 1))
     again = natural.correct_batches(tokenizer, 3, 2)
     assert next(again).ids.equal(one.ids) and next(again).ids.equal(other.ids)
-    setting = natural.SETTINGS[0]
+    setting = natural.SETTINGS["stories"]
     level = natural.measure(load_policy("tiny"), setting.family, 5, 4)
     assert level.errors.total() == round(12 * (1 - level.right)) > 0
     (agent, kind), _ = level.errors.most_common(1)[0]
-    assert f"| {agent} | {kind} |" in natural.card([(setting, [level])], "command")
+    assert f"| {agent} | {kind} |" in natural.card(setting, [level], "command")
 
 
 def test_reworded_stories_are_told_in_two_wordings_and_facts_count_by_step() -> None:

@@ -1,8 +1,9 @@
 """Agents whose errors nobody designed: a small model, trained on correct transcripts alone, that meets hard problems.
 
-One command from nothing makes the model, chooses the problems of two settings, and says what its errors are::
+One command from nothing makes the model, chooses the problems of a setting, and says what its errors are::
 
     python -m benchmarks.tiny.natural --out models/tiny-natural
+    python -m benchmarks.tiny.natural --out models/tiny-natural --setting reworded
 
 The transcripts are of RPSV, each written from the truth. There is no Auditor, no opening word, no text of other tasks,
 and stories are rejected only if a result leaves the numbers that the agents can write. In the first setting stories are
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,18 +47,27 @@ class Setting(NamedTuple):
 
     Attributes:
         family: Tasks of several levels.
+        card: File of the card in the model's folder.
         what: What a level is, as the heading of a column.
         about: What the chosen level is called.
     """
 
     family: type[Stories]
+    card: str
     what: str
     about: str
 
 
-SETTINGS = (
-    Setting(StoriesOfLength, "events", "stories of {} events"),
-    Setting(Reworded, "tenths of the facts in unseen words", "stories with {} tenths of the facts in unseen words"),
+SETTINGS = MappingProxyType(
+    {
+        "stories": Setting(StoriesOfLength, "README.md", "events", "stories of {} events"),
+        "reworded": Setting(
+            Reworded,
+            "reworded.md",
+            "tenths of the facts in unseen words",
+            "stories with {} tenths of the facts in unseen words",
+        ),
+    }
 )
 
 
@@ -112,29 +122,26 @@ def measure(policy: Policy, family: type[Stories], level: int, problems: int, pa
     return Level(level, sum(shares) / len(shares), (low, high), errors)
 
 
-def card(measured: Sequence[tuple[Setting, list[Level]]], command: str) -> str:
-    """Return the model's card: how it was made, how often it is right, and what its errors are.
-
-    Args:
-        measured: Settings, each with the passes on its levels.
-        command: The command that made the model.
-    """
-    lines = ["# tiny-natural", "", f"`{command}`"]
-    for setting, levels in measured:
-        rows = [(x.level, percent(x.right), span(*x.interval)) for x in levels]
-        table = markdown_table((setting.what, "right, %", "95% interval"), rows)
-        lines += ["", "Single passes of RPSV, dev split:", "", table.rstrip(), ""]
-        chosen = min(levels, key=lambda level: abs(level.right - 0.5))
-        about = setting.about.format(chosen.level)
-        lines += [f"First errors of the failed passes on {about}, the number nearest to one half:", ""]
-        lines += ["| agent | error | share, % |", "|---|---|---:|"]
-        total = max(1, chosen.errors.total())
-        lines += [f"| {who} | {kind} | {percent(n / total)} |" for (who, kind), n in chosen.errors.most_common()]
-    return "\n".join([*lines, ""])
+def card(setting: Setting, levels: list[Level], command: str) -> str:
+    """Return the model's card: how it was made, how often it is right, and what its errors are."""
+    chosen = min(levels, key=lambda level: abs(level.right - 0.5))
+    rows = [(x.level, percent(x.right), span(*x.interval)) for x in levels]
+    total = max(1, chosen.errors.total())
+    errors = [(who, kind, percent(n / total)) for (who, kind), n in chosen.errors.most_common()]
+    about = setting.about.format(chosen.level)
+    parts = [
+        "# tiny-natural\n",
+        f"`{command}`\n",
+        "Single passes of RPSV, dev split:\n",
+        markdown_table((setting.what, "right, %", "95% interval"), rows),
+        f"First errors of the failed passes on {about}, the number nearest to one half:\n",
+        markdown_table(("agent", "error", "share, %"), errors, left=2),
+    ]
+    return "\n".join(parts)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, choose the level of each setting on the dev split, and write the card."""
+    """Train, choose the level on the dev split, and write the card."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tiny.natural", description=(__doc__ or "").split("\n")[0]
     )
@@ -142,6 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1500, help="batches to train on")
     parser.add_argument("--problems", type=int, default=200, help="dev problems per level")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--setting", choices=SETTINGS, default="stories", help="problems to describe [stories]")
     args = parser.parse_args(arguments)
     settings = training_parser().parse_args(
         ["--out", str(args.out), *SIZE, "--steps", str(args.steps), "--seed", str(args.seed)]
@@ -149,10 +157,13 @@ def main(arguments: list[str] | None = None) -> None:
     if not (args.out / "config.json").exists():
         train(settings, correct_batches)
     policy = load_policy(f"transformers:{args.out}")
-    measured = [(one, [measure(policy, one.family, n, args.problems) for n in one.family.levels]) for one in SETTINGS]
+    setting = SETTINGS[args.setting]
+    levels = [measure(policy, setting.family, level, args.problems) for level in setting.family.levels]
     command = f"python -m benchmarks.tiny.natural --out {args.out.name} --steps {args.steps} --seed {args.seed}"
-    text = card(measured, command)
-    (args.out / "README.md").write_text(text, encoding="utf-8")
+    if args.setting != "stories":
+        command += f" --setting {args.setting}"
+    text = card(setting, levels, command)
+    (args.out / setting.card).write_text(text, encoding="utf-8")
     print(text)
 
 
