@@ -10,7 +10,7 @@ import numpy as np
 import search
 from benchmarks.paper.credit import Pass, collect_passes
 from benchmarks.paper.errors import seen
-from benchmarks.paper.lab import LIKELIHOOD, MASPRM, ORM, Lab, command
+from benchmarks.paper.lab import LIKELIHOOD, Lab, command
 from benchmarks.paper.page import NEW, Claim, Page, percent
 from benchmarks.ranking import auc_cells, auc_difference, rank
 
@@ -22,9 +22,8 @@ Policy likelihood costs nothing. A critic can add something only where wrong mes
 The messages are those of single passes, each after a beginning without an error; the truth about them is known.
 `likelihood` is the geometric mean of a message's token probabilities: the median of the right and of the wrong ones.
 `AUC` is the probability that a right message has a higher value than a wrong one of the same agent, over all problems.
-PL is policy likelihood; the ORM scores unfinished transcripts here, which it was not trained for. The last table
-compares messages of the same problem after the same beginning, as a search does: the share of pairs in trees of the dev
-split that a critic orders right, in %, with 95% intervals.
+PL is policy likelihood. The last table compares messages of the same problem after the same beginning, as a search
+does: the share of pairs in trees of the dev split that a critic orders right, in %, with 95% intervals.
 """
 
 
@@ -48,8 +47,7 @@ def run(lab: Lab) -> Page:
     page = Page("confidence", "Confident and unsure errors", ASKS)
     critics: dict[str, Any] = {
         "PL": search.PolicyLikelihood(),
-        "MASPRM": lab.critic(lab.home, MASPRM),
-        "ORM": lab.critic(lab.home, ORM, prefixes=True),
+        "MASPRM": lab.critic(lab.home),
     }
     found = messages(collect_passes(lab, lab.home, critics))
     agents = [agent for agent in dict.fromkeys(one.agent for one in found) if _enough(found, agent)]
