@@ -7,19 +7,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import search
 from benchmarks.paper.credit import Pass, collect_passes
-from benchmarks.paper.errors import seen
-from benchmarks.paper.lab import LIKELIHOOD, Lab, command
+from benchmarks.paper.errors import against_truth
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, SCORE_HEADER, Lab, arm, command, score_cells
 from benchmarks.paper.page import NEW, Claim, Page, percent
+from benchmarks.paper.rivals import compared
 from benchmarks.ranking import auc_cells, auc_difference, rank
 
 FEWEST = 20
 """Right and wrong messages that an agent must have to be in the table."""
 
 ASKS = """
-Policy likelihood costs nothing. A critic can add something only where wrong messages are about as likely as right ones.
-The messages are those of single passes, each after a beginning without an error; the truth about them is known.
+Policy likelihood costs nothing. A critic can add something only if the agents write right messages as well as wrong ones
+in a search, and if the wrong ones are about as likely as the right ones. The first table shows the most that a critic
+can add: the same search with the truth about each message as critic. The messages of the second table are those of
+single passes, each after a beginning without an error.
 `likelihood` is the geometric mean of a message's token probabilities: the median of the right and of the wrong ones.
 `AUC` is the probability that a right message has a higher value than a wrong one of the same agent, over all problems.
 PL is policy likelihood. The last table compares messages of the same problem after the same beginning, as a search
@@ -46,9 +48,14 @@ class Message(NamedTuple):
 def run(lab: Lab) -> Page:
     page = Page("confidence", "Confident and unsure errors", ASKS)
     critics: dict[str, Any] = {
-        "PL": search.PolicyLikelihood(),
+        "PL": lab.load(LIKELIHOOD),
         "MASPRM": lab.critic(lab.home),
     }
+    single, guided = lab.measure(lab.home, [arm("single"), arm(MCTS, critics["PL"], "PL")])
+    (truth,), (seen,) = against_truth(lab, lab.home)
+    searches = [(score.row.label, *score_cells(score)) for score in (single, guided, truth)]
+    page.table(("search", *SCORE_HEADER), searches)
+    page.claims.append(compared(f"{MCTS}: the truth over policy likelihood", NEW, truth, guided))
     found = messages(collect_passes(lab, lab.home, critics))
     agents = [agent for agent in dict.fromkeys(one.agent for one in found) if _enough(found, agent)]
     rows = []
@@ -67,7 +74,7 @@ def run(lab: Lab) -> Page:
     dropped = sorted({one.agent for one in found} - set(agents))
     if dropped:
         page.blocks.append(f"Left out, with fewer than {FEWEST} right or wrong messages: {', '.join(dropped)}.\n")
-    page.blocks.append(seen(lab, lab.home, {"MASPRM": critics["MASPRM"], "policy likelihood": lab.load(LIKELIHOOD)}))
+    page.blocks.append(seen)
     return page
 
 
