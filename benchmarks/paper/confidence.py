@@ -18,10 +18,10 @@ FEWEST = 20
 """Right and wrong messages that an agent must have to be in the table."""
 
 ASKS = """
-Policy likelihood costs nothing. A critic can add something only if the agents write right messages as well as wrong ones
-in a search, and if the wrong ones are about as likely as the right ones. The first table shows the most that a critic
-can add: the same search with the truth about each message as critic. The messages of the second table are those of
-single passes, each after a beginning without an error.
+Policy likelihood costs nothing. A critic can add something only if the agents write right messages as well as wrong
+ones in a search, and if the wrong ones are about as likely as the right ones. The first table shows the most that a
+critic can add: the same search with the truth about each message as critic. The messages of the second table are those
+of single passes, each after a beginning without an error.
 `likelihood` is the geometric mean of a message's token probabilities: the median of the right and of the wrong ones.
 `AUC` is the probability that a right message has a higher value than a wrong one of the same agent, over all problems.
 PL is policy likelihood. The last table compares messages of the same problem after the same beginning, as a search
