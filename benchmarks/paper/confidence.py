@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.paper.credit import Pass, collect_passes
-from benchmarks.paper.errors import against_truth
+from benchmarks.paper.errors import seen
 from benchmarks.paper.lab import LIKELIHOOD, MCTS, SCORE_HEADER, Lab, arm, command, score_cells
 from benchmarks.paper.page import NEW, Claim, Page, percent
 from benchmarks.paper.rivals import compared
 from benchmarks.ranking import auc_cells, auc_difference, rank
+
+TEMPERATURES = (None, 1.0, 1.5)
+"""Of the agents in the searches; None for their own."""
 
 FEWEST = 20
 """Right and wrong messages that an agent must have to be in the table."""
@@ -20,8 +23,9 @@ FEWEST = 20
 ASKS = """
 Policy likelihood costs nothing. A critic can add something only if the agents write right messages as well as wrong
 ones in a search, and if the wrong ones are about as likely as the right ones. The first table shows the most that a
-critic can add: the same search with the truth about each message as critic. The messages of the second table are those
-of single passes, each after a beginning without an error.
+critic can add: the same search with the truth about each message as critic, at the agents' own temperature and at
+higher ones, with top-p 1. The messages of the second table are those of single passes, each after a beginning without
+an error.
 `likelihood` is the geometric mean of a message's token probabilities: the median of the right and of the wrong ones.
 `AUC` is the probability that a right message has a higher value than a wrong one of the same agent, over all problems.
 PL is policy likelihood. The last table compares messages of the same problem after the same beginning, as a search
@@ -51,11 +55,20 @@ def run(lab: Lab) -> Page:
         "PL": lab.load(LIKELIHOOD),
         "MASPRM": lab.critic(lab.home),
     }
-    single, guided = lab.measure(lab.home, [arm("single"), arm(MCTS, critics["PL"], "PL")])
-    (truth,), (seen,) = against_truth(lab, lab.home)
-    searches = [(score.row.label, *score_cells(score)) for score in (single, guided, truth)]
-    page.table(("search", *SCORE_HEADER), searches)
-    page.claims.append(compared(f"{MCTS}: the truth over policy likelihood", NEW, truth, guided))
+    arms = [arm("single"), *(arm(MCTS, critic, name) for name, critic in critics.items())]
+    arms.append(arm(MCTS, lab.truth(lab.home), "truth"))
+    searches = []
+    for temperature in TEMPERATURES:
+        scores = lab.measure(lab.home, arms, temperature=temperature)
+        shown = "own" if temperature is None else f"{temperature:g}"
+        searches += [(score.row.label, shown, *score_cells(score)) for score in scores]
+        _, likelihood, masprm, truth = scores
+        about = "" if temperature is None else f", temperature {shown}"
+        page.claims += [
+            compared(f"{MCTS}{about}: the truth over policy likelihood", NEW, truth, likelihood),
+            compared(f"{MCTS}{about}: MASPRM over policy likelihood", NEW, masprm, likelihood),
+        ]
+    page.table(("search", "temperature", *SCORE_HEADER), searches)
     found = messages(collect_passes(lab, lab.home, critics))
     agents = [agent for agent in dict.fromkeys(one.agent for one in found) if _enough(found, agent)]
     rows = []
@@ -74,7 +87,7 @@ def run(lab: Lab) -> Page:
     dropped = sorted({one.agent for one in found} - set(agents))
     if dropped:
         page.blocks.append(f"Left out, with fewer than {FEWEST} right or wrong messages: {', '.join(dropped)}.\n")
-    page.blocks.append(seen)
+    page.blocks.append(seen(lab, lab.home, {"MASPRM": critics["MASPRM"], "policy likelihood": critics["PL"]}))
     return page
 
 
