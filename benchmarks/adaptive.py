@@ -33,8 +33,11 @@ from mas_gym.policies.cache import CachedPolicy
 from mas_gym.systems.state import MASState
 from rewardmodels import load_critic
 from search.compare import accuracy_interval
-from search.compare.stopping import Check, Checked, fit
-from search.planners.stopping import FEATURES, Evidence, StopMap, StopRule
+from search.compare.stop_thresholds import Check, Checked, fit
+from search.engine.allocation import Allocation
+from search.engine.allowance import Cost
+from search.planners.allocated import Allocated
+from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Model, PlanGenerator, Planner, Propose
 
 PAGE = Path(__file__).with_name("pages") / "adaptive.md"
@@ -333,6 +336,79 @@ def cascades(lab: Lab, specs: Sequence[str], critic: str, numbers: tuple[int, in
     yield line(f"cascade:{name}", cascade(chosen, test), whole, test[-1])
 
 
+SHARES = (0.25, 0.4, 0.55, 0.7)
+"""Budgets, as shares of the tokens of whole searches."""
+
+
+def allocate(traces: Sequence[Trace], stop_map: StopMap, tokens: float) -> Scores:
+    """Return what a run reaches that allocates ``tokens`` to searches, whose increments the traces contain.
+
+    An increment that exceeds its grant counts in full, though a run cuts it short, and its answer does not count.
+    """
+    rule = Allocated(Confident(stop_map.threshold, stop_map), max(len(trace.points) for trace in traces) + 1)
+    allocation, at = Allocation(search.Budget(tokens=int(tokens))), dict.fromkeys(range(len(traces)), -1)
+    for number in at:
+        allocation.enter(number)
+    found: dict[int, tuple[bool, int]] = dict.fromkeys(at, (False, 0))
+    while grants := allocation.next_round(Cost(tokens=sum(spent for _, spent in found.values()))):
+        for number, grant in grants.items():
+            trace, limit = traces[number], allocation.limit(number, grant).tokens
+            at[number] += 1
+            last = at[number] == len(trace.points)
+            point = Point(trace.points[0].evidence, trace.tokens, trace.right) if last else trace.points[at[number]]
+            paid = limit is None or point.tokens <= limit
+            found[number] = (point.right if paid else found[number][0], point.tokens)
+            spent = Cost(tokens=point.tokens)
+            if last or not paid or rule.reason(point.evidence) is not None or point.evidence.check >= rule.size:
+                allocation.leave(number, spent)
+            else:
+                allocation.pause(number, rule.further(point.evidence), spent)
+    ids = [trace.problem for trace in traces]
+    hits = {name: float(found[number][0]) for number, name in enumerate(ids)}
+    return Scores(hits, {name: float(found[number][1]) for number, name in enumerate(ids)})
+
+
+def within(tokens: float) -> Rule:
+    """Return the rule of a budget per search: the last check within it, or the first check."""
+
+    def run(trace: Trace) -> tuple[bool, int, bool]:
+        paid = [point for point in trace.points if point.tokens <= tokens] or [*trace.points[:1]]
+        if not paid or trace.tokens <= tokens:
+            return trace.right, trace.tokens, False
+        return paid[-1].right, paid[-1].tokens, True
+
+    return run
+
+
+def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
+    """Yield the table of a budget that is allocated, divided equally, or spent by a stop rule alone."""
+    dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
+    known, whole = fit(checked(dev), "", "").map, fmean(trace.tokens for trace in dev)
+    yield f"\n## A run budget for all questions: {spec} with {critic}\n"
+    yield f"{len(dev)} dev and {len(test)} test problems. Budgets are shares of the tokens of whole searches on dev."
+    yield "The threshold of the stop rule alone is the largest that stays within the budget on dev. Differences are"
+    yield "paired, against the equal budget for each question.\n"
+    yield "| budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
+    yield "|---:|---|---:|---:|---:|---|"
+    for share in SHARES:
+        budget = share * whole
+        equal = scored(test, within(budget))
+        fits = [p for p in (*PROBABILITIES, 1.0) if scored(dev, calibrated(known, p)).spent <= budget]
+        ways = {
+            "equal": equal,
+            "allocated, stop.json": allocate(test, known, budget * len(test)),
+            "allocated, stop.json@1": allocate(test, replace(known, threshold=1.0), budget * len(test)),
+        }
+        if fits:
+            ways[f"stop.json@{max(fits):g} alone"] = scored(test, calibrated(known, max(fits)))
+        for name, found in ways.items():
+            span = accuracy_interval([*found.hits.values()], len(found.hits))
+            interval = f"{100 * span.low:.1f} to {100 * span.high:.1f}"
+            compared = "" if name == "equal" else against(found, equal)
+            cells = (f"{budget:,.0f}", name, f"{100 * found.hit:.1f}", interval, f"{found.spent:,.0f}", compared)
+            yield f"| {' | '.join(cells)} |"
+
+
 def best_of_n(lab: Lab) -> Iterator[str]:
     """Yield MCTS that stops against best-of-N with the ORM at equal accuracy on dev."""
     runs = {split: (lab.traces("mcts:20,3", "tiny-masprm", split), lab.traces("bon:20", "tiny-orm", split)) for split in
@@ -365,6 +441,8 @@ def main() -> None:
         "bon": lambda: family(lab, "bon:20", "tiny-orm"),
         "mcts": lambda: family(lab, "mcts:20,3", "tiny-masprm"),
         "best-of-n": lambda: best_of_n(lab),
+        "allocation-bon": lambda: allocations(lab, "bon:20", "tiny-orm"),
+        "allocation-mcts": lambda: allocations(lab, "mcts:20,3", "tiny-masprm"),
         "transfer": lambda: transfer(lab, "bon:20", "tiny-orm", options.difficulty),
         "cascade": lambda: cascades(lab, ("single", "mcts:20,2", "mcts:20,6"), "tiny-masprm", options.cascade),
     }
@@ -375,7 +453,7 @@ def main() -> None:
         print(sections[part], flush=True)
 
 
-PARTS = ("bon", "mcts", "best-of-n", "transfer", "cascade")
+PARTS = ("bon", "mcts", "best-of-n", "allocation-bon", "allocation-mcts", "transfer", "cascade")
 MARK = "\n\n<!-- part: {} -->\n"
 
 

@@ -309,7 +309,7 @@ def lora(config: Config, folder: Path, device: str, until: float) -> None:
 
     from rewardmodels.data.encode import Encoder
     from rewardmodels.model.backbone import can_share
-    from rewardmodels.training.run import open_backbone
+    from rewardmodels.training.train_critic import open_backbone
     from rewardmodels.training.trainer import CriticTrainer, HeldOut, StepData, arguments, bundles, schedule
 
     settings = PAPER.to_dict()

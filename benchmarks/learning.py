@@ -30,7 +30,7 @@ from benchmarks.tiny.stories import generated
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents import credited_samples, demonstrations, sibling_pairs, train_agents
-from rewardmodels.training.run import grow, grown, teach, trees
+from rewardmodels.training.train_critic import grow, grown, teach, trees
 from search.catalogue import load_critic
 from search.compare import Bench, measure, named_planners, paired_difference, summarise
 from search.compare.arms import Arm

@@ -17,7 +17,7 @@ from benchmarks.tiny.truth import first_error
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import same_rule
 from rewardmodels.data.mining import pairs
-from rewardmodels.training.run import trees
+from rewardmodels.training.train_critic import trees
 
 
 def counts(options: Options) -> Counter[tuple[str, str]]:

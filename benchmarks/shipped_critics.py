@@ -22,7 +22,7 @@ import search
 from mas_gym.policies import Policy, load_policy
 from rewardmodels.model.folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
-from rewardmodels.training.run import ROLLOUTS, grow, teach, trees
+from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
 from search.compare import Bench, paired_difference
 
 SEED = 42

@@ -1,6 +1,6 @@
-"""Pages of the site that are made from the product at each build: reference, evidence and ``llms.txt``.
+"""Generated pages of the site: reference, evidence and ``llms.txt``.
 
-MkDocs calls the functions ``on_*``. Nothing here is written into the repository.
+MkDocs calls the functions ``on_*``. The pages are generated at each build and are not written into the repository.
 """
 
 import ast

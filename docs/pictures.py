@@ -1,8 +1,9 @@
-"""Draws the site's pictures from the real product into ``docs/pictures``.
+"""Generates the site's pictures in ``docs/pictures``.
 
-``python docs/pictures.py`` draws the turns of an episode and the shipped graphs, and copies files into the pages
-that show them; a test checks that all are up to date. ``python docs/pictures.py --screens`` also photographs the
-tree page, the index of runs and the report, at 1280 and 390 pixels, light and dark, with headless Chromium.
+``python docs/pictures.py`` draws the turns of an episode and the shipped graphs, and copies example files into the
+pages that show them; a test checks that all are up to date. ``python docs/pictures.py --screens`` also takes
+screenshots of the tree page, the index of runs and the report with headless Chromium, at 1280 and 390 pixels, in light
+and dark mode.
 """
 
 import argparse

@@ -1,18 +1,19 @@
 """Every error class of MAS-Gym, and the checks of names, arguments and packages that raise the most common ones.
 
 Each class is a `MASGymError` and also the builtin that fits it, so both
-``except MASGymError`` and, say, ``except ValueError`` catch it. A message says
-what was expected, what was given, and what to do about it.
+``except MASGymError`` and, for example, ``except ValueError`` catch it. A message states
+what was expected, what was received, and how to fix it.
 """
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
@@ -186,6 +187,11 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(f"{name}: expected a whole number of at least {at_least}, got {shown(value)}")
     return value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite int or float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:

@@ -1,19 +1,20 @@
 """Specs (strings that name planners, critics, policies, tasks, graders and programs) and registries of names.
 
-All kinds of parts use one grammar, in Python and on the command line::
+All kinds of components use one grammar, in Python and on the command line::
 
     SPEC      = NAME [":" ARGUMENT] ["#" OPTIONS]                       mcts:10,3   judge:tiny   tiny#max_batch=32
               | FILE ".py:" NAME [":" SETTINGS] ["#" OPTIONS]           my.py:Lookahead:2,depth=3
     SETTINGS  = VALUE {"," VALUE} {"," KEY "=" VALUE}                   10,3,leaf=bootstrap
     OPTIONS   = KEY "=" YAML {"&" KEY "=" YAML}                         dtype=bfloat16&max_batch=32
 
-``NAME`` is a built-in part, a part of an installed package (an entry point in the group of its kind), or a class or
-function at the top level of a Python file. The argument of planners, tasks, graders and programs is a list of
-settings; that of critics and policies is one text, such as a model, an address or other specs. Settings are parsed as
-integers, decimals, ``true``, ``false`` or ``none``, otherwise as text. Options are keyword arguments with YAML values.
+``NAME`` is a built-in component, a component of an installed package (an entry point in the group of its kind), or a
+class or function at the top level of a Python file. The argument of planners, tasks, graders and programs is a list of
+settings. The argument of critics and policies is one text, such as a model, an address or other specs. Settings are
+parsed as integers, decimals, ``true``, ``false`` or ``none``, otherwise as text. Options are keyword arguments with
+YAML values.
 
 A file is imported once per version of its contents, with its folder on ``sys.path``, so that it can import other files
-there. The code runs with the user's permissions, so use only files that you trust.
+in this folder. The code runs with the user's permissions, so use only files that you trust.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise,
 from rewardmodels.hub import push_to_hub
 from rewardmodels.model.learned import LearnedCritic
 from rewardmodels.training.config import PAPER, TINY, TrainingConfig
-from rewardmodels.training.run import Trained, train
+from rewardmodels.training.train_critic import Trained, train
 from search.catalogue import known_critics, load_critic
 from search.critics import Ensemble
 

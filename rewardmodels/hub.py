@@ -1,7 +1,7 @@
-"""Critics on the Hugging Face hub: publish and download.
+"""Publish critics on the Hugging Face hub, and download them.
 
-``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` or ``hf auth login`` the account, and ``HF_HUB_OFFLINE=1`` uses
-downloaded critics only, all as for any other use of the hub.
+As for any other use of the hub, ``HF_ENDPOINT`` sets the address of a different hub, ``HF_TOKEN`` or ``hf auth login``
+sets the account, and with ``HF_HUB_OFFLINE=1`` only downloaded critics are used.
 """
 
 from __future__ import annotations

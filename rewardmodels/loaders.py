@@ -1,4 +1,4 @@
-"""This package's critics by name: `search.load_critic` finds them through the entry-point group ``mas_gym.critics``."""
+"""This package's critics by name; `search.load_critic` finds them through the entry-point group ``mas_gym.critics``."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from search.planners.registry import load_planner, planner_names, planner_spec
     from search.prices import Prices, as_prices
     from search.protocol import (
+        Continue,
         Critic,
         Evaluate,
         Extract,
@@ -72,7 +73,8 @@ _HOMES = {
     "search.planners.registry": "load_planner planner_names planner_spec",
     "search.prices": "Prices as_prices",
     "search.protocol": (
-        "Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext as_critic as_planner"
+        "Continue Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext as_critic "
+        "as_planner"
     ),
     "search.sampling": "Sampling",
     "search.store": "Imported Recorded RunInfo Store import_transcripts open_store",
@@ -95,6 +97,7 @@ __all__ = [
     "ChosenRecipients",
     "Comparison",
     "ConstantCritic",
+    "Continue",
     "Critic",
     "Evaluate",
     "Extract",

@@ -1,4 +1,4 @@
-"""Limits on what a search or a run spends."""
+"""Limits on the cost of a search or a run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Budget:
     def tightened(self, other: Budget) -> Budget:
         """Return the smaller limit of both in each unit."""
         pairs = ((name, [getattr(one, name) for one in (self, other)]) for name in LIMITS)
-        return replace(self, **{name: min((n for n in both if n is not None), default=None) for name, both in pairs})
+        limits = {name: min((n for n in both if n is not None), default=None) for name, both in pairs}
+        return replace(self, **limits, rate=self.rate or other.rate)
 
     def priced(self, rate: Rate | None) -> Budget:
         """Return the budget with a run's prices, which stand in it only if it limits USD.

@@ -1,4 +1,4 @@
-"""Combinations of critics that were fitted to recorded outcomes or labels, cross-validated by question."""
+"""Combinations of critics, fitted to recorded outcomes or labels and cross-validated by question."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
-from mas_gym.errors import DataError, shown
+from mas_gym.errors import DataError, is_number, shown
 from search.critics import Combination
 from search.protocol import Critic, ScoringContext
 
@@ -131,22 +131,18 @@ def _curve(data: object, method: str, members: int) -> Curve:
     columns = {name: fields.get(name) for name in ("mean", "scale", "weights", "at", "level")}
     sizes = {"mean": members, "scale": members, "weights": 2 * members} if method == "logistic" else {}
     for name, values in columns.items():
-        fits = isinstance(values, list | tuple) and all(map(_is_number, values))
+        fits = isinstance(values, list | tuple) and all(map(is_number, values))
         if not fits or (name in sizes and len(values) != sizes[name]):  # type: ignore[arg-type]
             raise DataError(
                 f"calibrated critics: {name}: expected finite numbers, got {shown(values)}; train them again"
             )
     found = Curve(**{name: tuple(map(float, values or ())) for name, values in columns.items()}, bias=fields["bias"])
     rising = all(a <= b for a, b in zip(found.at, found.at[1:], strict=False))
-    if not _is_number(found.bias) or not all(s > 0 for s in found.scale) or not rising:
+    if not is_number(found.bias) or not all(s > 0 for s in found.scale) or not rising:
         raise DataError("calibrated critics: expected positive scales and ascending values; train them again")
     if method == "isotonic" and not (found.at and len(found.at) == len(found.level)):
         raise DataError("calibrated critics: expected a level for each value; train them again")
     return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Calibrated(Combination):

@@ -1,14 +1,14 @@
 """Critics by name: ``"policy-likelihood"``, ``"models/masprm"``, ``"ensemble:A,B"``, ``"my.py:Lookahead"``.
 
-A package adds names with entry points in the group ``mas_gym.critics``. An entry loads to one of
+A package registers names with entry points in the group ``mas_gym.critics``. An entry point is one of
 
 * a loader ``(argument, **options) -> critic``, such as a critic's class;
-* the path of a folder that training wrote;
+* the path of a folder written by training;
 * a function that returns such a path, whose keyword arguments are options.
 
-Some names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` and
-``calibrated`` do so if the folder has a file ``features.json`` or ``calibrated.json``, and ``hub`` finds the folder of
-what is named ``org/name`` alone.
+Some names are also used for specs without a name: ``folder`` loads the path of a folder, ``features`` and
+``calibrated`` load it if the folder has a file ``features.json`` or ``calibrated.json``, and ``hub`` finds the folder
+of ``org/name``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Credit for each message: advantages from groups of samples or from search trees, for training the agents.
 
-`credit` computes them for finished plans by the name of a method. The functions below it take plain arrays. Each
+`credit` computes advantages for finished plans by the name of a method. The other functions take plain arrays. Each
 docstring has the formula, the shapes and the source. In the shapes, ``M`` is the number of messages, ``G`` of
 transcripts, ``N`` of tree nodes, ``K`` of continued siblings and ``S >= K`` of all sampled siblings.
 
@@ -15,10 +15,10 @@ transcripts, ``N`` of tree nodes, ``K`` of continued siblings and ``S >= K`` of 
 | ``value-baseline`` | continuations of its siblings and the critic's value of the state before it | up to a constant |
 | ``exact`` | the expected reward before it | it is the exact credit |
 
-The exact credit of a message ``a`` in a state ``s`` is ``E[R | s, a] - E[R | s]``. Unbiasedness needs siblings that are
-independent samples, and a choice of which of them to continue that does not depend on their texts or values. Trees
-whose planner merges equal messages or continues the better ones, such as MCTS, give biased estimates. A constant means
-one that is the same for all messages in a state; it does not change the expected policy gradient.
+The exact credit of a message ``a`` in a state ``s`` is ``E[R | s, a] - E[R | s]``. The estimates are unbiased if
+siblings are independent samples and the choice of siblings to continue does not depend on their texts or values. Trees
+of planners that merge equal messages or continue the better ones, such as MCTS, give biased estimates. "Up to a
+constant" means a constant that is equal for all messages in a state; it does not change the expected policy gradient.
 """
 
 from __future__ import annotations

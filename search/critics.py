@@ -1,4 +1,4 @@
-"""Critics that need no model of their own: log-probabilities, agreement among leaves, chance, and combinations."""
+"""Critics without a model: log-probabilities, agreement among leaves, random values, and combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grading of a plan's answers; the only place of a search that sees reference answers."""
+"""Grading of a plan's answers; the only part of a search with access to reference answers."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Prices of models in USD, and the cost of a search by them.
+"""Prices of models in USD, and the cost of a search at these prices.
 
-A price file names each model as tables do, with quotes where YAML needs them::
+A price file uses the model names shown in tables, with quotes where YAML needs them::
 
     "openai:gpt-4o-mini": {prompt: 0.15, cached: 0.075, generated: 0.60}
     tiny: {second: 0.0001}
     tiny-masprm: {forward: 0.000002}
 
-``prompt``, ``cached`` and ``generated`` are USD per million tokens, ``forward`` is USD per critic forward (RC), and
-``second`` is USD per wall-clock second of a search. Prices never change what a search finds, except through a budget
-in USD, which is part of a run's identity together with them.
+``prompt``, ``cached`` and ``generated`` are USD per million tokens, ``forward`` is USD per reward call (RC), and
+``second`` is USD per wall-clock second of a search. Prices do not change the result of a search, except through a
+budget in USD. In that case, budget and prices are part of a run's identity.
 """
 
 from __future__ import annotations

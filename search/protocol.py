@@ -1,9 +1,9 @@
 """The protocol between planners, critics and the scheduler.
 
-A planner is a generator. It yields lists of requests, is sent the list of
-replies in the same order, and returns a `Plan`; it does no I/O, reads no clock
-and draws randomness only from the generator that it is given. So a planner can
-be tested without a model, and thousands can run at once::
+A planner is a generator. It yields lists of requests, receives the list of replies in
+the same order, and returns a `Plan`. It performs no I/O, does not read the clock, and
+draws random numbers only from the generator that it is given. Therefore a planner can be
+tested without a model, and thousands can run concurrently::
 
     planner                                 scheduler
     yield [Propose(s, n=3)]          ->
@@ -12,18 +12,18 @@ be tested without a model, and thousands can run at once::
                                      <-     [[0.1, 0.7, -0.2]]
     return Plan(...)                 ->     graded, counted, stored
 
-A planner should answer within any budget that pays for one pass through the
-schedule. It can ask for `Remaining` before it commits itself. When a request does
-not fit into the budget, the scheduler raises `BudgetError` at the planner's ``yield``;
-a planner that catches it returns the best plan it has. If no path has reached its
-end yet, it may finish one, with single messages: they are granted as long as calls
-are left, even when the tokens are spent (at most one message per scheduled agent).
+A planner should return an answer within any budget that covers one pass through the
+schedule. It can request `Remaining` first. If a request exceeds the budget, the scheduler
+raises `BudgetError` at the planner's ``yield``. A planner that catches the error returns the
+best plan so far. If no path is finished yet, the planner may finish one path with single
+messages, at most one per scheduled agent. These requests are granted while calls remain, even
+if the token budget is exhausted.
 
-A search of a recorded run (`search.Recorded`) draws recorded messages, so a state has only so many. A reply
-shorter than ``n`` says that none are left at that state, and if the states of a list of requests have none at
-all, the scheduler raises `ExhaustedError`, a `BudgetError`: a planner that handles spent budgets returns the best
-plan it has, and one that handles the subclass goes on at other states. Each state that was reached has at least
-one message for each time it was reached, so a path can always be continued to its end.
+A search of a recorded run (`search.Recorded`) draws recorded messages, so a state has a limited number of messages. A
+reply with fewer than ``n`` messages means that none are left at that state. If no state in a list of requests has
+messages left, the scheduler raises `ExhaustedError`, a `BudgetError`. A planner that handles only `BudgetError` returns
+the best plan so far; one that handles `ExhaustedError` can continue at other states. A state has at least one message
+for each time it was reached, so every path can be continued to its end.
 """
 
 from __future__ import annotations
@@ -101,7 +101,22 @@ class Remaining:
     """
 
 
-Request = Propose | Evaluate | Extract | Reward | Remaining
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Ask whether to spend more on this search, when it has an answer; the reply is None, or why it should stop.
+
+    It must be the only request of its list. The reply is None except in a run that allocates its budget
+    (``search.run(..., allocate=True)``), where it comes once all other searches wait, too.
+
+    Attributes:
+        gain: Expected increase of the probability of a right answer per further increment, such as one pass or one
+            simulation; a positive number.
+    """
+
+    gain: float
+
+
+Request = Propose | Evaluate | Extract | Reward | Remaining | Continue
 PlanGenerator = Generator[list[Request], list[Any], Plan]
 
 

@@ -1,4 +1,4 @@
-"""Worlds: the messages recorded at each state of a problem, and the outcomes of episodes, to search again."""
+"""Recorded messages at each state of a problem and recorded outcomes, which planners can search again."""
 
 from __future__ import annotations
 

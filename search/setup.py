@@ -1,6 +1,6 @@
-"""The settings of a search: they determine its result, apart from its problem and the policy.
+"""The settings that, together with its problem and the policy, determine the result of a search.
 
-`make_setup` loads what is given by name and checks that the parts fit each other.
+`make_setup` loads components that are given by name and checks that they are compatible.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Setup:
         program: The agent program behind the system; None for a MAS.
         rate: The prices of its models; None if they are not given.
         recording: The recorded run whose messages are drawn; None if a policy writes them.
+        allocated: The run's budget, if the run allocates it to its searches; else None.
     """
 
     planner: Planner
@@ -56,6 +57,7 @@ class Setup:
     program: Program | None = None
     rate: Rate | None = None
     recording: Recording | None = None
+    allocated: Budget | None = None
 
 
 def make_setup(

@@ -1,9 +1,9 @@
 """The search tree: flat columns, one entry per node, the root at index 0.
 
-Node ``i`` stands for a state and for the edge ``(s, a)`` that led to it, so that
-``visits[i]`` is ``N(s, a)`` and ``totals[i]`` is ``W(s, a)``. Nothing here
-recurses, and siblings share everything but their own message, so a tree costs
-less than 200 bytes per node beyond the texts, the states included.
+Node ``i`` represents a state and also the edge ``(s, a)`` that leads to it, so
+``visits[i]`` is ``N(s, a)`` and ``totals[i]`` is ``W(s, a)``. No function is recursive,
+and siblings share all earlier messages. A tree therefore takes less than 200 bytes per
+node, including the states but not the texts.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 import mas_gym.plugins
 import search  # noqa: F401 - defines errors
-from mas_gym.errors import MASGymError, SearchError
+from mas_gym.errors import MASGymError, SearchError, is_number
 from mas_gym.internal.jobs import _portable
 from mas_gym.programs import Program  # noqa: F401 - defines errors
 
@@ -51,3 +51,13 @@ def test_portable_error_of_a_user_that_does_not_pickle() -> None:
 
 def test_user_code_error_is_among_the_classes() -> None:
     assert mas_gym.plugins.UserCodeError in KINDS
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, True), (-1.5, True), (10**400, True), (True, False), ("1", False)])
+def test_is_number_accepts_finite_numbers(value: object, expected: bool) -> None:
+    assert is_number(value) is expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_is_number_rejects_infinite_values_and_nan(value: float) -> None:
+    assert not is_number(value)

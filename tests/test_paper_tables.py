@@ -49,7 +49,7 @@ from mas_gym.policies import load_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action
 from rewardmodels import stored_trees
-from rewardmodels.training.run import trees
+from rewardmodels.training.train_critic import trees
 from search import ScoringContext
 from search.compare import Difference
 from search.compare.first_errors import auc

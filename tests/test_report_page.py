@@ -19,7 +19,7 @@ from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
 from search import open_store
 from search.compare.blame import blame, chosen_path, path_values
-from search.compare.calibration import ScoredState, calibration, scored_states
+from search.compare.reliability import ScoredState, calibration, scored_states
 from search.report.report import read_reports, report_figures, write_tensorboard
 from search.results.outcomes import Outcome, anytime_curve
 

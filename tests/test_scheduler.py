@@ -23,6 +23,7 @@ from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.policies.sessions import BatchSession
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
+from search.engine import one_search
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import Scheduler, SearchFuture, Step
 from search.setup import make_setup
@@ -286,6 +287,28 @@ def test_deadlines_are_those_of_each_search() -> None:
         assert not long.done()
         policy.gate.set()
         assert long.result(30).error is None
+
+
+@pytest.mark.parametrize("planner", ["bon:9", "mcts:9,3", "adaptive:9", "cascade:single>bon:9@1"])
+def test_clock_that_jumps_ahead_ends_the_open_search_alone(planner: str, monkeypatch: Any) -> None:
+    ahead, asked = 0.0, 0
+
+    def jumping(request: Any, seed: int) -> str:
+        nonlocal ahead, asked
+        asked += 1
+        ahead = 3600.0 if asked > 60 else 0.0
+        return talk(request, seed)
+
+    for module in (one_search, search.engine.scheduler):
+        monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + ahead)
+    options: dict[str, Any] = {"mas": chain(3), "critic": HashCritic(), "concurrency": 1}
+    policy = ScriptedPolicy(jumping, "talker", 1)
+    plans = list(search.run(planner, problems(6), policy=policy, budget=Budget(seconds=600), **options))
+    assert [plan.stopped for plan in plans].count("budget of 600 seconds spent") == 1
+    for plan in plans:
+        # A search without an answer by then has a clear error.
+        assert plan.answer is not None or plan.error == "BudgetError: budget of 600 seconds spent"
+    assert len(plans) == 6 and sum(plan.error is not None for plan in plans) <= 1
 
 
 # ---- ends

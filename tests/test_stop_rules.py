@@ -19,9 +19,9 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymErro
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.testing import check_planner
 from search import load_planner, planner_spec
-from search.compare.stopping import FEATURES, Check, Checked, calibrate_stop, fit
+from search.compare.stop_thresholds import FEATURES, Check, Checked, calibrate_stop, fit
 from search.planners.ask_tell import AskTell
-from search.planners.stopping import Confident, Gain, Settled, StopMap, expected_excess, pass_gain, read_stop
+from search.planners.stop_rules import Confident, Gain, Settled, StopMap, expected_excess, pass_gain, read_stop
 
 AT_END = [
     "bon:12",

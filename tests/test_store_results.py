@@ -19,7 +19,7 @@ from mas_gym.tasks import Grade, Problem
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search import Plan, open_store
 from search.compare.blame import Falls, blamed, path_values
-from search.compare.calibration import CONFIDENT, scored_states
+from search.compare.reliability import CONFIDENT, scored_states
 from search.results.outcomes import outcome_of
 from search.store import TreeValues, regrade
 

@@ -17,7 +17,7 @@ from benchmarks.paper.page import Page, percent, span
 from rewardmodels import load_critic
 from search.compare import mean_interval
 from search.compare.blame import largest_fall
-from search.compare.calibration import CONFIDENT
+from search.compare.reliability import CONFIDENT
 
 JUDGE = "judge:tiny"
 """Left out for other agents."""

@@ -36,7 +36,7 @@ from mas_gym.tasks.grading.graders import make_grader
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.loaders import shipped
 from rewardmodels.training.config import SMALL, TrainingConfig, config_for
-from rewardmodels.training.run import CHECKPOINTS, ROLLOUTS, grow, teach, trees
+from rewardmodels.training.train_critic import CHECKPOINTS, ROLLOUTS, grow, teach, trees
 from search import Sampling, load_planner
 from search.compare import (
     PAPER_PLANNERS,

@@ -33,7 +33,7 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.tasks import Task
 from rewardmodels import PAPER
 from rewardmodels.model.backbone import load_tokenizer
-from rewardmodels.training.run import ROLLOUTS
+from rewardmodels.training.train_critic import ROLLOUTS
 from search import MCTS, BestOfN, Planner, SelfConsistency, SinglePass, StepBeamSearch, Usage, load_planner, open_store
 
 VOCABULARY = 4096

@@ -20,7 +20,7 @@ from mas_gym.tasks.generated.game24 import Game24, Numbers, read_left, write_que
 from mas_gym.tasks.sequences import ProblemTask
 from rewardmodels import RewardData, collect, train
 from rewardmodels.data.dataset import export, load_data
-from rewardmodels.training.run import Trained, grow, trees
+from rewardmodels.training.train_critic import Trained, grow, trees
 from search.compare import Bench
 
 PLANNER = "mcts:400,12"

@@ -1,7 +1,7 @@
 """Reader, Planner, Solver and Verifier in plain `openai`, searched without a change: run `python plain_openai.py`.
 
-The program knows nothing of search. It gets a client whose base URL is the gateway of the search, calls it as any
-client, and returns its answer.
+The program has no code for the search. It receives a client whose base URL is the gateway of the search, uses it like
+any client, and returns the answer.
 """
 
 from openai import AsyncOpenAI

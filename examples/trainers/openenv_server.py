@@ -1,4 +1,4 @@
-"""Serve `MASEnv` with OpenEnv, and compute the credit of messages from the rewards that its client receives.
+"""Serve `MASEnv` with OpenEnv, and compute the credit of messages from the rewards that the client receives.
 
 Run ``pip install openenv-core``, then ``python examples/trainers/openenv_server.py``; it serves until it is stopped.
 """

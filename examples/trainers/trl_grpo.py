@@ -1,4 +1,4 @@
-"""Train the agents with TRL's `GRPOTrainer`: `rollout_func` searches, and a message's advantage is its credit.
+"""Train the agents with TRL's `GRPOTrainer`; `rollout_func` runs a search, and a message's advantage is its credit.
 
 Run ``pip install -e '.[agents]'``, then ``python examples/trainers/trl_grpo.py``; about half a minute on one core.
 """

@@ -1,4 +1,4 @@
-"""Run an agent program as a `verifiers` harness inside a search: both sides see each model call.
+"""Run an agent program as a `verifiers` harness inside a search; both libraries record each model call.
 
 Run ``pip install 'verifiers>=0.4,<0.5'``, then ``python examples/trainers/verifiers_program.py``.
 """

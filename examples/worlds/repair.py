@@ -1,4 +1,4 @@
-"""A program with a world: a Programmer edits files of a small repository, and its tests say what still fails.
+"""A program with a world: a Programmer edits files of a small repository and runs the tests.
 
 The repository has ten modules with two seeded bugs each. A scripted policy, which ignores the test results, proposes
 right and wrong edits. The critic repeats the edits on a copy of the repository and returns the share of passing tests.

@@ -1,4 +1,4 @@
-"""``python -m mas_gym.cli``: the command line when the script ``mas-gym`` is not on the path."""
+"""``python -m mas_gym.cli``: the command line if the script ``mas-gym`` is not on the path."""
 
 from mas_gym.cli import main
 

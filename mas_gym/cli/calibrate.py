@@ -15,7 +15,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
-    from search.compare.stopping import Calibration
+    from search.compare.stop_thresholds import Calibration
 
 
 @opt.with_task(task="arithmetic", split="dev", number=100)
@@ -24,26 +24,19 @@ def calibrate(
     source: opt.TaskSource,
     out: Annotated[Path, typer.Option("--out", help="File for the stop map; use it as stop=FILE.json.")],
     critic: Annotated[str, typer.Option("--critic", help=f"Critic: {opt.CRITICS}, or a trained folder.")],
-    mas: opt.MASName = None,
-    program: opt.ProgramSpec = None,
-    program_file: opt.ProgramFiles = None,
-    program_temperature: opt.ProgramTemperature = None,
-    program_agent: opt.ProgramAgents = None,
-    isolate: opt.Isolate = False,
-    policy: opt.PolicyName = None,
+    agents: opt.AgentSource,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     method: Annotated[
         str, typer.Option("--method", help="logistic, or isotonic for more than a few hundred problems.")
     ] = "logistic",
     concurrency: opt.Concurrency = 64,
-    cache: opt.Cache = None,
 ) -> None:
     """Fit the probability that a search's answer is right, and choose the threshold for stopping.
 
     The threshold is the smallest whose Hit@1 on held-out dev problems is at least that of complete searches.
     """
     from search import planner_spec
-    from search.compare.stopping import calibrate_stop
+    from search.compare.stop_thresholds import calibrate_stop
 
     if out.suffix != ".json":
         raise ConfigError(f"--out: expected a file that ends in .json, got {str(out)!r}")
@@ -52,12 +45,10 @@ def calibrate(
     opt.check_folder(out)
     _, algorithm = opt.read_planner(planner)
     problems = source.load()
-    system, code = opt.read_system(
-        mas, program, program_file, program_temperature, problems, agents=program_agent, isolate=isolate
-    )
+    system, code = agents.load(problems)
     numbers = opt.read_seeds(seeds)
     options: dict[str, Any] = {"mas": None if code is not None else system, "program": code}
-    options["policy"] = opt.read_policy(opt.chosen_policy(policy, system), cache)
+    options["policy"] = agents.read_policy(system)
     options |= {"seeds": numbers, "method": method, "concurrency": concurrency, "progress": True}
     found = calibrate_stop(algorithm, problems, critic=opt.read_critic(critic), **options)
     about = {
@@ -65,7 +56,7 @@ def calibrate(
         "task": source.label,
         "problems": len(problems),
         "seeds": list(numbers),
-        "policy": opt.policy_label(opt.chosen_policy(policy, system)),
+        "policy": opt.policy_label(agents.spec(system)),
         "method": method,
         "whole_hit": found.hit,
         **{f"held_out_{name}": value for name, value in found.chosen._asdict().items() if name != "threshold"},

@@ -1,6 +1,6 @@
 """Terminal output: results go to stdout; progress, notes and errors go to stderr.
 
-Text that this program did not write (model messages, names in files, server errors) may contain control characters.
+Text from other sources (model messages, names in files, server errors) may contain control characters.
 The consoles of `stdout` and `stderr` escape everything they print, so commands need not; logs, warnings and tracebacks
 are escaped here as well. `RunProgress` shows live progress: a redrawn table in a terminal, plain lines elsewhere.
 """

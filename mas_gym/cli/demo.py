@@ -1,4 +1,4 @@
-"""``mas-gym demo``: a small version of the paper's comparison with the embedded agents, on a laptop and offline."""
+"""``mas-gym demo``: a small version of the paper's comparison with the bundled agents, on a laptop and offline."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _shipped() -> list[str]:
 def _train(bench: Bench, out: Path, number: int) -> list[str]:
     """Generate rollouts and train both critics; existing results are kept."""
     import mas_gym
-    from rewardmodels.training.run import ROLLOUTS, grow, teach, trees
+    from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
 
     learning = replace(
         bench,

@@ -1,4 +1,4 @@
-"""``mas-gym eval``: planners and critics compared on one task, in a table with intervals."""
+"""``mas-gym eval``: compare planners and critics on one task, in a table with intervals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from mas_gym.errors import BudgetError, ConfigError, DataError
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
-    from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
-    from search import Plan
-    from search.compare import Arm, Bench, Match, Outcome, Remote, Selection, Workers
-    from search.engine.fleet import Fleet
+    from search import Budget, Plan
+    from search.compare import Arm, Bench, Match, Outcome, Selection, Workers
     from search.engine.progress import Progress
     from search.service.telemetry import Watch
 
@@ -72,29 +69,14 @@ Distinct = Annotated[
 @opt.with_task(task="arithmetic")
 def evaluate(
     source: opt.TaskSource,
-    mas: opt.MASName = None,
-    program: opt.ProgramSpec = None,
-    program_file: opt.ProgramFiles = None,
-    program_temperature: opt.ProgramTemperature = None,
-    program_agent: opt.ProgramAgents = None,
-    isolate: opt.Isolate = False,
-    policy: opt.PolicyName = None,
+    agents: opt.AgentSource,
+    options: opt.RunOptions,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
-    concurrency: opt.Concurrency = 64,
     store: opt.Store = None,
-    token_traces: opt.TokenTraces = False,
-    budget: opt.SearchBudget = None,
-    run_budget: opt.RunBudget = None,
-    prices: opt.PricesFile = None,
-    cache: opt.Cache = None,
-    ray: opt.RayAddress = None,
-    actors: opt.Actors = None,
-    gpus_per_actor: opt.GPUs = None,
+    allocate: opt.Allocate = False,
     workers: opt.WorkerCount = None,
-    log_json: opt.LogJSON = None,
-    metrics: opt.Metrics = None,
     json: JSONFile = None,
     csv: CSVFile = None,
     plot: PlotFile = None,
@@ -112,43 +94,52 @@ def evaluate(
     With --recorded, planners draw recorded messages, and accuracy curves over k samples are printed.
     """
     from search.compare import Bench, Match
-    from search.engine import tracing
+    from search.engine.tracing import Tracer
 
-    files = _checked(Files(json, csv, plot, markdown, latex), log_json)
-    numbers, costs = opt.read_seeds(seeds), opt.read_prices(prices)
+    files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
+    numbers, costs = opt.read_seeds(seeds), opt.read_prices(options.prices)
     target = None if match is None else Match.read(match, costs is not None)
-    limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
+    limits = options.limits(costs)
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
+    if allocate:
+        _check_allocated(arms, *limits)
     if recorded is None and (run is not None or distinct):
         raise ConfigError("--run and --distinct belong to --recorded FILE")
     if recorded is not None:
-        given = {"--mas": mas, "--program": program, "--policy": policy, "--cache": cache, "--ray": ray}
-        _check_alone({**given, "--workers": workers, "--token-traces": token_traces or None}, source)
+        given: dict[str, object] = {
+            "--mas": agents.mas,
+            "--program": agents.program,
+            "--policy": agents.policy,
+            "--cache": agents.cache,
+        }
+        given |= {"--ray": options.ray, "--workers": workers, "--token-traces": options.token_traces or None}
+        _check_alone(given, source)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
-        bench = replace(bench, seeds=numbers, concurrency=concurrency, store=store, budget=limits[0])
-        bench = replace(bench, run_budget=limits[1], prices=costs)
-        _evaluate_recorded(arms, bench, name, target, baseline, files, log_json, metrics)
+        bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
+        bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
+        _evaluate_recorded(arms, bench, name, target, baseline, files, options)
         return
     problems = source.load()
-    system, code = opt.read_system(
-        mas, program, program_file, program_temperature, problems, agents=program_agent, isolate=isolate
-    )
-    spec = _spec(policy, source.task, system)
-    alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
-    alone |= {"--judge": source.judge, "--token-traces": "on" if token_traces else None}
+    system, code = agents.load(problems)
+    spec = agents.spec(system)
+    opt.warn_of_misuse(spec, source.task, system)
+    alone: dict[str, object] = {
+        "--ray": options.ray,
+        "--cache": agents.cache,
+        "--log-json": options.log_json,
+        "--match": match,
+    }
+    alone |= {"--actors": options.actors, "--gpus-per-actor": options.gpus_per_actor}
+    alone |= {"--traces": Tracer.current, "--judge": source.judge, "--token-traces": options.token_traces or None}
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
-    fleet = opt.read_fleet(ray, actors, gpus_per_actor)
-    traces = opt.traces_folder(token_traces, store, cache)
-    local, remote = engines(spec, cache, fleet, traces) if shared is None else (None, None)
+    local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
     opt.load_weights(arms if local is not None else [])
-    bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
-    bench = replace(bench, prices=costs)
+    bench = Bench(problems, system, local, numbers, options.concurrency, store, remote, *limits)
+    bench = replace(bench, workers=shared, program=code, allocate=allocate, prices=costs)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
-    from search.service import telemetry
-
-    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+    with options.watched() as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
     show(
         outcomes, _title(source, system.name, spec), files, _meta(bench, source.task, opt.policy_label(spec)), baseline
@@ -157,6 +148,15 @@ def evaluate(
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+
+
+def _check_allocated(arms: Sequence[Arm], budget: Budget, run_budget: Budget) -> None:
+    from search.engine.allocation import check_allocated
+    from search.planners.allocated import allocated
+
+    check_allocated(run_budget, budget)
+    for arm in arms:
+        allocated(arm.planner)
 
 
 def _check_alone(given: Mapping[str, object], source: opt.TaskSource) -> None:
@@ -185,17 +185,15 @@ def _evaluate_recorded(
     target: Match | None,
     baseline: str,
     files: Files,
-    log_json: Path | None,
-    metrics: int | None,
+    options: opt.RunOptions,
 ) -> None:
     import mas_gym
-    from search.service import telemetry
 
     assert bench.recorded is not None
     opt.load_weights(arms)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, bench.task, baseline)
-    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+    with options.watched() as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
     curves = None if stop is not None else _curves(arms, bench)
     meta = {
@@ -227,12 +225,6 @@ def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
     critics = {arm.critic_name: arm.critic for arm in chosen if arm.critic is not None and not arm.critic.reads_peers}
     # Not stored: the searches behind a curve are no rows of a report.
     return select(bench.recorded, critics, problems=bench.task, concurrency=bench.concurrency)
-
-
-def _spec(policy: str | None, task: str | None, system: MAS) -> PolicySpec:
-    spec = opt.chosen_policy(policy, system)
-    opt.warn_of_misuse(spec, task, system)
-    return spec
 
 
 def _title(source: opt.TaskSource, system: str, policy: PolicySpec) -> str:
@@ -293,25 +285,6 @@ def _check_baseline(arms: Sequence[Arm], name: str) -> None:
     if name and not any(name in (arm.label, arm.name) for arm in arms):
         labels = ", ".join(repr(arm.label) for arm in arms)
         raise ConfigError(f"--baseline: expected one of {labels}, got {name!r}")
-
-
-def engines(
-    spec: PolicySpec, cache: Path | None, fleet: Fleet | None, traces: Path | None = None
-) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
-    """Load the policy in this process, or describe how a fleet's actors load it.
-
-    Args:
-        spec: The policy.
-        cache: File of its response cache.
-        fleet: Where the searches run; None: here.
-        traces: Folder for token traces.
-    """
-    if fleet is None:
-        return opt.read_policy(spec, cache, traces), None
-    from search.compare import Remote
-
-    shared = [None if path is None else path.absolute() for path in (cache, traces)]
-    return None, Remote(fleet, partial(opt.read_policy, spec, *shared), opt.critic_maker)
 
 
 def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Arm]:

@@ -1,4 +1,4 @@
-"""``mas-gym import``: recorded transcripts into a run store."""
+"""``mas-gym import``: import recorded transcripts into a run store."""
 
 from __future__ import annotations
 

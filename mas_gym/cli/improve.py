@@ -69,7 +69,7 @@ def improve(
     opt.check_folder(out)
     task = replace(source, split="train", number=(rounds + 1) * problems).load()
     dev = replace(source, split="dev", number=evaluated).load()
-    system, _ = opt.read_system(mas, None, None, None, task, isolate=False)
+    system, _ = opt.AgentSource(mas).load(task)
     settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
     if planner is not None and method == "grpo" and planner.startswith("mcts"):
         note("MCTS merges equal messages and continues the better ones, so its advantages are biased", "yellow")

@@ -1,4 +1,4 @@
-"""Commands that list what there is: environments, tasks, planners, critics, policies; and the runs of a store."""
+"""Commands that list environments, tasks, planners, critics, policies and the runs of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the functions that read and check their values."""
+"""Options shared by several commands, and the functions that parse and check their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner, Prices
-    from search.compare import Arm, Workers
+    from search.compare import Arm, Remote, Workers
     from search.engine.fleet import Fleet
+    from search.service.telemetry import Watch
 
 LIKELIHOOD = "policy-likelihood"
 PLANNERS = "adaptive, bon, cascade, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
@@ -202,6 +204,14 @@ RunBudget = Annotated[
     list[str] | None,
     typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), such as usd=20. Repeatable."),
 ]
+Allocate = Annotated[
+    bool,
+    typer.Option(
+        "--allocate",
+        help="Divide --run-budget among all problems by expected gain; planners need stop=FILE.json (see mas-gym "
+        "calibrate). The problems share rounds, so an interrupted run is repeated as a whole; use --cache.",
+    ),
+]
 PricesFile = Annotated[
     Path | None,
     typer.Option(
@@ -219,7 +229,7 @@ Metrics = Annotated[
 
 @dataclass(frozen=True)
 class TaskSource:
-    """The options of a command that name a task; `with_task` adds them to the command."""
+    """The options of a command that name a task; `with_task` adds them to the command, and those of other groups."""
 
     task: TaskName = None
     data: Data = None
@@ -264,78 +274,141 @@ class TaskSource:
         return task
 
 
-_TASK_FIELDS = {field.name: field for field in fields(TaskSource)}
+@dataclass(frozen=True)
+class AgentSource:
+    """The options of a command that name the agents: a MAS or a program, and the policy that writes its messages."""
+
+    mas: MASName = None
+    program: ProgramSpec = None
+    program_file: ProgramFiles = None
+    program_temperature: ProgramTemperature = None
+    program_agent: ProgramAgents = None
+    isolate: Isolate = False
+    policy: PolicyName = None
+    cache: Cache = None
+
+    def load(self, task: Task | None, kind: str | None = None) -> tuple[MAS, Program | None]:
+        """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
+
+        By default the MAS is the task's own, or the one for a kind of answer.
+        """
+        from mas_gym import load_mas
+        from mas_gym.programs import load_program
+        from mas_gym.tasks.catalogue import default_mas, mas_of_kind
+
+        own = {
+            "--program-file": self.program_file or None,
+            "--program-temperature": self.program_temperature,
+            "--program-agent": self.program_agent or None,
+            "--isolate": self.isolate or None,
+        }
+        if self.program is not None:
+            names = ("files", "temperature", "agents", "isolate")
+            given = {"mas": self.mas or None, **dict(zip(names, own.values(), strict=True))}
+            loaded = load_program(self.program, **{name: value for name, value in given.items() if value is not None})
+            return loaded.mas, loaded
+        for option, value in own.items():
+            if value is not None:
+                raise ConfigError(f"{option}: expected --program, too")
+        if self.mas is not None:
+            return load_mas(self.mas), None
+        return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
+
+    def spec(self, system: MAS) -> PolicySpec:
+        """Return the policy of ``--policy``, else the MAS's policies, else the bundled model."""
+        return self.policy or dict(system.policies) or "tiny"
+
+    def read_policy(self, system: MAS) -> Policy | AsyncPolicy:
+        """Load the policy for a MAS."""
+        return read_policy(self.spec(system), self.cache)
 
 
-def with_task(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `TaskSource` in place of its parameter ``source``.
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of a command that runs many searches: how many at once, where, within which limits."""
+
+    concurrency: Concurrency = 64
+    budget: SearchBudget = None
+    run_budget: RunBudget = None
+    prices: PricesFile = None
+    token_traces: TokenTraces = False
+    ray: RayAddress = None
+    actors: Actors = None
+    gpus_per_actor: GPUs = None
+    log_json: LogJSON = None
+    metrics: Metrics = None
+
+    def limits(self, prices: Prices | None) -> tuple[Budget, Budget]:
+        """Return the budget of each search and of the run."""
+        return read_budget(self.budget, "--budget", prices), read_budget(self.run_budget, "--run-budget", prices)
+
+    def engines(
+        self, spec: PolicySpec, cache: Path | None, store: Path | None
+    ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
+        """Load the policy in this process, or describe how a fleet's actors load it."""
+        from search.compare import Remote
+
+        fleet = read_fleet(self.ray, self.actors, self.gpus_per_actor)
+        traces = traces_folder(self.token_traces, store, cache)
+        if fleet is None:
+            return read_policy(spec, cache, traces), None
+        shared = [None if path is None else path.absolute() for path in (cache, traces)]
+        return None, Remote(fleet, partial(read_policy, spec, *shared), critic_maker)
+
+    @contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """Write events and metrics; yield what is called with every progress update."""
+        from search.service import telemetry
+
+        with telemetry.json_lines(self.log_json), telemetry.metrics(self.metrics) as watch:
+            yield watch
+
+
+_GROUPS: tuple[type, ...] = (TaskSource, AgentSource, RunOptions)
+
+
+def with_task(**defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of each group, such as `TaskSource`, that is the type of one of its parameters.
 
     Args:
         defaults: Other defaults; the type of an option that the command does not have is False.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(TaskSource, include_extras=True)
-        added = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, field.default), annotation=hints[name]
-            )
-            for name, field in _TASK_FIELDS.items()
-            if defaults.get(name) is not False
-        ]
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[type, list[str]]] = {}
+        for part in signature.parameters.values():
+            if part.annotation not in _GROUPS:
+                parameters.append(part.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+                continue
+            hints = get_type_hints(part.annotation, include_extras=True)
+            members = {field.name: field.default for field in fields(part.annotation)}
+            names = [name for name in members if defaults.get(name) is not False]
+            groups[part.name] = part.annotation, names
+            parameters += [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=defaults.get(name, members[name]),
+                    annotation=hints[name],
+                )
+                for name in names
+            ]
 
         @functools.wraps(command)
-        def run(**given: Any) -> None:
-            chosen = {name: given.pop(name) for name in list(given) if name in _TASK_FIELDS}
-            command(source=TaskSource(**chosen), **given)
+        def run(**given: object) -> None:
+            made = {
+                name: group(**{member: given.pop(member) for member in members})
+                for name, (group, members) in groups.items()
+            }
+            command(**made, **given)
 
-        signature = inspect.signature(command, eval_str=True)
-        kept = [
-            part.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for part in signature.parameters.values()
-            if part.name != "source"
-        ]
-        first = 1 if kept and isinstance(kept[0].default, inspect.Parameter.empty) else 0
-        parameters = [*kept[:first], *added, *kept[first:]]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {part.name: part.annotation for part in parameters}
         return run
 
     return decorate
-
-
-def read_system(
-    mas: str | None,
-    program: str | None,
-    files: Sequence[str] | None,
-    temperature: float | None,
-    task: Task | None,
-    kind: str | None = None,
-    *,
-    agents: Sequence[str] | None = None,
-    isolate: bool = False,
-) -> tuple[MAS, Program | None]:
-    """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
-
-    By default the MAS is the task's own, or the one for a kind of answer.
-    """
-    from mas_gym import load_mas
-    from mas_gym.programs import load_program
-    from mas_gym.tasks.catalogue import default_mas, mas_of_kind
-
-    if program is not None:
-        more: dict[str, Any] = {"mas": mas or None, "files": files or None, "temperature": temperature}
-        more |= {"agents": agents or None, "isolate": isolate or None}
-        loaded = load_program(program, **{name: value for name, value in more.items() if value is not None})
-        return loaded.mas, loaded
-    given = {"--program-file": bool(files), "--program-temperature": temperature is not None}
-    given |= {"--program-agent": bool(agents), "--isolate": isolate}
-    for option, typed in given.items():
-        if typed:
-            raise ConfigError(f"{option}: expected --program, too")
-    if mas is not None:
-        return load_mas(mas), None
-    return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
 
 
 def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str = "") -> None:
@@ -438,11 +511,6 @@ def read_seeds(text: str) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"expected different seeds, got {text!r}: repeating a seed adds no information")
     return seeds
-
-
-def chosen_policy(spec: str | None, mas: MAS) -> PolicySpec:
-    """Return the policy of ``--policy``, else the MAS's policies, else the bundled model."""
-    return spec or dict(mas.policies) or "tiny"
 
 
 def policy_label(spec: PolicySpec) -> str:

@@ -1,4 +1,4 @@
-"""``mas-gym play``: play one agent, or all of them, in a terminal or through a pipe."""
+"""``mas-gym play``: play one agent or all agents, in a terminal or through a pipe."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def blame(
 ) -> None:
     """For each wrong answer, find the agent with the message that lowered the value most, if the drop is clear."""
     from search import open_store
-    from search.compare.calibration import CONFIDENT
+    from search.compare.reliability import CONFIDENT
 
     opt.check_folder(json)
     least = CONFIDENT if threshold is None else threshold

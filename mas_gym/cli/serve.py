@@ -21,15 +21,8 @@ _SPARE_CONNECTIONS = 64
 @opt.with_task(number=False)
 def serve(
     source: opt.TaskSource,
-    mas: opt.MASName = None,
-    program: opt.ProgramSpec = None,
-    program_file: opt.ProgramFiles = None,
-    program_temperature: opt.ProgramTemperature = None,
-    program_agent: opt.ProgramAgents = None,
-    isolate: opt.Isolate = False,
+    agents: opt.AgentSource,
     planner: opt.PlannerName = "mcts:10,3",
-    policy: opt.PolicyName = None,
-    cache: opt.Cache = None,
     critic: opt.CriticName = None,
     seed: opt.Seed = 42,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
@@ -73,13 +66,11 @@ def serve(
     opt.check_folder(log_json)
     algorithm, guide = _search(planner, critic)
     grader, task, kind = _grading(source)
-    system, code = opt.read_system(
-        mas, program, program_file, program_temperature, task, kind, agents=program_agent, isolate=isolate
-    )
+    system, code = agents.load(task, kind)
     service = make_service(
         planner=algorithm,
         mas=system,
-        policy=opt.read_policy(opt.chosen_policy(policy, system), cache),
+        policy=agents.read_policy(system),
         critic=guide,
         kind=opt.check_kind(kind),
         budget=Budget(seconds=seconds),

@@ -31,17 +31,10 @@ LONGEST = 20_000
 @opt.with_task(number=False, grading=False)
 def solve(
     source: opt.TaskSource,
+    agents: opt.AgentSource,
     question: Annotated[str | None, typer.Argument(help="Question; '-' reads it from standard input.")] = None,
     planner: opt.PlannerName = "mcts:10,3",
-    policy: opt.PolicyName = None,
-    cache: opt.Cache = None,
     critic: opt.CriticName = None,
-    mas: opt.MASName = None,
-    program: opt.ProgramSpec = None,
-    program_file: opt.ProgramFiles = None,
-    program_temperature: opt.ProgramTemperature = None,
-    program_agent: opt.ProgramAgents = None,
-    isolate: opt.Isolate = False,
     seed: opt.Seed = 42,
     prices: opt.PricesFile = None,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as an HTML page.")] = None,
@@ -62,29 +55,20 @@ def solve(
         problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
     else:
         problems = _known(source.load(), problem_id)
-    system, code = opt.read_system(
-        mas,
-        program,
-        program_file,
-        program_temperature,
-        None if task is None else problems,
-        source.kind,
-        agents=program_agent,
-        isolate=isolate,
-    )
-    spec = opt.chosen_policy(policy, system)
+    system, code = agents.load(None if task is None else problems, source.kind)
+    spec = agents.spec(system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
     [arm] = pair_arms([planner], [critic] if critic else None)
-    agents = opt.read_policy(spec, cache)
+    engine = opt.read_policy(spec, agents.cache)
     costs = opt.read_prices(prices)
-    bench = Bench(problems, system, agents, [seed], concurrency=1, program=code, prices=costs)
+    bench = Bench(problems, system, engine, [seed], concurrency=1, program=code, prices=costs)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
-    opt.note_costs(agents)
+    opt.note_costs(engine)
     opt.note_judge(problems)
     if tree is not None:
-        write_page(plans[0], bench, arm, tree, agents.name, graded=task is not None)
+        write_page(plans[0], bench, arm, tree, engine.name, graded=task is not None)
     if plans[0].error is not None:
         raise SearchError(f"the search failed: {plans[0].error}")
 

@@ -1,4 +1,4 @@
-"""``mas-gym new`` and ``mas-gym check``: write a MAS config, and look at one."""
+"""``mas-gym new`` and ``mas-gym check``: create a MAS config, and check and draw one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and models of trees and logs."""
+"""``mas-gym rollouts`` and ``mas-gym train``: search with true rewards, and train models on the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import examples, note, stdout
-from mas_gym.cli.evaluate import end_early, engines, measure
+from mas_gym.cli.evaluate import end_early, measure
 from mas_gym.errors import ConfigError, choice
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def calibrated(
     """
     from rewardmodels import load_critic
     from search import Recorded
-    from search.compare.calibrating import (
+    from search.compare.critic_fitting import (
         TARGETS,
         calibrate_critics,
         label_examples,
@@ -297,28 +297,12 @@ class _Harvest:
 
 @opt.with_task(task="arithmetic", split="train", grading=False)
 def rollouts(
-    source: opt.TaskSource,
     store: Annotated[Path, typer.Option("--store", help="SQLite file for the trees; repeat the command to resume.")],
-    mas: opt.MASName = None,
-    program: opt.ProgramSpec = None,
-    program_file: opt.ProgramFiles = None,
-    program_temperature: opt.ProgramTemperature = None,
-    program_agent: opt.ProgramAgents = None,
-    isolate: opt.Isolate = False,
-    policy: opt.PolicyName = None,
+    source: opt.TaskSource,
+    agents: opt.AgentSource,
+    options: opt.RunOptions,
     planner: Annotated[str, typer.Option("--planner", help="Planner that uses the true reward.")] = "mcts:40,3",
     seed: opt.Seed = 42,
-    concurrency: opt.Concurrency = 64,
-    budget: opt.SearchBudget = None,
-    run_budget: opt.RunBudget = None,
-    prices: opt.PricesFile = None,
-    cache: opt.Cache = None,
-    token_traces: opt.TokenTraces = False,
-    ray: opt.RayAddress = None,
-    actors: opt.Actors = None,
-    gpus_per_actor: opt.GPUs = None,
-    log_json: opt.LogJSON = None,
-    metrics: opt.Metrics = None,
     export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
 ) -> None:
     """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
@@ -329,24 +313,18 @@ def rollouts(
         raise ConfigError("expected --split train or dev: trees with true rewards of the test split would leak it")
     opt.check_folder(store)
     opt.check_folder(export)
-    opt.check_folder(log_json)
+    opt.check_folder(options.log_json)
     name, method = opt.read_planner(planner)
     problems = source.load()
-    system, code = opt.read_system(
-        mas, program, program_file, program_temperature, problems, agents=program_agent, isolate=isolate
-    )
-    spec = opt.chosen_policy(policy, system)
+    system, code = agents.load(problems)
+    spec = agents.spec(system)
     opt.warn_of_misuse(spec, source.task, system)
-    fleet = opt.read_fleet(ray, actors, gpus_per_actor)
-    local, remote = engines(spec, cache, fleet, opt.traces_folder(token_traces, store, cache))
-    costs = opt.read_prices(prices)
-    limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
+    local, remote = options.engines(spec, agents.cache, store)
+    costs = opt.read_prices(options.prices)
     shared: dict[str, Any] = {"program": code, "training": True, "prices": costs}
-    bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits, **shared)
+    bench = Bench(problems, system, local, [seed], options.concurrency, store, remote, *options.limits(costs), **shared)
     harvest = _Harvest()
-    from search.service import telemetry
-
-    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+    with options.watched() as watch:
         _, stop = measure([Arm(f"{name}, true reward", method)], bench, harvest.add, watch)
     _show_harvest(harvest, len(problems), store)
     opt.note_costs(local)

@@ -1,4 +1,4 @@
-"""``mas-gym view``: explore the trees of a run store and compare its runs in a browser, on this machine only."""
+"""``mas-gym view``: browse the trees of a run store and compare runs in a local browser."""
 
 from __future__ import annotations
 

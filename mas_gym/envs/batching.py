@@ -1,9 +1,9 @@
-"""What a step of an environment asks of a policy or a critic, and who answers.
+"""Requests of an environment's step to a policy or a critic, executed alone or in batches.
 
-The wrappers write their steps as generators that yield questions. One environment answers its own; a vector
-environment gathers those of all its copies, so that an engine gets them as one batch::
+The wrappers implement their steps as generators that yield requests. A single environment executes its requests
+immediately. A vector environment collects the requests of all its sub-environments and sends each engine one batch::
 
-    copy 0              copy 1                vector environment
+    sub-environment 0   sub-environment 1     vector environment
     yield Sampling  ->  yield Sampling  ->    one batch of the policy
                                         <-    SamplingReply, SamplingReply
     yield Scoring   ->  yield Scoring   ->    one batch of the critic

@@ -1,4 +1,4 @@
-"""Vector environments for the learners of Stable-Baselines3, which do not take those of Gymnasium."""
+"""Adapter of vector environments for Stable-Baselines3, which does not support Gymnasium's vector environments."""
 
 from __future__ import annotations
 

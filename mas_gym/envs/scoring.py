@@ -1,4 +1,4 @@
-"""Critics, which score states: the base class, what a critic gets and what it returns.
+"""The base class of critics, which score states, with their input and result types.
 
 Environments and `search` share these types; `search` exports them.
 """

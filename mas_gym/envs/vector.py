@@ -1,4 +1,4 @@
-"""Vector environments whose copies ask their policy and their critic together.
+"""Vector environments that batch the policy and critic requests of all sub-environments.
 
 >>> envs = gym.make_vec("MAS-Arithmetic-v0", num_envs=8, policy=my_policy, n=3)  # doctest: +SKIP
 >>> observations, infos = envs.reset(seed=0)  # doctest: +SKIP

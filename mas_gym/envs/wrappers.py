@@ -1,7 +1,7 @@
-"""Wrappers of the environment: a `Discrete(n)` choice among proposed messages, that choice as numbers, dense rewards.
+"""Environment wrappers: a `Discrete(n)` choice among proposed messages, numeric features, and dense rewards.
 
-For `DenseReward` and `CandidateFeatures`, any critic of `search.Critic` that scores unfinished states one by one will
-do, policy likelihood included.
+`DenseReward` and `CandidateFeatures` accept any `search.Critic` that scores unfinished states individually, including
+policy likelihood.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adapters: objects that only have a part's required method, with the attributes that its base class declares."""
+"""Adapters, which add the attributes of a base class to objects that define only the required method."""
 
 from __future__ import annotations
 

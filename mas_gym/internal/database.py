@@ -1,4 +1,4 @@
-"""SQLite files of this project: creating, recognising and opening them, and explaining their errors."""
+"""SQLite files of MAS-Gym: create, recognise and open them, and explain their errors."""
 
 from __future__ import annotations
 

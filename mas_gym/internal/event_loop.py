@@ -1,4 +1,4 @@
-"""The event loop of engine clients, which runs on a thread of its own for the life of the process."""
+"""The event loop of engine clients, which runs on one background thread until the process ends."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Process groups that end with this process, however it ends, SIGKILL included.
+"""Process groups that are killed when this process ends, even by SIGKILL.
 
-One small process holds the reading end of a pipe whose writing end only this process has. At the end of the pipe it
-kills the groups that are still registered. ``PR_SET_PDEATHSIG`` would not do: it is Linux only, and it kills the child
-when the thread that started it ends.
+One small process holds the read end of a pipe; only this process has the write end. When the pipe is closed, the small
+process kills the groups that are still registered. ``PR_SET_PDEATHSIG`` is not suitable: it exists only on Linux, and
+it kills the child when the thread that started it ends.
 
-This file is also the program of that small process, so it imports nothing but the standard library.
+This file is also the program of the small process, so it imports only the standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Identity: what determines a part's results, as JSON-able values.
+"""Identity: a JSON-able description of everything that determines a component's results.
 
 A run store returns a stored search only if planner, MAS, policy, critic, grader, seed and
-sampling parameters are unchanged. Each part states what determines its results::
+sampling parameters are unchanged. A component can define its identity::
 
     class Judge:
         def __init__(self, client, prompt):
@@ -10,16 +10,16 @@ sampling parameters are unchanged. Each part states what determines its results:
         def identity(self):
             return {"model": self.client.model, "prompt": self.prompt}
 
-Most parts need no such method, because `identity_of` derives their identity: from the
-fields of a dataclass, the attributes of another object, and for user-defined functions and
+Most components need no such method, because `identity_of` derives their identity: from the
+fields of a dataclass, from the attributes of another object, and for user-defined functions and
 classes from their file, the user's files that it imports, and the versions of the installed
-distributions that these import. A distribution is known by its metadata, wherever it is
-installed; one in editable mode counts as the user's files. `identity_of` raises `IdentityError`
-for what it cannot state, such as an open connection, and names the path to it. In that case
-define ``identity``, or run without a store.
+distributions that these import. A distribution is identified by its metadata, wherever it is
+installed; a distribution in editable mode is treated as the user's files. If `identity_of` cannot
+determine the identity, for example of an open connection, it raises `IdentityError` with the path
+to the attribute. In that case define ``identity``, or run without a store.
 
-A wrapper that changes no results, such as a cache, sets the attribute ``identical_to`` to the
-part that it wraps, and so shares its identity.
+A wrapper that does not change results, such as a cache, sets the attribute ``identical_to`` to the
+wrapped component and so has the same identity.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs on worker processes."""
+"""Parallel jobs on worker processes."""
 
 from __future__ import annotations
 

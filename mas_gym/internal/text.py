@@ -1,4 +1,4 @@
-"""Text of models and users as it is printed: on one line, without control characters."""
+"""Model and user text for printing: on one line, without control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import a user's Python file, and find the user's line in a traceback."""
+"""Import a user's Python file, and find the line of a user's file in a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes that answer one line per line, for graders and programs."""
+"""Child processes that reply with one line to each line of input, for graders and programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Logs of multi-agent systems as transcripts.
 
-`read_transcripts` reads files of chats, traces and labelled runs, and yields `Transcript` records. Lines that are no
-transcripts are reported one by one, and the rest is read.
+`read_transcripts` reads files of chats, traces and labelled runs, and yields `Transcript` records. Lines that cannot be
+read as transcripts are reported individually, and all other lines are read.
 """
 
 from mas_gym.logs.reader import FORMATS, read_transcripts, recognise

@@ -1,4 +1,4 @@
-"""Transcripts from chat histories: rows of format ``chat``, and what AG2 and LangGraph save."""
+"""Transcripts from chat histories: rows of format ``chat``, and files saved by AG2 and LangGraph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transcripts whose steps people have labelled: Who&When, ProcessBench, AgentProcessBench and PRM800K."""
+"""Transcripts with human labels for their steps: Who&When, ProcessBench, AgentProcessBench and PRM800K."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat messages of OpenAI, Anthropic, LangChain, AG2 and OpenTelemetry as messages of a transcript."""
+"""Convert chat messages of OpenAI, Anthropic, LangChain, AG2 and OpenTelemetry to messages of a transcript."""
 
 from __future__ import annotations
 

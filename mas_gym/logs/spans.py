@@ -1,7 +1,7 @@
-"""Traces of agents as transcripts: OpenTelemetry GenAI spans, and what Langfuse and LangSmith export.
+"""Agent traces as transcripts: OpenTelemetry GenAI spans, and exports of Langfuse and LangSmith.
 
-A message is the output of a model's span, under the name of the nearest agent above it, or the result of a tool's.
-The spans of a trace may lie anywhere in the files, so they are kept in a temporary file until all are read.
+A message is the output of a model span, attributed to the nearest enclosing agent, or the result of a tool span.
+The spans of a trace may be anywhere in the files, so they are stored in a temporary file until all are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recorded transcript, whatever the format it was logged in."""
+"""A recorded transcript, independent of the log's format."""
 
 from __future__ import annotations
 

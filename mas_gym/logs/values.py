@@ -1,4 +1,4 @@
-"""JSON values of a file one by one, in bounded memory: JSON Lines, an array, or one document; gzip is read as it is."""
+"""Stream the JSON values of a file in bounded memory: JSON Lines, an array, or one document; also with gzip."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
-"""The contract of policies, which answer chat prompts with sampled messages.
+"""The base classes of policies, which reply to chat prompts with sampled messages.
 
 A policy derives from one of three classes, whose attributes have defaults:
 
-* `Policy` defines ``sample(requests) -> replies``: a batch in, a batch out, in order;
-* `StreamingPolicy` also defines ``open() -> session``, which accepts requests while it works on others,
-  so that no engine waits for the slowest row of a batch;
-* `AsyncPolicy` defines ``sample_async(request) -> reply``: one request at a time, many awaited at once.
+* `Policy` defines ``sample(requests) -> replies``, which handles one batch and returns the replies in order;
+* `StreamingPolicy` also defines ``open() -> session``. A session accepts requests while it works on others,
+  so an engine never waits for the slowest row of a batch;
+* `AsyncPolicy` defines ``sample_async(request) -> reply``, which handles one request; many run concurrently.
 
-An object that only has the methods is adapted once, where it is loaded or passed in (`as_policy`).
+An object that defines only these methods is adapted once, when it is loaded or passed in (`as_policy`).
 
-A request carries its own seeds, one per sample, derived by the caller from
-(run seed, problem, transcript, sample index), so that a reply depends only on the
-request, as far as the engine allows.
+A request contains one seed per sample, derived by the caller from (run seed, problem,
+transcript, sample index). A reply therefore depends only on the request, as far as the engine
+allows.
 
-A policy states what its samples depend on with ``identity()`` (see `mas_gym.internal.identity`);
-response caches and run stores use it to decide which samples can be reused. Many policies
-need no such method, because `mas_gym.internal.identity.identity_of` states their attributes.
+``identity()`` returns everything that determines a policy's samples (see
+`mas_gym.internal.identity`). Response caches and run stores use it to decide which samples can be
+reused. Many policies need no such method, because `mas_gym.internal.identity.identity_of` derives
+the identity from their attributes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, PolicyError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of, wrapped_part
@@ -459,11 +460,26 @@ class _AdaptedAsyncPolicy(_Adapted, AsyncPolicy):
         return found
 
 
-_Shape = tuple[type[Policy | AsyncPolicy], type[_AdaptedPolicy | _AdaptedAsyncPolicy], tuple[str, ...]]
+@runtime_checkable
+class _Samples(Protocol):
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]: ...
+
+
+@runtime_checkable
+class _Streams(_Samples, Protocol):
+    def open(self) -> SamplingSession: ...
+
+
+@runtime_checkable
+class _SamplesAsync(Protocol):
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply: ...
+
+
+_Shape = tuple[type[Policy | AsyncPolicy], type[_AdaptedPolicy | _AdaptedAsyncPolicy], type]
 _SHAPES: tuple[_Shape, ...] = (
-    (AsyncPolicy, _AdaptedAsyncPolicy, ("sample_async",)),
-    (StreamingPolicy, _AdaptedStreamingPolicy, ("sample", "open")),
-    (Policy, _AdaptedPolicy, ("sample",)),
+    (AsyncPolicy, _AdaptedAsyncPolicy, _SamplesAsync),
+    (StreamingPolicy, _AdaptedStreamingPolicy, _Streams),
+    (Policy, _AdaptedPolicy, _Samples),
 )
 """The kinds of policies with their adapters and required methods; the first that fits an object is taken."""
 
@@ -479,7 +495,7 @@ def as_policy(part: object) -> Policy | AsyncPolicy:
     for shape, adapted, methods in _SHAPES:
         if isinstance(part, shape):
             return part
-        if all(has_method(part, name) for name in methods):
+        if isinstance(part, methods) and not isinstance(part, type):
             return adapted(part, shape)
     raise ConfigError(
         f"expected a policy with sample(requests) or sample_async(request), got {kind_of(part)}; make one with "

@@ -1,14 +1,14 @@
-"""Stored samples: recordings to replay, and a response cache so that no sample is generated or paid for twice.
+"""Stored samples: recordings to replay, and a response cache, so that no sample is generated or paid for twice.
 
-Both are tables of samples. Each sample of a request is looked up; only missing ones are
+Both are tables of samples. Each sample of a request is looked up; only missing samples are
 requested from the inner policy, if there is one, and then stored.
 
 * A recording is a JSON Lines file: a header ``{"format": "mas-gym-recording", "schema": 1,
   "policy": NAME}``, then one line per sample, keyed by a digest of everything the sample
   depends on. Whole lines are appended, so a killed writer leaves at most one incomplete
   line at the end, which readers skip and writers remove.
-* A response cache is one SQLite file (WAL), keyed also by the policy's identity and shared
-  by any number of processes and runs. Files of earlier versions stay readable: samples of
+* A response cache is one SQLite file (WAL). Its keys also contain the policy's identity, and any
+  number of processes and runs can share it. Files of earlier versions can be read: samples of
   servers are also found under their former addresses.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import sqlite3
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.policies.base import (
@@ -443,10 +442,7 @@ def _sample(entry: Mapping[str, Any]) -> Sample:
     text, tokens, logprob, reason = (entry[name] for name in Sample._fields[:4])
     # Recordings of earlier versions have no certainty.
     certainty = entry.get("certainty")
-    known = all(
-        value is None or (isinstance(value, int | float) and math.isfinite(value))
-        for value in (logprob, *(certainty or ()))
-    )
+    known = all(value is None or is_number(value) for value in (logprob, *(certainty or ())))
     if not isinstance(text, str) or not known or reason not in ("stop", "length"):
         raise ValueError("expected a text, finite log-probabilities or null, and a finish reason of stop or length")
     return Sample(text, token_count(tokens), logprob, reason, Certainty(*certainty) if certainty else None)

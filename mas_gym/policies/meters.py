@@ -1,4 +1,4 @@
-"""Prices of tokens and meters of what a policy spent."""
+"""Token prices, and meters of a policy's usage."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Policies over any OpenAI-compatible server, through the official asynchronous client.
+"""Policies for OpenAI-compatible servers, with the official asynchronous client.
 
-One HTTP call is made per sample, seeded with that sample's own seed, so a message
-depends on its prompt and seed alone as far as the server allows; ``choices="n"``
-asks for all samples of a prompt in one call instead, for servers that ignore seeds
-and bill the prompt per call. If the server rejects a prompt as too long, its oldest
-input is cut.
+Each sample is one HTTP call with the seed of that sample, so a message depends only on
+its prompt and seed, as far as the server allows. ``choices="n"`` requests all samples of a
+prompt in one call, for servers that ignore seeds and bill the prompt per call. If the server
+rejects a prompt as too long, the oldest input is shortened.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is sent to an OpenAI-compatible server, how its replies are checked, and what its faults mean.
+"""Request format of OpenAI-compatible servers, validation of their replies, and classification of their errors.
 
-Replies are untrusted. Every body, whatever its status, is read up to a limit that also
-holds for its decompressed size; then its shape, the number of choices, every token
-count and every log-probability are checked. Anything wrong raises a `BadReply` with
-the reason, and the caller retries.
+Replies are untrusted. Every body is read up to a size limit, whatever its status; the limit
+also applies after decompression. The structure, the number of choices, every token count and
+every log-probability are then checked. An invalid reply raises a `BadReply` with the reason,
+and the caller retries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A policy made of one policy per agent."""
+"""A policy that combines one policy per agent."""
 
 from __future__ import annotations
 

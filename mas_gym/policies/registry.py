@@ -1,4 +1,4 @@
-"""Load a policy from a string such as ``"transformers:PATH#dtype=bfloat16"``, and state which model its files hold."""
+"""Load a policy from a string such as ``"transformers:PATH#dtype=bfloat16"``, and identify the model in its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that says what a function or a list says, for tests and examples."""
+"""A policy that takes its messages from a function or a list, for tests and examples."""
 
 from __future__ import annotations
 

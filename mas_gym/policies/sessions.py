@@ -1,4 +1,4 @@
-"""Sessions and asynchronous calls of any policy."""
+"""Sessions and asynchronous calls for all kinds of policies."""
 
 from __future__ import annotations
 

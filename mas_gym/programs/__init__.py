@@ -1,7 +1,7 @@
 """Agent programs: search over agents written in any framework, with branches at their model calls.
 
-A program answers a question by calling a chat model. Only its base URL changes, to that of a gateway. Each of its
-calls is a decision of the search::
+A program answers a question by calling a chat model. Only the base URL of these calls changes, to the URL of a gateway.
+Each call is a decision of the search::
 
     from mas_gym.programs import Program
 

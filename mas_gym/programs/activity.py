@@ -1,12 +1,12 @@
-"""What a program does beside its open calls: jobs on threads, sleeps and connections.
+"""Activity of a program besides its open calls: jobs on threads, sleeps and connections.
 
-The order of concurrent calls must not depend on their speed, so a decision waits until nothing of the program can make
-another call. A thread cannot if it waits for another thread, which its innermost frame shows, or for a reply.
-Standard-library threads and thread pools that a program starts are tracked; nothing changes outside of programs.
+The order of concurrent calls must not depend on their speed, so a decision waits until no part of the program can make
+another call. A thread cannot make a call while it waits for another thread, as shown by its innermost frame, or for a
+reply. Standard-library threads and thread pools that a program starts are tracked; other threads are not affected.
 
 A decision waits only a few seconds for a thread that sleeps or waits for a connection, because some threads never end.
-It always waits for a thread that runs, or that waits for a processor or for the interpreter's lock: how long this takes
-depends on the load of the machine, and the order of calls must not.
+It always waits for a thread that runs or that waits for a processor or for the interpreter's lock, because the
+duration depends on the load of the machine and must not change the order of calls.
 """
 
 from __future__ import annotations

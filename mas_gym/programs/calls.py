@@ -1,8 +1,8 @@
-"""One model call of a program: the OpenAI chat request, read and compared, and the reply in the same format.
+"""One model call of a program: parsing and comparing the OpenAI chat request, and formatting the reply.
 
-A reply is one text, because search chooses among texts; tool calls are a part of it (see `mas_gym.systems.prompts`). Of
-a request, everything that the agent's policy cannot honour is refused with status 400 and the reason, so that no
-part of it is silently dropped.
+A reply is one text, because search chooses among texts; tool calls are a part of it (see `mas_gym.systems.prompts`).
+If the agent's policy does not support a part of the request, the request is rejected with status 400 and the reason,
+so that no part is silently dropped.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""One execution of a program: which of its calls are answered, which wait, and how it ended.
+"""One execution of a program: its answered calls, its waiting calls, and its result.
 
-An execution gets a script, the replies of earlier executions in the order in which they were chosen. A call
-is answered when it is next in the script, and not before. When the script is used up and the program is quiet,
-the calls that wait are put into a canonical order; the first of them is the next decision::
+An execution receives a script: the chosen replies of earlier executions, in order. A call is answered when it is the
+next call in the script. When the script is finished and the program is idle, the waiting calls are put into a canonical
+order. The first of them is the next decision::
 
-    running --(script used up, quiet)--> parked: the first waiting call is the decision
+    running --(script finished, idle)--> parked: the first waiting call is the decision
        ^                                    |
        +--------- answer(text) -------------+
     running --(returns or raises)--> over
 
-The order is: calls that waited at the last decision already, as they were ordered then; after them new ones,
-sorted by agent and text. So it depends on what is asked at the same time, and not on which thread was faster.
+The order is: calls that already waited at the last decision, in their order at that time; then new calls, sorted by
+agent and text. It therefore depends only on the concurrent calls, and not on the speed of threads.
 """
 
 from __future__ import annotations

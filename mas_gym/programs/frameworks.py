@@ -1,8 +1,8 @@
-"""The node of a LangGraph graph that makes a call, by which agents without a system prompt are named.
+"""Detection of the LangGraph node that makes a call, which names agents without a system prompt.
 
-LangGraph keeps the metadata of the running node in a context variable of LangChain. Chat models of LangChain and plain
-clients send their requests in the context of their node, and both send them with httpx. So requests of httpx to a
-gateway get a header with the node. LangChain is not imported, and programs are not changed.
+LangGraph stores the metadata of the running node in a context variable of LangChain. Chat models of LangChain and plain
+clients send their requests in the context of their node and use httpx. Therefore httpx requests to a gateway get a
+header with the node. LangChain is not imported, and programs are not changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How a program's calls reach its execution: over loopback HTTP, or from clients in this process without a socket.
+"""Routing of a program's calls to its execution: over loopback HTTP, or from clients in this process without a socket.
 
-Each execution has an address of its own with an unguessable path, so that no program sees another's calls.
+Each execution has a separate address with an unguessable path, so that no program can access the calls of another.
 
-Making a client of `openai` takes longer than a replayed call, so each execution gets a copy of one client, with a key
-and a header of its own. Plain chat requests go to the execution directly, all others through the transport.
+Creating an `openai` client takes longer than a replayed call. Therefore each execution receives a copy of one client
+with a separate key and header. Plain chat requests go to the execution directly, all others through the transport.
 """
 
 from __future__ import annotations

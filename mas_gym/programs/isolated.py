@@ -1,7 +1,7 @@
 """Run a function program once in this process: ``python -m mas_gym.programs.isolated FILE.py:NAME``.
 
-The question comes on standard input; a JSON object with the answer or the error goes to standard output. What the
-program itself prints goes to standard error.
+The question is read from standard input, and a JSON object with the answer or the error is written to standard output.
+Output of the program itself is written to standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The event loop that programs share: no program can end it, and the activity of each is known."""
+"""The event loop that programs share. Programs cannot end it, and it tracks the activity of each program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs: what they are, who their agents are, what determines their results, and the environment of one."""
+"""Programs: their kinds, options, agents, identity and environment."""
 
 from __future__ import annotations
 

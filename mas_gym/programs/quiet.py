@@ -1,4 +1,4 @@
-"""Finding out when programs make no other call before they get a reply, so that their open calls can be ordered."""
+"""Detection of idle programs, which make no other call before a reply, so that open calls can be ordered."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Recorded tools: a tool's result is kept for the branches that share the replies before it.
+"""Recorded tools, whose results are reused by branches with the same earlier replies.
 
-A tool's result belongs to the replies that were given before it ran: a branch that shares them gets the recorded
-result, any other branch runs the tool. In Python::
+A branch with the same replies before the tool call receives the recorded result; any other branch runs the tool. In
+Python::
 
     @mas_gym.recorded
     def search_web(query: str) -> str: ...
 
-In other languages, over the program's base URL: ``POST {base_url}/recorded`` with ``{"tool": ..., "arguments": ...}``
-replies ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``; then the program runs its tool and sends
-``PUT {base_url}/recorded`` with the same fields and ``"result"``.
+In other languages, use the program's base URL: ``POST {base_url}/recorded`` with ``{"tool": ..., "arguments": ...}``
+returns ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``. In the second case the program runs its tool
+and sends ``PUT {base_url}/recorded`` with the same fields and ``"result"``.
 """
 
 from __future__ import annotations

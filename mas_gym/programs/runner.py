@@ -1,8 +1,8 @@
-"""Running a program: its executions, those that are parked, and what a search sees of them.
+"""Runs a program for a search: starts, parks, continues and replays its executions.
 
-A `Runner` belongs to one run and holds its threads, its port and its parked executions. A `Session` belongs to
-one search and knows the states that it has reached. To extend a state by a reply, the session continues the
-execution that is parked there, or starts the program again and replays the replies that led there.
+A `Runner` belongs to one run and owns its threads, its port and its parked executions. A `Session` belongs to
+one search and stores the states that the search has reached. To extend a state by a reply, the session continues the
+execution that is parked there, or starts the program again and replays the earlier replies.
 """
 
 from __future__ import annotations

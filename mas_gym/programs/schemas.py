@@ -1,4 +1,4 @@
-"""A small instance of a JSON schema: what a dry run replies to calls that ask for structured output."""
+"""Small instances of JSON schemas, used as dry-run replies to calls that request structured output."""
 
 from __future__ import annotations
 

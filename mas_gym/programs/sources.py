@@ -1,4 +1,4 @@
-"""The kinds of programs (a function, a command, an HTTP service), and how each is started and stopped."""
+"""The kinds of programs (a function, a command, an HTTP service), and how each kind is started and stopped."""
 
 from __future__ import annotations
 

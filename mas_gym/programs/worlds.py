@@ -1,11 +1,11 @@
-"""Worlds of programs: a folder or a database that tools change, copied for each execution.
+"""Worlds of programs: folders or databases that tools change, copied for each execution.
 
-To branch, a program is run again with its earlier replies (see `mas_gym.programs.runner`). Each execution begins with a
+To branch, a program is run again with its earlier replies (see `mas_gym.programs.runner`). Each execution starts with a
 copy of the world as it was at the start of the run, and its tools repeat their changes on that copy. A
 `mas_gym.recorded` tool is not repeated: the world is then restored to its content after the recorded use.
 
-A copy is made under a new name each time and never reused. Therefore branches that run at once, processes that a tool
-leaves behind, and runs that were killed cannot change the copy of another execution.
+Each copy gets a new name, and names are never reused. Therefore concurrent branches, processes that a tool leaves
+behind, and killed runs cannot change the copy of another execution.
 """
 
 from __future__ import annotations

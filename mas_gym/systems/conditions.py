@@ -1,7 +1,7 @@
 """Conditions of edges, which test the text of a message.
 
-Regular expressions are in RE2's syntax and matched in time linear in the text: messages come from models and may be
-hostile, so conditions never use a backtracking matcher.
+Regular expressions have RE2's syntax and are matched in time linear in the text. Messages come from models and may be
+malicious, so conditions never use a backtracking matcher.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """The transition model of a MAS: pure functions on immutable states.
 
-Two schedules as in the paper, and one for systems with loops:
+There are two schedules from the paper, and one for systems with loops:
 
-* without conditions the schedule is fixed: one turn per agent in listed order,
-  and routing only decides who reads what (Sec. "Preliminaries");
-* with conditions it is dynamic: in listed (topological) order an agent acts only
-  if each of its in-edges delivered. If no agent can act after a speaker, it
-  routes to ``sink`` (App. "DyLAN-style dynamic scheduler");
-* with ``max_turns`` the first agent with an edge from the question begins, and then
-  agents act in the order in which messages reached them, any number of times. The
-  speaker of the last turn routes to ``sink``, as does one after whom no agent waits.
-  With ``route: message`` the message of an agent names its recipient (`mas_gym.systems.prompts`).
+* Without conditions, the schedule is fixed: one turn per agent in listed order.
+  Routing determines only which agents receive a message (Sec. "Preliminaries").
+* With conditions, the schedule is dynamic: in listed (topological) order, an agent acts
+  only if each of its incoming edges delivered a message. If no agent can act after a speaker,
+  the speaker's message goes to ``sink`` (App. "DyLAN-style dynamic scheduler").
+* With ``max_turns``, the first agent with an edge from the question acts first, and then
+  agents act in the order in which messages reached them, any number of times. The message of
+  the last turn goes to ``sink``, as does a message after which no agent is waiting to act.
+  With ``route: message``, an agent's message names its recipient (`mas_gym.systems.prompts`).
 
-In a ``program`` the recipient of a message names the agent that acts next, or ``sink``; if the
+In a ``program``, the recipient of a message is the agent that acts next, or ``sink``; if the
 system has edges, `ALL` routes along them as above.
 
-Everything that depends only on the graph is precomputed, so a transition costs a
+Everything that depends only on the graph is precomputed, so a transition takes only a
 few dictionary and list look-ups.
 """
 

@@ -1,7 +1,7 @@
-"""What an agent is shown, and how it names a recipient.
+"""The prompt of an agent, and the recipient that a message names.
 
-The prompt of the acting agent is its system prompt, then its inputs. An agent with ``route: message``
-also writes to one recipient and names it in the message:
+The prompt of the acting agent consists of its system prompt and its inputs. An agent with ``route: message``
+writes to one recipient and names it in the message:
 
 * in a field, the first line that consists of ``RECIPIENT:`` and a name::
 
@@ -12,13 +12,13 @@ also writes to one recipient and names it in the message:
 
 * or, in a message without that field, after the last arrow of its last line: ``... -> Critic``.
 
-The first field counts, because the text below it may quote other messages. The name is an agent's, or
-``sink`` to end the episode. Case, spaces and punctuation make no difference. If only one recipient is
-legal, as at the last turn, the message goes there whatever it names.
+The first field is used, because the text below it may quote other messages. The name is an agent's name, or
+``sink`` to end the episode. Case, spaces and punctuation are ignored. If only one recipient is
+legal, as at the last turn, the message goes to this recipient, whichever name it contains.
 
-Reading takes time linear in the message, without regular expressions.
+Parsing takes time linear in the message and uses no regular expressions.
 
-A message of a program may call tools. Its text is its content, a blank line, and one last line::
+A message of a program may call tools. Its text consists of the content, a blank line, and one last line::
 
     [tool calls] [{"name": "add", "arguments": {"a": 1, "b": 2}}]
 

@@ -1,8 +1,8 @@
 """The JSON Schema of a MAS config, for editors.
 
-The schema is made from the rules of `mas_gym.systems.validation`. It sees one value at a time, so it accepts every
-config that validation accepts and rejects most that validation rejects. What needs the whole graph (cycles,
-unreachable agents, names used twice, unknown nodes) or a regular expression engine is left to ``mas-gym check``.
+The schema is generated from the rules of `mas_gym.systems.validation`. It checks one value at a time. It accepts every
+valid config and rejects most invalid ones. Errors that involve the whole graph (cycles, unreachable agents, duplicate
+names, unknown nodes) or a regular expression engine are found by ``mas-gym check``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Immutable search states: a question, a routed transcript and the agent to act.
+"""Immutable search states: a question, a routed transcript and the acting agent.
 
-A state is one link of a chain: it holds its last turn and its parent. A transition
-allocates one small object however long the transcript is, and sibling states share
-everything but their own message. Nothing here recurses, so chains of any length can
-be hashed, compared, pickled, walked and freed.
+States form linked lists: a state contains its last turn and a reference to its parent. A
+transition therefore allocates one small object, whatever the length of the transcript, and
+siblings share all earlier turns. No function is recursive, so states of any depth can be
+hashed, compared, pickled, traversed and freed.
 """
 
 from __future__ import annotations

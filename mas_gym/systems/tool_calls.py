@@ -1,4 +1,4 @@
-"""Tool calls within the text of a message."""
+"""Encoding of tool calls in the text of a message."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From plain data to a `MAS`, or to the list of everything that is wrong with it.
+"""Convert plain data to a `MAS`, or list all of its errors.
 
-Nothing is repaired silently and reading does not stop at the first fault: each
-one is reported with its place (and line, for files) and its remedy.
+No error is repaired silently, and validation does not stop at the first error. Each
+error is reported with its location (for files, with the line) and a fix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks: problems with reference answers, their splits, and the grading of a final message.
+"""Tasks: problems with reference answers, their splits, and the grading of final messages.
 
 `load_task` loads a task by name or from your own file; `ProblemTask.of` builds one from
 problems in memory. Importing this package reads no data and needs no optional package.

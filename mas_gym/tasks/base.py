@@ -1,13 +1,13 @@
 """The base class `Task`: an indexed sequence of problems that can grade a text.
 
-The environment and the search engine take their questions from a `Task`. Only the
-task holds the reference answers; planners, policies and critics never receive one.
+Environments and searches receive questions from a `Task`. Only the task has the
+reference answers; planners, policies and critics never receive one.
 
-A task also says when two messages are the same action. A search gives equal messages one
-child, and mining compares distinct siblings only (paper, App. "MASPRM training data
-generation", rule (i)). The embedded agents open their messages with one of six words that
-carry no information, so ``"Plan: start 4, + 2."`` and ``"Steps: start 4, + 2."`` are one
-action of Arithmetic.
+A task can also define which messages are equal. A search merges equal messages into one
+child, and mining compares only distinct siblings (paper, App. "MASPRM training data
+generation", rule (i)). The bundled agents begin their messages with one of six words that
+contain no information. Therefore ``"Plan: start 4, + 2."`` and ``"Steps: start 4, + 2."``
+are equal messages in Arithmetic.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Check the kind and make the metadata read-only."""
-        choice(f"kind of problem {shown(self.id)}", self.kind, KINDS)
+        if self.kind not in KINDS:
+            choice(f"kind of problem {shown(self.id)}", self.kind, KINDS)
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -237,9 +238,15 @@ class _AdaptedTask(Adapter, Task):
         return found
 
 
+@runtime_checkable
+class _Grading(Protocol):
+    def extract(self, problem: Problem, text: str) -> str | None: ...
+    def grade(self, problem: Problem, text: str) -> Grade: ...
+
+
 def is_task(part: object) -> bool:
     """Return whether an object can grade answers, as a task does; a list of problems cannot."""
-    return isinstance(part, Task) or (has_method(part, "extract") and has_method(part, "grade"))
+    return isinstance(part, Task | _Grading)
 
 
 def as_task(part: object) -> Task:

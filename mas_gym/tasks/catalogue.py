@@ -1,24 +1,24 @@
-r"""`load_task` loads every task: by its name, or from a file of one's own.
+r"""`load_task` loads a task by name or from a user's file.
 
-The five benchmarks come from a local file or folder or from the Hugging Face
-hub. The procedural tasks need no data. Files of one's own are the matter of
-`mas_gym.tasks.own`. A package adds names with an entry point in the group
-``mas_gym.tasks``: a function ``(split, **options) -> Task``.
+The published benchmarks are read from a local file or folder or from the Hugging Face
+hub. The generated tasks need no data. `mas_gym.tasks.own` reads other files. A package
+registers names with an entry point in the group ``mas_gym.tasks``: a function
+``(split, **options) -> Task``.
 
 Splits follow the paper's App. "Benchmarks and Dataset Splits". Every shuffle is
-``numpy.random.default_rng(42).permutation``, which is also what
-``datasets.Dataset.shuffle(seed=42)`` does, so data from the hub and from a file
-are split alike. Splits do not depend on the seed of a run.
+``numpy.random.default_rng(42).permutation``, which equals
+``datasets.Dataset.shuffle(seed=42)``. Data from the hub and from a file therefore have the
+same splits. Splits do not depend on the seed of a run.
 
-Rows come in the layouts of the hub and of the original releases. GSM8K:
-``question`` and an ``answer`` that ends in ``#### 18``. MATH: ``problem`` and a
-``solution`` whose last ``\boxed`` is the answer, or a separate ``answer``.
-MMLU: ``question``, ``choices`` and an index or letter. LogiQA: ``context``,
-``query``, ``options`` and ``correct_option``. GPQA: ``Question``, ``Correct Answer``
-and ``Incorrect Answer 1`` to ``3``, shuffled by a seed that the row determines.
+Rows have the layouts of the hub and of the original releases. GSM8K: ``question`` and an
+``answer`` that ends in ``#### 18``. MATH: ``problem`` and a ``solution`` whose last
+``\boxed`` is the answer, or a separate ``answer``. MMLU: ``question``, ``choices`` and an
+index or letter. LogiQA: ``context``, ``query``, ``options`` and ``correct_option``. GPQA:
+``Question``, ``Correct Answer`` and ``Incorrect Answer 1`` to ``3``, shuffled with a seed
+derived from the row.
 
-A complete MATH data set of 12,500 problems is divided into 10,500 and 2,000. GPQA's
-test split is the diamond set, which is taken out of the main set for training.
+A complete MATH data set of 12,500 problems is divided into 10,500 and 2,000. The test split
+of GPQA is the diamond set, which is removed from the main set for training.
 """
 
 from __future__ import annotations

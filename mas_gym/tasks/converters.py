@@ -1,4 +1,4 @@
-"""Rows of the published benchmarks as problems."""
+"""Convert rows of the published benchmarks to problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub."""
+"""Data sets on the Hugging Face hub."""
 
 from __future__ import annotations
 

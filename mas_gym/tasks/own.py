@@ -1,15 +1,15 @@
-"""Problems from files of one's own: CSV, JSONL, JSON, Parquet, a folder of them, or a data set on the hub.
+"""Problems from user data: CSV, JSONL, JSON, Parquet, a folder of such files, or a data set on the hub.
 
-Each row has a question and an answer, in columns of these names or in those that `Columns`
-names. The kind of the answers is guessed from all of them unless it is stated. Splits:
+Each row has a question and an answer, in the default columns or in the columns that `Columns`
+names. Unless it is given, the kind of the answers is inferred from all answers. Splits:
 
 * with a split column, the rows of that split;
 * in a folder or on the hub, the files or partitions named train, test, and dev or validation;
-* without any of these, every row is in ``"test"``, and all are the pool of train and dev;
-* where nothing is marked as dev, it is the 5% of the pool that a hash of the question selects,
-  and train is the rest: adding rows moves none.
+* without any of these, ``"test"`` contains all rows, and so does the pool of train and dev;
+* if no rows are marked as dev, dev is the 5% of the pool selected by a hash of the question,
+  and train is the rest, so adding rows does not change the split of existing rows.
 
-Other columns become metadata, so a grader of one's own finds them there.
+All other columns become metadata, which a custom grader can read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of data files, and reports of the faulty ones."""
+"""Rows of data files, and reports of invalid rows."""
 
 from __future__ import annotations
 

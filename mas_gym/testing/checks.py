@@ -1,4 +1,4 @@
-"""Checks of MAS configs and policies, and what all checks share: findings, messages to try, episodes, identities."""
+"""Checks of MAS configs and policies, and shared parts of all checks: findings, test messages, episodes, identities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what search is built from, planners and critics, without an engine; a critic that knows the answers.
+"""Checks of planners and critics without an engine, and a critic that uses the reference answers.
 
 The check of planners runs whole searches against scripted replies.
 """
@@ -203,6 +203,8 @@ class _Search:
         kind = type(request).__name__
         if kind == "Remaining":
             return self._left
+        if kind == "Continue":
+            return None
         proposes = kind == "Propose"
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:

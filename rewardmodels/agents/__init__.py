@@ -1,4 +1,4 @@
-"""Training of agents on the results of searches; `search.credit` computes advantages, TRL the loss.
+"""Training of agents on the results of searches; `search.credit` computes advantages, and TRL provides the loss.
 
 `train_agents` trains on demonstrations, preferences or credited samples, which `rewardmodels.agents.examples` reads
 from a store. torch and TRL are imported on first use.
@@ -14,7 +14,7 @@ from rewardmodels.agents.examples import (
     sampled_messages,
     sibling_pairs,
 )
-from rewardmodels.agents.run import TrainedAgents, train_agents
+from rewardmodels.agents.train_agents import TrainedAgents, train_agents
 
 __all__ = [
     "AgentConfig",

@@ -1,7 +1,7 @@
 """TRL trainers on token ids; imported only during training, because the import is slow.
 
-TRL provides the loss and the training loop. Prompts and messages are token ids, so that prompts are exactly those of
-the policy (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the tokens that were sampled.
+TRL provides the loss and the training loop. Prompts and messages are token ids. Prompts therefore equal those of the
+policy (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the sampled tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
@@ -136,7 +136,13 @@ def _advantages(**columns: Any) -> list[float]:
 
 
 def make_trainer(
-    config: AgentConfig, rows: Sequence[Row], model: Any, tokenizer: Any, folder: str, device: str, callbacks: list[Any]
+    config: AgentConfig,
+    rows: Sequence[Row],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str,
+    device: str,
+    callbacks: list[Any],
 ) -> GuardedLoop:
     """Return the trainer of a method.
 

@@ -1,7 +1,7 @@
 """Training sets: examples mined from the search trees of many problems, split by problem, and written as Parquet.
 
-Three kinds: ``"pairs"`` (Bradley-Terry), ``"points"`` (MASPRM by regression) and
-``"outcomes"`` (ORM). Each example names its problem, so that a split holds out whole
+There are three kinds: ``"pairs"`` (Bradley-Terry), ``"points"`` (MASPRM by regression) and
+``"outcomes"`` (ORM). Each example contains its problem, so that a split holds out whole
 problems.
 """
 

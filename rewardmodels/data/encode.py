@@ -9,19 +9,19 @@
     2
 
 The text starts with a legend of names, then the question, then each message as
-``speaker>recipients: text``, then the acting agent. Thanks to the legend a header is
-a few digits; the legend is the same for every problem, so it is encoded once.
+``speaker>recipients: text``, then the acting agent. With the legend, a header needs only a
+few digits. The legend is the same for every problem, so it is encoded once.
 
 The text consists of parts: the legend, the question with the first speaker, and one
 part per message, from its ``>`` to the next speaker. The parts of a state are thus a
 prefix of the parts of every successor, and siblings differ only in the last part.
 Parts are tokenized separately, so the same holds for token ids. The last token is
-the acting agent, and the value is read there.
+the acting agent, and the value is read at this token.
 
-`Encoder` tokenizes each distinct part once. `merge_beginnings` turns states into a trie, for
-training and for scoring. Training lays the states of one tree out in one row of tokens, each node
-of their trie once; a mask lets each token see only its own ancestors, and positions count along the
-path. A decoder then computes for each state exactly what it would compute for that
+`Encoder` tokenizes each distinct part once. `merge_beginnings` merges states into a trie, for
+training and for scoring. In training, the states of one tree form one row of tokens that contains
+each node of the trie once. A mask lets each token attend only to its ancestors, and positions count
+along the path. A decoder then computes for each state exactly what it would compute for that
 state alone, with a fraction of the tokens.
 
 Letters in shapes: R rows, S tokens of a row, K states.

@@ -1,7 +1,7 @@
 """The scalar model: any decoder of transformers with a one-label head; ``V = tanh(logit)``.
 
-The head reads the last token of a state. `logits_at` is the only place where a
-model is run, in training and in scoring alike.
+The head reads the last token of a state. Training and scoring both run the model only through
+`logits_at`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rewardmodels.data.encode import ModelInput, collate, collate_plain, pack
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _TOLERANCE = 2e-2
 
@@ -69,7 +69,9 @@ def _source(folder: str) -> dict[str, Any]:
     return {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
 
 
-def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quantization: Any = None) -> PreTrainedModel:
+def load_scalar(
+    folder: str, dtype: torch.dtype, pad: int, new_head: bool, quantization: BitsAndBytesConfig | None = None
+) -> PreTrainedModel:
     """Load a model with a one-label head.
 
     Args:
@@ -147,7 +149,7 @@ def _not_loaded(folder: str, what: str, error: Exception) -> Exception:
     return DataError(f"cannot load the {what} in {folder}: {reason[:300]}")
 
 
-def quantize_config(dtype: torch.dtype) -> Any:
+def quantize_config(dtype: torch.dtype) -> BitsAndBytesConfig:
     """Return NF4 with double quantisation (paper, App. "MASPRM model and optimization")."""
     from transformers import BitsAndBytesConfig
 
@@ -161,14 +163,14 @@ def quantize_config(dtype: torch.dtype) -> Any:
     )
 
 
-def keep_layout(model: Any) -> None:
+def keep_layout(model: PreTrainedModel) -> None:
     """Keep bitsandbytes from repacking 4-bit weights for the CPU: repacked weights cannot be trained."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
-def add_lora(model: Any, rank: int, alpha: int, dropout: float) -> Any:
+def add_lora(model: PreTrainedModel, rank: int, alpha: int, dropout: float) -> PreTrainedModel:
     """Add LoRA adapters to every linear layer; the head is trained in full."""
     peft = need("peft", "LoRA")
     if getattr(model, "is_quantized", False):
@@ -184,18 +186,18 @@ def add_lora(model: Any, rank: int, alpha: int, dropout: float) -> Any:
     return peft.get_peft_model(model, config)
 
 
-def inner(model: Any) -> Any:
+def inner(model: PreTrainedModel) -> PreTrainedModel:
     """Return the transformers model inside wrappers of accelerate and peft."""
     model = getattr(model, "module", model)
     return model.get_base_model() if has_adapters(model) else model
 
 
-def has_adapters(model: Any) -> bool:
+def has_adapters(model: PreTrainedModel) -> bool:
     """Whether a model is one of peft, which wraps the transformers model."""
     return hasattr(model, "get_base_model")
 
 
-def window_of(config: Any) -> int | None:
+def window_of(config: PretrainedConfig) -> int | None:
     """Return the most tokens that a model of transformers reads; None if its config states no limit."""
     window = getattr(config, "max_position_embeddings", None)
     return window if isinstance(window, int) and window > 0 else None
@@ -209,7 +211,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-def logits_at(model: Any, batch: ModelInput) -> torch.Tensor:
+def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
     """Run the model and read the head at the end of each state.
 
     Args:
@@ -223,14 +225,14 @@ def logits_at(model: Any, batch: ModelInput) -> torch.Tensor:
     return read_head(model, out.hidden_states[-1][batch.rows, batch.columns])
 
 
-def read_head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+def read_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """Return the head's logits for last hidden states of shape (K, hidden size)."""
     logits: torch.Tensor = inner(model).score(hidden)[:, 0]
     # float64 stays, because it is chosen when results must not depend on the batch.
     return logits if logits.dtype.itemsize == 8 else logits.float()
 
 
-def to_device(batch: ModelInput, device: Any) -> ModelInput:
+def to_device(batch: ModelInput, device: torch.device) -> ModelInput:
     """Move a batch to a device."""
     inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
     return ModelInput(inputs, batch.rows.to(device), batch.columns.to(device))
@@ -241,7 +243,7 @@ def alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
     return float((logits - expected).abs().max()) < _TOLERANCE * max(1.0, float(expected.abs().max()))
 
 
-def can_share(model: Any, pad: int) -> bool:
+def can_share(model: PreTrainedModel, pad: int) -> bool:
     """Return whether the model computes the same for packed states as for each alone, and can be trained on them.
 
     This holds for decoders with full causal attention; it is measured, not assumed.

@@ -1,6 +1,6 @@
-"""A critic without a language model: a logistic regression on features of a transcript and of the other samples.
+"""A critic without a language model: a logistic regression on features of a transcript and of other samples.
 
-It is a baseline for learned critics. Its folder holds ``features.json`` and a card.
+It is a baseline for learned critics. Its folder contains ``features.json`` and a model card.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from mas_gym.errors import DataError
+from mas_gym.errors import DataError, is_number
 from mas_gym.tasks.grading.numbers import parse_number
 from rewardmodels.model.folder import read_object, show
 from search.protocol import Critic, Peers, ScoringContext
@@ -139,9 +139,7 @@ def read_features(folder: Path) -> FeatureModel:
 
 
 def _are_numbers(values: object, size: int) -> bool:
-    return isinstance(values, list) and len(values) == size and all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
-    )  # fmt: skip
+    return isinstance(values, list) and len(values) == size and all(map(is_number, values))
 
 
 class FeatureCritic(Critic):

@@ -1,11 +1,11 @@
-"""A critic on disk: a plain transformers folder with two more files, and the checks on what comes from outside.
+"""The folder format of a critic: a plain transformers folder with two more files, and the validation of its contents.
 
-``critic.json`` (`CriticInfo`) is written last, so a folder that has it is complete. ``README.md``
-is the model card. A LoRA run also keeps ``adapter/`` for peft; the folder itself holds the merged
-weights, so anything that loads transformers models can load it.
+``critic.json`` (`CriticInfo`) is written last, so a folder that contains it is complete. ``README.md``
+is the model card. A LoRA run also saves ``adapter/`` for peft; the folder itself contains the merged
+weights, so any program that loads transformers models can load it.
 
-A folder comes from outside as often as from our own training, so no value is used before its type,
-its range and its length were checked. All faults of a file are reported together.
+A folder may come from an untrusted source, so no value is used before its type, range and length are
+checked. All errors of a file are reported together.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from search.results.run_info import RECORDED
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 META = "critic.json"
@@ -242,7 +243,7 @@ _LARGEST = 2**31
 _LAYERS = re.compile(r"(?!max_).*layers?")
 
 
-def load_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any, CriticInfo]:
+def load_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, CriticInfo]:
     """Load model, tokenizer and description of a saved critic.
 
     Raises:
@@ -364,7 +365,9 @@ def digest_of_weights(folder: Path) -> str:
     return "-".join(found)
 
 
-def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card: str) -> CriticInfo:
+def save_folder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, info: CriticInfo, card: str
+) -> CriticInfo:
     """Write a critic; an earlier one stays until everything is written.
 
     Returns:
@@ -424,7 +427,7 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: 
         ) from error
 
 
-def merged(model: Any) -> Any:
+def merged(model: PreTrainedModel) -> PreTrainedModel:
     """Return a plain model with the adapters merged into the weights; a 4-bit backbone is dequantized."""
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
@@ -449,7 +452,7 @@ def merged(model: Any) -> Any:
     return whole.eval()
 
 
-def _written_out(weight: Any) -> torch.Tensor:
+def _written_out(weight: torch.Tensor) -> torch.Tensor:
     if type(weight).__name__ == "Params4bit":
         dequantized: torch.Tensor = need("bitsandbytes", "4-bit training").functional.dequantize_4bit(
             weight.data, weight.quant_state

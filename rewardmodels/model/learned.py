@@ -1,4 +1,4 @@
-"""Critics that were trained, MASPRM or ORM: on transformers and on vLLM's pooling runner."""
+"""Trained critics, MASPRM or ORM, on transformers and on vLLM's pooling runner."""
 
 from __future__ import annotations
 

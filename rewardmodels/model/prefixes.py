@@ -1,15 +1,15 @@
-"""Scoring many states in few tokens: encoded prefixes are cached between calls, and nothing is padded.
+"""Scoring many states with few tokens: encoded prefixes are cached between calls, and there is no padding.
 
 The keys and values of each part of a state (see `rewardmodels.data.encode`) are
-cached unless the state is terminal, so a new state costs only its newest message,
-whichever search it comes from and in whatever order states arrive.
+cached unless the state is terminal. Therefore only the newest message of a new state is
+encoded, whichever search requests it, and in any order of states.
 
-A forward pass runs over parts, whose tokens form one sequence that is split only inside
+In a forward pass, the tokens of all parts form one sequence that is split only for
 attention. The linear layers, most of the work, run on all tokens at once. Attention runs
-part by part, each with the keys and values of its predecessors, cached or from the same
-forward pass. Each part is therefore computed in the same way whatever else is in the
-pass, and its result depends on its neighbours only if the rounding of the linear
-kernels depends on their number of rows.
+part by part, each with the keys and values of its predecessors, which are cached or come
+from the same forward pass. The computation of a part therefore does not depend on the
+other parts, except through the rounding of linear kernels, which may depend on the number
+of rows.
 
 Letters in shapes: L layers, H heads of keys and values, D head size, S tokens of a part, P tokens before it, N parts.
 """
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise, takewhile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from mas_gym.policies.local.forward import threads_for
 from rewardmodels.data.encode import Encoded, Ids, Trie, chunks, collate_plain, merge_beginnings
 from rewardmodels.model.backbone import alike, inner, logits_at, read_head, to_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ATTENTION = "mas_gym_parts"
 """Name of this attention implementation in transformers."""
@@ -104,7 +107,7 @@ def attend(
     return torch.cat(found, dim=1), None
 
 
-def forward_parts(model: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def forward_parts(model: PreTrainedModel, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Run the model over parts and read the head at the end of each.
 
     Args:
@@ -146,7 +149,7 @@ def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
     return kept + sum(spans[i][1] - spans[i][0] for i in part.above)
 
 
-def enable_parts(model: Any, pad: int) -> bool:
+def enable_parts(model: PreTrainedModel, pad: int) -> bool:
     """Give a model this attention if it then computes the same for shared prefixes as for whole states.
 
     This holds for decoders with full causal attention; it is measured, not assumed. Other models stay unchanged.
@@ -244,7 +247,7 @@ class PrefixScorer:
         capacity: Size of the cache of prefixes, in bytes.
     """
 
-    def __init__(self, model: Any, pad: int, share: bool, capacity: int) -> None:
+    def __init__(self, model: PreTrainedModel, pad: int, share: bool, capacity: int) -> None:
         """Keep the model and start with an empty cache."""
         self.model, self.pad = model, pad
         self.parameters = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Hyper-parameters of training, with the defaults of the paper and of the tiny model."""
+"""Hyperparameters of training, with the defaults of the paper and of the tiny model."""
 
 from __future__ import annotations
 

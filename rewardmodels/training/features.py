@@ -1,4 +1,4 @@
-"""Training of the baseline critic on features (`rewardmodels.model.features`)."""
+"""Training of the feature-based baseline critic (`rewardmodels.model.features`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all trainings share: checkpoints that are whole, checks for numbers that are not, and TensorBoard curves."""
+"""Shared parts of all trainings: complete checkpoints, checks for NaN and infinity, and TensorBoard curves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mas_gym.errors import MASGymError, TrainingError
+
+Logs = dict[str, float] | None
 
 COMPLETE = "complete.json"
 """Written last into a checkpoint, so one that a crash interrupted is recognised."""
@@ -34,7 +36,9 @@ class Curves(TrainerCallback):  # type: ignore[misc]
         self.folder, self.log = folder, log
         self.writer: SummaryWriter | None = None
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **kwargs: object
+    ) -> None:
         """Write every number."""
         if not state.is_world_process_zero:
             return
@@ -53,7 +57,9 @@ class Curves(TrainerCallback):  # type: ignore[misc]
             self.writer.add_scalar(f"{name}/mean", mean, number)
             self.writer.add_scalar(f"{name}/largest", largest, number)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Close the writer."""
         if self.writer is not None:
             self.writer.close()
@@ -66,16 +72,22 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         """Keep where to report."""
         self.log, self.began, self.first, self.loss = log, 0.0, 0, ""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Start the clock."""
         self.began, self.first = time.monotonic(), state.global_step
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **kwargs: object
+    ) -> None:
         """Keep the newest loss."""
         if "loss" in (logs or {}):
             self.loss = f", loss {(logs or {})['loss']:.4g}"
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Report."""
         step, steps = state.global_step, state.max_steps
         if state.is_world_process_zero and (step % max(1, steps // 10) == 0 or step == steps):
@@ -98,7 +110,7 @@ class Guarded(Trainer):  # type: ignore[misc]
         last = last_checkpoint(Path(self.args.output_dir))
         return f"The last good checkpoint is kept: {last.name}." if last else "No checkpoint had been written yet."
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: PreTrainedModel, trial: Any) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters() if p.requires_grad):
             raise TrainingError(

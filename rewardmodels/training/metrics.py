@@ -1,7 +1,7 @@
 """Metrics of a critic on held-out problems: ranking, discrimination, loss and calibration, by depth and agent.
 
-Pure functions of numpy arrays. Intervals are 95% bootstrap intervals over
-problems, the unit that was held out, with a fixed seed.
+All functions are pure and take numpy arrays. Intervals are 95% bootstrap intervals over
+problems, the unit that is held out, with a fixed seed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Batches, and transformers' Trainer with the critics' losses; imported only by training, because the import is slow.
+"""Batches, and transformers' Trainer with the critics' losses; imported only during training because it is slow.
 
-Examples of one tree stay together in a *bundle*, so that their shared beginnings are encoded once.
-The order of all steps of all epochs is drawn in advance from the seed, so a resumed run needs only
-the number of its step. A step with more tokens than fit into memory at once is computed in several
-forward passes, whose gradients add up to those of one.
+Examples of one tree form a *bundle*, so that their common prefixes are encoded once. The order of all steps of all
+epochs is drawn in advance from the seed, so a resumed run needs only the number of its step. If a step has more tokens
+than fit into memory, it is computed in several forward passes, whose gradients sum to the gradient of the step.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, collate_plain, merge_beginnings, pack
@@ -29,9 +28,8 @@ from rewardmodels.training.config import TrainingConfig
 from rewardmodels.training.guards import Guarded
 from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
 
-if TYPE_CHECKING:
-    import torch
-
+Tensors = dict[str, torch.Tensor]
+"""The tensors of one forward pass, see `gather`."""
 
 _WINDOW = 32
 _BUNDLE = 16
@@ -144,7 +142,7 @@ def forward_passes(step: Sequence[Bundle], max_tokens: int, share: bool) -> list
     return chunks(list(step), [longest * len(bundle.states) for bundle in step], limit=max_tokens)
 
 
-def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) -> dict[str, Any]:
+def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) -> Tensors:
     """Return the tensors of one forward pass.
 
     Args:
@@ -157,8 +155,6 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
         The inputs of the model, ``rows`` and ``columns`` of the states' ends, indices of the states that are
         ``better`` and ``worse`` in pairs or ``points``, and the points' ``target``.
     """
-    import torch
-
     offsets = np.cumsum([0, *(len(b.states) for b in chosen)])[:-1]
     batch = (
         collate([pack(b.states) for b in chosen], pad, dtype)
@@ -181,13 +177,13 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
     }
 
 
-def model_input(tensors: dict[str, Any]) -> ModelInput:
+def model_input(tensors: Tensors) -> ModelInput:
     """Return the model's part of the tensors that `gather` returns."""
     names = [name for name in ("input_ids", "attention_mask", "position_ids") if name in tensors]
     return ModelInput({name: tensors[name] for name in names}, tensors["rows"], tensors["columns"])
 
 
-def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: dict[str, Any]) -> torch.Tensor:
+def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: Tensors) -> torch.Tensor:
     """Return the mean loss of a forward pass (paper, Sec. "MASPRM training", App. "ORM").
 
     Args:
@@ -208,7 +204,7 @@ def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: dict[str, Any
     return total / weight_of(config, tensors)
 
 
-def weight_of(config: TrainingConfig, tensors: dict[str, Any]) -> float:
+def weight_of(config: TrainingConfig, tensors: Tensors) -> float:
     """Return the weight of a forward pass in its step: 1 per pair, and 1 per point (``anchor`` if there are pairs)."""
     point = config.anchor if config.head == "bt" else 1.0
     return len(tensors["worse"]) + point * len(tensors["points"])
@@ -223,7 +219,7 @@ class StepData(Dataset):  # type: ignore[misc]
         order: Sequence[Sequence[int]],
         max_tokens: int,
         pad: int,
-        dtype: Any,
+        dtype: torch.dtype,
         share: bool,
     ):
         """Keep what `__getitem__` needs."""
@@ -250,13 +246,13 @@ class HeldOut:
         share: Whether shared beginnings are encoded once.
     """
 
-    def __init__(self, found: Sequence[Bundle], max_tokens: int, pad: int, dtype: Any, share: bool):
+    def __init__(self, found: Sequence[Bundle], max_tokens: int, pad: int, dtype: torch.dtype, share: bool):
         """Put bundles of similar length together."""
         self.passes = forward_passes(sorted(found, key=lambda bundle: bundle.tokens), max_tokens, share)
         self.examples = [example for part in self.passes for bundle in part for example in bundle.examples]
         self.options = (pad, dtype, share)
 
-    def logits(self, model: Any) -> tuple[Floats, Floats]:
+    def logits(self, model: PreTrainedModel) -> tuple[Floats, Floats]:
         """Return the logits of the examples' better and worse states; the second is empty for labelled states."""
         better: list[Floats] = []
         worse: list[Floats] = []
@@ -273,7 +269,7 @@ class HeldOut:
         model.train(training)
         return np.concatenate(better), np.concatenate(worse)
 
-    def metrics(self, model: Any, config: TrainingConfig) -> dict[str, Any]:
+    def metrics(self, model: PreTrainedModel, config: TrainingConfig) -> dict[str, Any]:
         """Return the metrics of a model, by the kind of the examples."""
         better, worse = self.logits(model)
         if len(worse):
@@ -295,7 +291,9 @@ class CriticTrainer(Guarded):
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: PreTrainedModel, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Add up the gradients of a step's forward passes and return its loss.
 
         Raises:

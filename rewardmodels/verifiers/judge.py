@@ -1,17 +1,17 @@
-"""A language model as a critic: its verdict on a state, or on which of two siblings is better.
+"""A language model as a critic: its verdict on a state, or its preference between two siblings.
 
-Three modes:
+There are three modes:
 
 * ``logprob``: the probability of "yes" against "no" as the first word of the verdict, from the
   engine's log-probabilities: ``p = P(yes) / (P(yes) + P(no))``;
-* ``share``: the share of "yes" among the verdicts that can be read, of ``n`` sampled ones, each in the
-  form of `mas_gym.tasks.grading.verdicts`;
-* ``pairwise``: the mean probability of winning against a sibling, of all siblings that the search
-  scores in the same request. Each pair is compared in both orders, and a state ties with itself,
-  so an only child gets 1/2.
+* ``share``: the share of "yes" among the valid verdicts of ``n`` samples, each in the format of
+  `mas_gym.tasks.grading.verdicts`;
+* ``pairwise``: the mean probability of being preferred to a sibling, over all siblings that the search
+  scores in the same request. Each pair is compared in both orders. A comparison of a state with itself
+  is a tie, so an only child gets 1/2.
 
-The value is ``2 p - 1``. A verdict that cannot be read is counted and gets no default: a state without
-any readable verdict has no value, and its search fails with the reason.
+The value is ``2 p - 1``. Replies without a valid verdict are counted and get no default verdict: a state without
+any valid verdict has no value, and its search fails with this reason.
 """
 
 from __future__ import annotations

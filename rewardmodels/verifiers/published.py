@@ -1,6 +1,6 @@
-"""Published reward models as critics: step reward models, a message being a step, and scalar reward models.
+"""Published reward models as critics: step reward models, with each message as a step, and scalar reward models.
 
-How each family writes a transcript and reads its scores, checked in the tests against the formula of its source:
+The table lists each family's input format and scores. The tests compare them with the formulas of the sources.
 
 ========== ============================================= ========================================================
 format     written as                                    score of a step
@@ -17,7 +17,7 @@ Sources: the model cards of Qwen/Qwen2.5-Math-PRM-7B, peiyi9979/math-shepherd-mi
 RLHFlow/Llama3.1-8B-PRM-Deepseek-Data (with the evaluation code of RLHFlow/RLHF-Reward-Modeling), and
 the inference code of SkyworkAI/skywork-o1-prm-inference.
 
-Weights are read from safetensors only, and no code of a model's folder runs.
+Weights are read only from safetensors, and no code from a model's folder is executed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, PolicyError, need, unknown_name
 from mas_gym.policies.local.chat import ChatTemplate
@@ -36,6 +36,10 @@ from rewardmodels.data.encode import chunks
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, torch_dtype, window_of
 from rewardmodels.model.folder import check_folder, read_object
 from search.protocol import Critic, ScoringContext
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Aggregate = Literal["last", "mean", "min", "product"]
 AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
@@ -68,6 +72,12 @@ class Steps(NamedTuple):
     places: list[int]
 
 
+Write = Callable[[str, Sequence[str]], Steps]
+"""Writes a question and the messages."""
+Read = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+"""Returns numbers for every token, from input ids and attention mask."""
+
+
 class _Published(Critic):
     """What step and scalar reward models share: loading, batches, and a memory of scores."""
 
@@ -91,13 +101,13 @@ class _Published(Critic):
         self.folder = model_folder(model)
         self._dtype = torch_dtype(name)
         self._source = ModelSource(self.folder)
-        self._settings: dict[str, Any] = {"dtype": name}
+        self._settings: dict[str, object] = {"dtype": name}
         self._known: dict[tuple[str, MASState], float] = {}
-        self._tokenizer: Any = load_tokenizer(self.folder)
+        self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self.folder)
         self._template: ChatTemplate | None = None
         self._longest = max_length
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Return a digest of the model's files, and the settings."""
         return {"files": self._source.identity(), **self._settings}
 
@@ -122,7 +132,7 @@ class _Published(Critic):
     def _values(self, contexts: Sequence[ScoringContext]) -> list[float]:
         raise NotImplementedError
 
-    def _start(self, model: Any) -> None:
+    def _start(self, model: PreTrainedModel) -> None:
         for parameter in model.parameters():
             # Else they stay mapped to the file, and change when it is overwritten.
             parameter.data = parameter.data.clone()
@@ -159,7 +169,7 @@ class _Published(Critic):
                 text = text.replace(tag, f"{tag[0]} {tag[1:]}")
         return text
 
-    def _batches(self, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], Any, Any]]:
+    def _batches(self, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
         """Return padded forward passes: the numbers of their rows, input ids and mask, short rows first."""
         import torch
 
@@ -251,7 +261,7 @@ class StepRewardModel(_Published):
             raise CriticError(f"{self.name} scores messages, got a state without any")
         tag = _STEP.get(self.format, "")
         texts = [self._clean(turn.text, tag) for turn in turns]
-        steps: Steps = self._write(self._clean(context.state.question, tag), texts)
+        steps = self._write(self._clean(context.state.question, tag), texts)
         if len(steps.places) != len(texts):
             raise CriticError(f"{self.name}: expected {len(texts)} steps in the text, got {len(steps.places)}")
         return steps
@@ -272,7 +282,7 @@ class StepRewardModel(_Published):
         return ids
 
 
-def _qwen(prm: StepRewardModel) -> tuple[Any, Any]:
+def _qwen(prm: StepRewardModel) -> tuple[Write, Read]:
     step, run, apply = prm._id(_STEP["qwen"]), *_with_head(prm, ("score.0", "score.2"), 2)
 
     def write(question: str, texts: Sequence[str]) -> Steps:
@@ -280,13 +290,13 @@ def _qwen(prm: StepRewardModel) -> tuple[Any, Any]:
         ids = prm._rendered([("system", SYSTEM), ("user", question), ("assistant", answer)])
         return Steps(ids, [place for place, token in enumerate(ids) if token == step])
 
-    def read(ids: Any, mask: Any) -> Any:
+    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return apply(run(ids, mask)).softmax(dim=-1)[..., 1]
 
     return write, read
 
 
-def _skywork(prm: StepRewardModel) -> tuple[Any, Any]:
+def _skywork(prm: StepRewardModel) -> tuple[Write, Read]:
     line, run, apply = prm._id(_STEP["skywork"]), *_with_head(prm, ("v_head.summary",), 1)
     first = prm._tokenizer.bos_token or ""
 
@@ -298,13 +308,13 @@ def _skywork(prm: StepRewardModel) -> tuple[Any, Any]:
             places.append(len(ids) - 1)
         return Steps(ids, places)
 
-    def read(ids: Any, mask: Any) -> Any:
+    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return apply(run(ids, mask))[..., 0].sigmoid()
 
     return write, read
 
 
-def _shepherd(prm: StepRewardModel) -> tuple[Any, Any]:
+def _shepherd(prm: StepRewardModel) -> tuple[Write, Read]:
     model, tag, words = _language_model(prm), prm._id(_STEP["shepherd"]), prm._two("+ -")
 
     def write(question: str, texts: Sequence[str]) -> Steps:
@@ -312,13 +322,13 @@ def _shepherd(prm: StepRewardModel) -> tuple[Any, Any]:
         ids = prm._encode(f"{question} " + "\n".join(lines), special=True)
         return Steps(ids, [place for place, token in enumerate(ids) if token == tag])
 
-    def read(ids: Any, mask: Any) -> Any:
+    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., words].softmax(dim=-1)[..., 0]
 
     return write, read
 
 
-def _rlhflow(prm: StepRewardModel) -> tuple[Any, Any]:
+def _rlhflow(prm: StepRewardModel) -> tuple[Write, Read]:
     model, words = _language_model(prm), [prm._id("+"), prm._id("-")]
 
     def write(question: str, texts: Sequence[str]) -> Steps:
@@ -336,13 +346,13 @@ def _rlhflow(prm: StepRewardModel) -> tuple[Any, Any]:
             places.append(len(ids) - 2 - ids[::-1].index(words[0]))
         return Steps(ids, places)
 
-    def read(ids: Any, mask: Any) -> Any:
+    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., words].softmax(dim=-1)[..., 0]
 
     return write, read
 
 
-FORMATS: dict[str, Callable[[StepRewardModel], tuple[Any, Any]]] = {
+FORMATS: dict[str, Callable[[StepRewardModel], tuple[Write, Read]]] = {
     "qwen": _qwen,
     "shepherd": _shepherd,
     "rlhflow": _rlhflow,
@@ -351,14 +361,16 @@ FORMATS: dict[str, Callable[[StepRewardModel], tuple[Any, Any]]] = {
 """For each format a function that loads the model, and returns how to write a transcript and how to read scores."""
 
 
-def _language_model(prm: StepRewardModel) -> Any:
+def _language_model(prm: StepRewardModel) -> PreTrainedModel:
     model, info = load_pretrained("AutoModelForCausalLM", prm.folder, prm._dtype)
     _nothing_missing(prm, info["missing_keys"])
     prm._start(model)
     return model
 
 
-def _with_head(prm: StepRewardModel, layers: Sequence[str], outputs: int) -> tuple[Any, Any]:
+def _with_head(
+    prm: StepRewardModel, layers: Sequence[str], outputs: int
+) -> tuple[Read, Callable[[torch.Tensor], torch.Tensor]]:
     """Load a backbone and the linear layers above it; return what runs the one and what applies the others."""
     import torch
 
@@ -374,10 +386,10 @@ def _with_head(prm: StepRewardModel, layers: Sequence[str], outputs: int) -> tup
     prm._start(model)
     weights = [tensors[f"{name}.{part}"].to(model.device, prm._dtype) for name in layers for part in ("weight", "bias")]
 
-    def run(ids: Any, mask: Any) -> Any:
+    def run(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
 
-    def apply(hidden: Any) -> Any:
+    def apply(hidden: torch.Tensor) -> torch.Tensor:
         for number in range(0, len(weights), 2):
             hidden = torch.relu(hidden) if number else hidden
             hidden = torch.nn.functional.linear(hidden, weights[number], weights[number + 1])
@@ -394,7 +406,7 @@ def _nothing_missing(prm: StepRewardModel, missing: Sequence[str]) -> None:
         )
 
 
-def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, Any]:
+def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]:
     """Read the weights and biases of linear layers from a folder's safetensors files.
 
     Raises:
@@ -403,7 +415,7 @@ def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     wanted = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
-    found: dict[str, Any] = {}
+    found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:

@@ -1,7 +1,7 @@
-"""Reward models behind vLLM's server: its ``/pooling``, ``/classify`` and ``/score``.
+"""Reward models on vLLM's server: its endpoints ``/pooling``, ``/classify`` and ``/score``.
 
 The critic's spec is the address, as in ``http://127.0.0.1:8000/pooling#model=NAME&format=qwen``. The connection,
-retries and limits are those of ``openai:`` policies; every reply is checked before it is used.
+retries and limits are those of ``openai:`` policies; every reply is validated.
 """
 
 from __future__ import annotations

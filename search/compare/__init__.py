@@ -1,9 +1,9 @@
 """Comparisons of planners and critics: `compare` returns a table with intervals and paired differences.
 
-`arms` runs the searches, `matching` sets planners to an equal cost, and `comparison` builds the tables of
+`arms` runs the searches, `matching` adjusts planners to an equal cost, and `comparison` builds the tables of
 `search.results`. `first_errors` evaluates critics on `transcripts` whose first wrong step is known,
 `calibration` evaluates them on stored trees, `selection` chooses among recorded samples, and `blame` finds the message
-that most lowered a value.
+that lowered a value most.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         pair,
     )
     from search.compare.comparison import compare, matched
+    from search.compare.cost_matching import Match, calibrate
     from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
-    from search.compare.matching import Match, calibrate
     from search.compare.selection import Selection, select
     from search.results.display import (
         report,
@@ -66,7 +66,7 @@ _HOMES = {
     "search.compare.arms": "PAPER_PLANNERS Arm Bench Remote Workers measure named_critics named_planners pair",
     "search.compare.comparison": "compare matched",
     "search.compare.first_errors": "FirstErrorFigures Threshold bench_critic",
-    "search.compare.matching": "Match calibrate",
+    "search.compare.cost_matching": "Match calibrate",
     "search.compare.selection": "Selection select",
     "search.results.display": (
         "report results_table save_tradeoff to_csv to_html to_json to_latex to_markdown tradeoff_figure"

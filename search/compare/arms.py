@@ -1,4 +1,4 @@
-"""Running a comparison: planners paired with critics, each searched with every seed, reduced to outcomes."""
+"""Runs a comparison: searches every pair of planner and critic with every seed, and reduces the plans to outcomes."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ class Bench:
         remote: The fleet to search on; None for this process.
         budget: Limits of each search.
         run_budget: Limits of each run, of one arm with one seed.
+        allocate: Whether a run allocates its budget to its searches by marginal gain.
         sampling: How agents sample; the paper's settings by default.
         workers: Processes to run arms in, for planners that pickle and critics with a spec; None for this process.
         program: The agent program behind ``mas``; None for a MAS.
@@ -122,6 +123,7 @@ class Bench:
     training: bool = False
     prices: Prices | None = None
     recorded: Recorded | None = None
+    allocate: bool = False
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -339,9 +341,12 @@ def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] 
         from search.engine.run import run
 
         common |= {"policy": bench.policy, "store": bench.store, "recorded": bench.recorded}
+        common |= {"allocate": bench.allocate}
         return run(arm.planner, bench.task, critic=arm.critic, **common)
     from search.engine.fleet import run_ray
 
+    if bench.allocate:
+        raise ConfigError("allocate: a fleet's actors do not share rounds; run in this process, without Ray")
     fleet, make_policy, make_critic = bench.remote
     critic = None if arm.critic is None else make_critic(arm.critic_spec)
     store = None if bench.store is None else str(bench.store)

@@ -1,4 +1,4 @@
-"""The turn at which a critic's values fall."""
+"""Blame: the turn at which a critic's values fall most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from search.compare.calibration import CONFIDENT
+from search.compare.reliability import CONFIDENT
 from search.plan import Plan
 from search.store.results import TreeValues
 

@@ -1,4 +1,4 @@
-"""Comparing planners and critics on the same problems and seeds: `compare`, its table, and that of stored runs."""
+"""Compares planners and critics on the same problems and seeds: `compare`, its table, and the table of stored runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_task, is_task
 from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
-from search.compare.matching import Match, calibrate
+from search.compare.cost_matching import Match, calibrate
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.results.outcomes import Outcome, find_row, summarise
@@ -50,6 +50,7 @@ def compare(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     run_budget: Budget | None = None,
+    allocate: bool = False,
     prices: PricesSource | None = None,
     progress: bool | Callable[[str, int, Progress], None] = False,
 ) -> Comparison:
@@ -77,6 +78,7 @@ def compare(
         sampling: How agents sample; the paper's settings by default.
         budget: Limits of each search.
         run_budget: Limits of each run, of one row with one seed.
+        allocate: Allocate each run's budget to its searches by marginal gain, as `search.run` does.
         prices: Prices of the models, as for `search.run`; they add the column USD.
         progress: True for a bar per run; or a function of row label, seed and `Progress`.
 
@@ -95,7 +97,7 @@ def compare(
     system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
     policy = None if policy is None else as_policy(policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
-    bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices))
+    bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices), allocate=allocate)
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev

@@ -1,13 +1,13 @@
-"""How good a critic's values are: calibration, the message that lost a search, and first errors of transcripts.
+"""Evaluation of critics on transcripts with known first errors.
 
 `bench_critic` measures how well a critic finds the first error of labelled transcripts; F1 is ProcessBench's (Zheng et
-al. 2024). A critic gives every prefix a value (`search.compare.transcripts`). One of two rules turns values into a
+al. 2024). A critic gives every prefix a value (`search.compare.transcripts`). One of two rules converts values to a
 prediction:
 
 * ``"value"``: the first step after which the value is below a threshold, as ProcessBench does for reward models;
 * ``"fall"``: the step with the largest fall in value, if half of the fall reaches a threshold, as in `mas-gym blame`.
 
-A rule and its threshold are chosen on transcripts that are not measured.
+The rule and its threshold are chosen on separate transcripts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 from mas_gym.errors import ConfigError, choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
-from search.compare.calibration import Bin, ScoredState, calibration
 from search.compare.imported import read_labelled
+from search.compare.reliability import Bin, ScoredState, calibration
 from search.compare.transcripts import (
     NOBODY,
     Cost,

@@ -1,4 +1,4 @@
-"""Accuracy curves of selecting among the samples of a recorded run."""
+"""Accuracy of selection among the samples of a recorded run, by number of samples."""
 
 from __future__ import annotations
 

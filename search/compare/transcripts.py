@@ -8,7 +8,6 @@ step, or -1 if all are right (Zheng et al. 2024, arXiv:2412.06559). Optional col
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,6 +22,7 @@ from mas_gym.errors import (
     DataNotFoundError,
     EngineUnavailableError,
     MASGymError,
+    is_number,
     shown,
 )
 from mas_gym.systems.dynamics import Dynamics
@@ -160,7 +160,7 @@ def _transcript(row: object, place: str) -> LabelledTranscript:
         raise BadRow(f"expected a label from -1 (no error) to {len(texts) - 1} (the last step), got {shown(label)}")
     agents = _each(row.get("agents"), "agents", lambda name: isinstance(name, str) and name != "")
     tokens = _each(row.get("tokens"), "tokens", lambda count: type(count) is int and count >= 0)
-    logprobs = _each(row.get("logprobs"), "logprobs", lambda x: x is None or (_is_number(x) and x <= 0))
+    logprobs = _each(row.get("logprobs"), "logprobs", lambda x: x is None or (is_number(x) and x <= 0))
     for what, column in (("agents", agents), ("tokens", tokens), ("logprobs", logprobs)):
         if column and len(column) != len(texts):
             raise BadRow(f"expected {len(texts)} {what}, one for each step, got {len(column)}")
@@ -184,10 +184,6 @@ def _each(values: object, name: str, fits: Callable[[Any], bool]) -> list[Any]:
     if wrong is not values:
         raise BadRow(f"{name}: got {shown(wrong)}")
     return values
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _check_shipped(name: object) -> None:

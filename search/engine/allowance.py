@@ -1,6 +1,6 @@
-"""Admission under a run's budget: a search starts only if the rest of the budget is expected to pay for all of it.
+"""Admission under a run's budget: a search starts only if the remaining budget is expected to cover it completely.
 
-Otherwise many concurrent searches would share a budget that pays for a few, and none of them would end.
+Otherwise many concurrent searches would share a budget for a few, and none of them would finish.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a search asks of others: the policy, the critic, the grader and the agent program."""
+"""Calls of a search to the policy, the critic, the grader, the agent program and the allocation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,13 @@ class ProgramStep(NamedTuple):
     text: str
 
 
-Call = PolicyCall | CriticCall | GradingCall | ProgramStep
+class Pause(NamedTuple):
+    """A search with an answer waits for the run's allocation; the outcome is that of `search.protocol.Continue`."""
+
+    gain: float
+
+
+Call = PolicyCall | CriticCall | GradingCall | ProgramStep | Pause
 
 
 def agent_calls(calls: Iterable[Call]) -> int:

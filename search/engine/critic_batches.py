@@ -1,4 +1,4 @@
-"""Batches for a critic: the states of many searches, scored together."""
+"""Batches of critic requests: states of many searches, scored together."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`run_ray`: many engines on one or many machines, searches spread over Ray actors, one writer, the same rows.
+"""`run_ray`: searches on Ray actors, each with its own engine, on one or many machines; the rows are the same.
 
-Behind the interface of one `Engine`, each actor has a scheduler of its own. An actor with capacity gets the next
-problem; an actor that dies is replaced and its open problems are searched again, which gives the same plans,
-because a plan depends on its problem and the seed alone.
+A fleet has the interface of one `Engine`, and each actor has its own scheduler. An actor with capacity receives the
+next problem. An actor that dies is replaced and its open problems are searched again. This gives the same plans,
+because a plan depends only on its problem and the seed.
 """
 
 from __future__ import annotations

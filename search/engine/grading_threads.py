@@ -1,4 +1,4 @@
-"""Threads that grade messages, so that a slow grader delays only its own search."""
+"""Threads that grade messages, so that a slow grader delays only the search that it grades."""
 
 from __future__ import annotations
 

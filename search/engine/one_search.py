@@ -21,11 +21,12 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
-from search.engine.calls import Call, CriticCall, GradingCall, PolicyCall, ProgramStep
+from search.engine.calls import Call, CriticCall, GradingCall, Pause, PolicyCall, ProgramStep
 from search.engine.plan_checks import checked_plan, chosen_requests
 from search.grading import Grader
 from search.plan import Plan
 from search.protocol import (
+    Continue,
     Evaluate,
     Extract,
     Peers,
@@ -80,6 +81,7 @@ class ActiveSearch:
         world: The recorded messages that it draws from, in place of the policy's; None if a policy writes them.
         plan: The graded plan, once the search has ended.
         failure: The exception that failed the search.
+        limit: What it may spend: its budget, or what the run has allocated to it so far.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class ActiveSearch:
             on_message: Called with the agent and the usage so far when a message has arrived.
         """
         self.setup, self.problem, self.grader, self.world = setup, problem, grader, world
+        self.limit = setup.budget
         self.waiting = 0
         self.plan: Plan | None = None
         self.failure: BaseException | None = None
@@ -181,6 +184,8 @@ class ActiveSearch:
                     self._take_scores(outcome)
                 case ProgramStep():
                     self._take_state(call, outcome)
+                case Pause():
+                    self._replies = [outcome]
         except Exception as error:
             self.fail(error)
             return None
@@ -283,7 +288,7 @@ class ActiveSearch:
 
     def _over_budget(self, requests: Sequence[Request]) -> str | None:
         wanted = sum(request.n for request in requests if isinstance(request, Propose))
-        budget = self.setup.budget
+        budget = self.limit
         if not wanted or budget == _NO_BUDGET:
             return None
         if self._stopped and wanted == 1 and self._last_messages:
@@ -350,10 +355,19 @@ class ActiveSearch:
                     rewarded += self._rewarded(states)
                 case Remaining():
                     self._replies[slot] = self.setup.budget.messages_left(self.spent)
+                case Continue(gain=gain):
+                    if len(self._requests) > 1 or not 0 < gain < math.inf:
+                        raise SearchError(
+                            "expected Continue with a positive gain as the only request from the planner, got "
+                            f"{self._requests!r:.200}"
+                        )
+                    self._replies[slot] = None
+                    if self.setup.allocated is not None:
+                        return [Pause(gain)]
                 case _:
                     raise SearchError(
-                        "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got one "
-                        f"with {request!r:.200}"
+                        "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Continue from the "
+                        f"planner, got one with {request!r:.200}"
                     )
         calls = self._grading(rewarded)
         calls += [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
@@ -594,7 +608,7 @@ def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
 def _checked(requests: object) -> Sequence[Request]:
     if not isinstance(requests, list | tuple):
         raise SearchError(
-            "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got "
+            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Continue from the planner, got "
             f"{type(requests).__name__}; write `yield [request]` for a single one"
         )
     for request in requests:

@@ -1,4 +1,4 @@
-"""What a planner returned: its plan is checked, and completed by the nodes of its tree."""
+"""Validation of a planner's plan, and completion of the plan with the nodes of its tree."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Requests to a policy: run in batches on the scheduler's thread, or awaited on the event loop.
+"""Policy requests, run in batches on the scheduler's thread or awaited on the event loop.
 
-The result of a request never depends on when it is run.
+The result of a request never depends on the time at which it runs.
 """
 
 from __future__ import annotations

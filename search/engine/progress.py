@@ -1,4 +1,4 @@
-"""The journal of a run: progress, and each finished search in the store and the log."""
+"""Run logging: progress, and records of each finished search in the store and the log."""
 
 from __future__ import annotations
 
@@ -181,6 +181,7 @@ class Journal:
         total: int | None = None,
         record: Record | None = None,
         listener: Listener | None = None,
+        repeat: bool = False,
         **facts: Any,
     ) -> None:
         """Log the start of a run.
@@ -190,9 +191,11 @@ class Journal:
             total: Number of problems; None if unknown.
             record: Where finished searches are stored.
             listener: Where progress is shown.
+            repeat: Whether stored searches are repeated and written again.
             **facts: More fields for the log.
         """
         self._record, self._listener, self._rate = record, listener, setup.rate
+        self._repeat = repeat
         self._progress = Progress(total=total)
         self._updated = perf_counter()
         self.earlier = record.spent if record is not None else Usage()
@@ -203,7 +206,7 @@ class Journal:
 
     def lookup(self, problem: Problem) -> Plan | None:
         """Return the stored plan of a problem, if there is one."""
-        stored = self._record.load(problem) if self._record is not None else None
+        stored = self._record.load(problem) if self._record is not None and not self._repeat else None
         if stored is not None:
             if self._rate is not None:
                 stored = replace(stored, usd=self._rate.usd(stored.usage))

@@ -1,8 +1,8 @@
-"""`search.run`: every problem of a task searched in this process, plans streamed as they are finished.
+"""`search.run`: searches every problem of a task in this process, and yields plans as searches finish.
 
-A `Run` is the loop, whatever engine searches: it reads problems as they are wanted, looks each one up in the store,
-gives the others to its `Engine`, writes down what ends, and hands out the plans. It works only while its user waits
-for the next plan.
+A `Run` is the loop for every kind of engine: it reads problems when they are needed, looks each one up in the store,
+submits the others to its `Engine`, records finished searches, and yields the plans. The loop runs only while the caller
+waits for the next plan.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -23,11 +24,14 @@ from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
+from search.engine.allocation import check_allocation
 from search.engine.progress import Journal, Listener, Progress, Record, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
+from search.planners.allocated import allocated
+from search.planners.registry import load_planner
 from search.prices import PricesSource, as_prices
-from search.protocol import Critic, Planner
+from search.protocol import Critic, Planner, as_planner
 from search.sampling import Sampling
 from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
 from search.store import Recorded, Store, as_recorded, open_record
@@ -49,6 +53,7 @@ def run(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     run_budget: Budget | None = None,
+    allocate: bool = False,
     prices: PricesSource | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     run_name: str | None = None,
@@ -76,6 +81,10 @@ def run(
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
         run_budget: Limits of the whole run, with what earlier calls spent on it in the store. A search starts only
             if the rest is expected to pay for it, as for the most expensive search so far; seconds end open searches.
+        allocate: Divide the run budget among all searches by marginal gain (`search.engine.allocation`). The planner
+            needs a calibrated ``stop`` and a critic, the problems a known number. All searches stay in memory until
+            the budget is spent, and ``concurrency`` limits those that work. The budget and the problems become part
+            of the run's identity. A run that was interrupted is repeated as a whole, with its whole budget.
         prices: Prices of the models, a YAML file or a mapping of the same form (`search.prices`): each plan states its
             cost as ``usd``, and budgets may limit ``usd``.
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
@@ -100,11 +109,16 @@ def run(
     if problems is None:
         raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")
     more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
+    if allocate:
+        planner = allocated(load_planner(planner) if isinstance(planner, str) else as_planner(planner))
     setup = make_setup(planner, mas, critic, program=program, seed=seed, recording=recording, **more)
     problems = as_problems(problems)
     policy = resolve_policy(setup.dynamics.mas, policy)
     setup = priced_setup(setup, policy.name, None if prices is None else as_prices(prices))
     run_budget = (run_budget or Budget()).priced(setup.rate)
+    if allocate:
+        check_allocation(setup, problems, run_budget)
+        setup = replace(setup, allocated=run_budget)
     check_problems(problems, setup, policy)
     listen = listener(progress)
     scheduler = Scheduler(setup, policy, task=problems, concurrency=concurrency, run_budget=run_budget)
@@ -134,7 +148,9 @@ def _journal(
 ) -> Journal:
     total = len(problems) if isinstance(problems, Sized) else None
     try:
-        return Journal(setup, total=total, record=record, listener=listen, **facts)
+        # Allocated searches depend on each other, so they are read back only if all of them are there.
+        repeat = setup.allocated is not None and record is not None and not all(map(record.load, problems))
+        return Journal(setup, total=total, record=record, listener=listen, repeat=repeat, **facts)
     except BaseException:
         if record is not None:
             record.close()

@@ -1,19 +1,18 @@
-"""The scheduler: many searches at once over one policy and one critic.
+"""The scheduler: many concurrent searches with one policy and one critic.
 
-It owns admission, batching, budgets and cancellation. Calls of all searches go to the policy as
-they arise. States to be scored wait while the engine is busy and go to the critic as a batch, at the
-latest when the engine has capacity left. The result of a search depends on its problem and its seed,
-never on concurrent searches::
+The scheduler is responsible for admission, batching, budgets and cancellation. Policy requests of all searches are
+submitted immediately. States to score are collected while the engine is busy and are sent to the critic as a batch, at
+the latest when the engine has free capacity. The result of a search depends only on its problem and its seed, never on
+concurrent searches::
 
     submit -> waiting -> [at most `concurrency` active searches] -> ended -> SearchFuture
                                calls |  ^ outcomes
                                      v  |
               policy requests, critic batches, grading threads, agent program
 
-The loop runs in one of two ways: a `search.engine.run.Run` calls `Scheduler.turn` itself
-whenever its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
-which runs it on one background thread. `submit` and `SearchFuture.cancel` are safe on
-any thread in both.
+There are two ways to run the loop. A `search.engine.run.Run` calls `Scheduler.turn` whenever its caller requests the
+next plan. The service and the Ray actors call `Scheduler.start`, which runs the loop on one background thread. In both
+cases, `submit` and `SearchFuture.cancel` are thread-safe.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -36,13 +35,14 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
+from search.engine.allocation import Allocation
 from search.engine.allowance import Allowance, Cost
-from search.engine.calls import Call, CriticCall, GradingCall, PolicyCall, ProgramStep, agent_calls
+from search.engine.calls import Call, CriticCall, GradingCall, Pause, PolicyCall, ProgramStep, agent_calls
 from search.engine.critic_batches import BATCH_DONE, CriticBatches
 from search.engine.grading_threads import GradingThreads
 from search.engine.one_search import Account, ActiveSearch
 from search.engine.policy_requests import Mail, PolicyRequests, policy_requests
-from search.engine.tracing import Spans
+from search.engine.tracing import Spans, Tracer
 from search.grading import Grader
 from search.plan import Plan
 from search.protocol import Planner
@@ -148,6 +148,7 @@ class Scheduler:
             task: Grades the answers, if it has a grading of its own.
             run_budget: Limits of all searches together. A search starts only if the rest of the calls, tokens and USD
                 is expected to pay for it; one that costs more than that may be dropped. The seconds end open searches.
+                If the setup allocates it, all searches are open at once, and `concurrency` limits those that work.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
@@ -156,19 +157,22 @@ class Scheduler:
         self._setup, self._engine = setup, policy
         self._task: Iterable[Problem] = () if task is None else as_problems(task)
         self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
-        self._allowance = Allowance(self._budget, setup.budget)
+        self._allocation = None if setup.allocated is None else Allocation(setup.allocated)
+        self._allowance = Allowance(self._budget if self._allocation is None else Budget(), setup.budget)
+        self._paused: dict[int, int] = {}
+        self._resumed: deque[tuple[int, str | None]] = deque()
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyRequests = policy_requests(policy, self._mail)
         self._runner = None if setup.program is None else setup.program.open(policy)
         self._critic = None if setup.critic is None or setup.critic.free else CriticBatches(setup.critic, self._mail)
-        self._grading = GradingThreads(self._mail)
+        self._grading: GradingThreads | None = None
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, Call]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
-        self._spans = Spans()
+        self._spans = None if Tracer.current is None else Spans(Tracer.current)
         self._started = perf_counter()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -197,6 +201,8 @@ class Scheduler:
     @property
     def has_capacity(self) -> bool:
         """Whether another search would begin at once, or is needed to find that the budget does not pay for it."""
+        if self._allocation is not None:
+            return not self._closed
         if self._closed or self.waiting + self.active >= self._concurrency:
             return False
         return not self._allowance.limited or not self.waiting or self._pays(self.waiting + 1)
@@ -240,6 +246,8 @@ class Scheduler:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")
             self._waiting[number] = _Entry(number, search, future)
+            if self._allocation is not None:
+                self._allocation.enter(number)
         self.wake()
         return future
 
@@ -284,7 +292,9 @@ class Scheduler:
         progressed = self._read_mail()
         if self._allowance.limited:
             self._send_held()
-        if not self._admit():
+        if self._allocation is not None:
+            progressed = self._allocate(self._allocation) or progressed
+        elif not self._admit():
             self.stop(self._allowance.reason(self._spent))
         if not self._active or self._out_of_time():
             return False
@@ -334,7 +344,8 @@ class Scheduler:
             self._runner.close()
         if self._critic is not None:
             self._critic.close()
-        self._grading.close()
+        if self._grading is not None:
+            self._grading.close()
 
     # ---- admission
 
@@ -349,12 +360,43 @@ class Scheduler:
                 number, entry = self._waiting.popitem(last=False)
                 self._active[number] = entry
             entry.granted = self._allowance.grant
-            self._spans.begin(number, entry.search.setup, entry.search.problem.id)
-            calls = entry.search.begin()
-            if (deadline := entry.search.deadline) is not None:
-                heapq.heappush(self._deadlines, (deadline, number))
-            self._send(entry, calls)
+            self._begin(entry)
         return True
+
+    def _begin(self, entry: _Entry) -> None:
+        if self._spans is not None:
+            self._spans.begin(entry.number, entry.search.setup, entry.search.problem.id)
+        calls = entry.search.begin()
+        if (deadline := entry.search.deadline) is not None:
+            heapq.heappush(self._deadlines, (deadline, entry.number))
+        self._send(entry, calls)
+
+    def _allocate(self, allocation: Allocation) -> bool:
+        """Resume the searches of this round, or start the next round once no search works; say whether it did either.
+
+        When the rest of the budget pays for no increment, the searches that wait are told to end.
+        """
+        if len(self._active) == len(self._paused) and not self._resumed:
+            spent = allocation.cost(replace(self.usage, agent_calls=max(self.calls, self.usage.agent_calls)))
+            for number, grant in allocation.next_round(spent).items():
+                entry = self._active.get(number) or self._waiting[number]
+                entry.search.limit = allocation.limit(number, grant).tightened(entry.search.setup.budget)
+                self._resumed.append((number, None))
+            if not self._resumed:
+                self._resumed += [(number, allocation.reason(number)) for number in self._paused]
+            if not self._resumed and self._waiting:
+                self.stop(allocation.shortage(spent))
+        worked = False
+        while self._resumed and len(self._active) - len(self._paused) < self._concurrency:
+            number, reason = self._resumed.popleft()
+            worked = True
+            if number in self._paused:
+                self._deliver([(self._paused.pop(number), reason)])
+            elif number in self._waiting:
+                with self._lock:
+                    self._active[number] = entry = self._waiting.pop(number)
+                self._begin(entry)
+        return worked
 
     @property
     def _spent(self) -> Usage:
@@ -406,20 +448,35 @@ class Scheduler:
         if entry is None:
             return
         self._release(entry)
-        self._spans.finish(number, None, error)
+        self._leave(entry)
+        if self._spans is not None:
+            self._spans.finish(number, None, error)
         entry.search.close()
         if entry.future.set_running_or_notify_cancel():
             entry.future.set_exception(error or SearchError("the search was dropped"))
 
+    def _leave(self, entry: _Entry) -> None:
+        """Take a search that has ended out of the allocation."""
+        if self._allocation is not None:
+            self._allocation.leave(entry.number, self._allocated(entry))
+
+    def _allocated(self, entry: _Entry) -> Cost:
+        """Return what a search has spent of the allocated budget, with calls that had no reply."""
+        assert self._allocation is not None
+        cost = self._allocation.cost(entry.search.spent)
+        return cost._replace(calls=max(cost.calls, entry.asked))
+
     def _release(self, entry: _Entry) -> None:
         """Cancel the open requests of a search."""
         entry.held = None
+        self._paused.pop(entry.number, None)
         for key in entry.keys:
             _, call = self._open.pop(key)
-            self._spans.answer(key, None)
+            if self._spans is not None:
+                self._spans.answer(key, None)
             if isinstance(call, PolicyCall):
                 self._policy.cancel(key)
-            elif isinstance(call, GradingCall):
+            elif isinstance(call, GradingCall) and self._grading is not None:
                 self._grading.cancel(key)
             elif isinstance(call, CriticCall) and self._critic is not None:
                 self._critic.cancel(key)
@@ -454,14 +511,21 @@ class Scheduler:
         self._open[key] = (entry, call)
         match call:
             case PolicyCall():
-                self._spans.ask(entry.number, key, self._engine.name, call.request)
+                if self._spans is not None:
+                    self._spans.ask(entry.number, key, self._engine.name, call.request)
                 self._policy.submit(key, call.request)
             case CriticCall():
                 assert self._critic is not None
-                self._spans.score(entry.number, key, self._critic.name, call.contexts)
+                if self._spans is not None:
+                    self._spans.score(entry.number, key, self._critic.name, call.contexts)
                 self._critic.submit(key, call.contexts)
             case GradingCall():
+                self._grading = self._grading or GradingThreads(self._mail)
                 self._grading.submit(key, call.grader, call.texts)
+            case Pause():
+                assert self._allocation is not None
+                self._paused[entry.number] = key
+                self._allocation.pause(entry.number, call.gain, self._allocated(entry))
             case ProgramStep():
                 session = entry.search.session
                 assert session is not None
@@ -475,13 +539,15 @@ class Scheduler:
         """Return the values of a critic that needs no model, or its error."""
         critic, key = self._setup.critic, next(self._keys)
         assert critic is not None
-        self._spans.score(entry.number, key, critic.name, call.contexts)
+        if self._spans is not None:
+            self._spans.score(entry.number, key, critic.name, call.contexts)
         outcome: Scores | Exception
         try:
             outcome = scores_of(critic, call.contexts)
         except Exception as error:
             outcome = error
-        self._spans.answer(key, outcome)
+        if self._spans is not None:
+            self._spans.answer(key, outcome)
         return outcome
 
     def _arrived(self, key: int, outcome: object) -> None:
@@ -534,7 +600,8 @@ class Scheduler:
                 continue
             entry, call = self._open.pop(key)
             entry.keys.discard(key)
-            self._spans.answer(key, outcome)
+            if self._spans is not None:
+                self._spans.answer(key, outcome)
             # A judge that is gone fails the searches that it grades; a policy or critic that is gone ends the run.
             if isinstance(outcome, EngineUnavailableError) and not isinstance(call, GradingCall):
                 raise outcome
@@ -548,7 +615,9 @@ class Scheduler:
         if search.session is not None:
             search.session.close()
         self._active.pop(entry.number)
-        self._spans.finish(entry.number, search.plan, search.failure)
+        self._leave(entry)
+        if self._spans is not None:
+            self._spans.finish(entry.number, search.plan, search.failure)
         self._ended += 1
         if search.failure is None:
             self._allowance.observe(self._cost(entry))

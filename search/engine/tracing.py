@@ -1,13 +1,13 @@
 """OpenTelemetry traces: a span per search, agent call and score, with the names of the ``gen_ai`` conventions.
 
-Off by default; a scheduler that is made inside `trace` records spans::
+Tracing is off by default. A scheduler that is created inside `trace` records spans::
 
     invoke_workflow rpsv                    the search: problem, planner, critic, answer, cost
       chat tiny                             an agent call: agent, sampling, tokens, finish reasons
       evaluate masprm                       states scored together: an event with the value of each
 
-Times are those of the scheduler: a call's span begins when the request is handed to the engine and ends when the
-reply is, so that it includes the time that the request waits there for a place in a batch.
+Times are measured in the scheduler: the span of a call begins when the request is submitted to the engine and ends when
+the reply is received, so it includes the time that the request waits in the engine for a batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mas_gym.errors import need
 from mas_gym.policies.base import SamplingReply, SamplingRequest, spoken
@@ -26,8 +26,6 @@ from search.setup import Setup
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
-
-_current: Tracer | None = None
 
 
 @contextlib.contextmanager
@@ -42,21 +40,21 @@ def trace(provider: TracerProvider | None = None, *, content: bool = False) -> I
     Raises:
         MissingDependencyError: OpenTelemetry is not installed.
     """
-    global _current
-    before, _current = _current, Tracer(provider, content)
+    before, Tracer.current = Tracer.current, Tracer(provider, content)
     try:
         yield
     finally:
-        _current = before
-
-
-def current() -> Tracer | None:
-    """Return what records spans now; None if nothing does."""
-    return _current
+        Tracer.current = before
 
 
 class Tracer:
-    """Opens and closes the spans of a scheduler's searches and requests; used on the scheduler's thread."""
+    """Opens and closes the spans of a scheduler's searches and requests; used on the scheduler's thread.
+
+    Attributes:
+        current: Records spans now; None if nothing does.
+    """
+
+    current: ClassVar[Tracer | None] = None
 
     def __init__(self, provider: TracerProvider | None, content: bool) -> None:
         """Get a tracer from the provider.
@@ -177,40 +175,34 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 
 class Spans:
-    """The open spans of one scheduler, by the number of the search and the key of the request.
+    """The open spans of one scheduler, by the number of the search and the key of the request."""
 
-    Every method does nothing if no tracer was current when the scheduler was made.
-    """
-
-    def __init__(self) -> None:
-        """Look for the current tracer."""
-        self._tracer = current()
+    def __init__(self, tracer: Tracer) -> None:
+        """Start without spans."""
+        self._tracer = tracer
         self._searches: dict[int, Span] = {}
         self._requests: dict[Hashable, tuple[Span, str, Sequence[ScoringContext]]] = {}
 
     def begin(self, number: int, setup: Setup, problem_id: str) -> None:
         """A search has begun."""
-        if self._tracer is not None:
-            self._searches[number] = self._tracer.search(setup, problem_id)
+        self._searches[number] = self._tracer.search(setup, problem_id)
 
     def finish(self, number: int, plan: Plan | None, error: BaseException | None = None) -> None:
         """A search has ended, with a plan unless it was dropped."""
-        if self._tracer is not None and (span := self._searches.pop(number, None)) is not None:
+        if (span := self._searches.pop(number, None)) is not None:
             self._tracer.end_search(span, plan, error)
 
     def ask(self, number: int, key: Hashable, model: str, request: SamplingRequest) -> None:
         """A request goes to the policy."""
-        if self._tracer is not None:
-            self._requests[key] = self._tracer.call(self._searches[number], model, request), "", ()
+        self._requests[key] = self._tracer.call(self._searches[number], model, request), "", ()
 
     def score(self, number: int, key: Hashable, critic: str, contexts: Sequence[ScoringContext]) -> None:
         """States go to the critic."""
-        if self._tracer is not None:
-            span = self._tracer.score(self._searches[number], critic, len(contexts))
-            self._requests[key] = span, critic, contexts
+        span = self._tracer.score(self._searches[number], critic, len(contexts))
+        self._requests[key] = span, critic, contexts
 
     def answer(self, key: Hashable, outcome: object) -> None:
         """A request is answered, or cancelled if ``outcome`` is None."""
-        if self._tracer is not None and (found := self._requests.pop(key, None)) is not None:
+        if (found := self._requests.pop(key, None)) is not None:
             span, critic, contexts = found
             self._tracer.end(span, outcome, critic, contexts)

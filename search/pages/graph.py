@@ -1,4 +1,4 @@
-"""The graph of a multi-agent system: as lines for a terminal, as an SVG picture, and as what each agent sees."""
+"""Drawings of a MAS graph: as lines for a terminal, as an SVG image, and as a list of each agent's inputs."""
 
 from __future__ import annotations
 

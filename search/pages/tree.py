@@ -1,7 +1,7 @@
 """The HTML page of a search tree, as one self-contained file.
 
-A tree page needs no network or other files. The tree is embedded as JSON and shown as text only, so model output can
-never run as code; a content security policy allows only the page's own script, by its hash.
+A tree page needs no network and no other files. The tree is embedded as JSON and displayed only as text, so model
+output cannot run as code. A content security policy allows only the page's own script, by its hash.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
-samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, and `Cascade`
-runs several until the answer is settled.
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages. `Cascade`
+runs several planners in order of cost until the answer is sufficiently certain.
 """
 
 from search.planners.adaptive import AdaptiveBranching

@@ -22,7 +22,7 @@ from search.planners.common import (
     ranked,
     step_values,
 )
-from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
     Model,
@@ -51,7 +51,7 @@ class AdaptiveBranching(Planner):
     Attributes:
         n_simulations: Number of simulations.
         spread: Prior standard deviation of values around their mean, in units of the critic's values.
-        stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
+        stop: Run fewer simulations once the answer is settled, see `search.planners.stop_rules`; None never stops.
     """
 
     size_setting = "n_simulations"

@@ -24,7 +24,7 @@ from search.planners.common import (
     step_values,
     turns_left,
 )
-from search.planners.stopping import Stop, Watch, pass_gain, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, Watch, pass_gain, read_stop, stop_for_run
 from search.protocol import (
     Critic,
     Model,
@@ -67,7 +67,7 @@ class AskTell(Planner):
         n_trials: Number of trials.
         batch: Trials requested at a time, sampled and scored together.
         values: Kind of the run's values; set by the scheduler.
-        stop: Run fewer trials once the answer is settled, see `search.planners.stopping`; None never stops.
+        stop: Run fewer trials once the answer is settled, see `search.planners.stop_rules`; None never stops.
     """
 
     size_setting = "n_trials"

@@ -1,29 +1,22 @@
-"""Searches of fixed width: independent passes (`SinglePass`, `SelfConsistency`, `BestOfN`) and beams."""
+"""Step-level beam search (paper, Alg. 3)."""
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import (
-    check_at_least,
-    evaluate,
-    path_scores,
-    ranked,
-    step_values,
-    widen,
-)
-from search.planners.stopping import Stop, Watch, read_stop, stop_for_run
-from search.protocol import Critic, Model, PlanGenerator, Planner
+from search.planners.by_turns import TurnByTurn, extend
+from search.planners.common import check_at_least, path_scores, ranked
+from search.planners.stop_rules import Watch
+from search.protocol import Model, PlanGenerator
 from search.tree import Tree
 
 
 @dataclass(frozen=True)
-class StepBeamSearch(Planner):
+class StepBeamSearch(TurnByTurn):
     """SBS(B2, B1): sample ``b2`` messages per beam state, keep the ``b1`` best successors of all (paper, Alg. 3).
 
     With a fixed schedule AC = b2 + (D - 1) b1 b2, provided b1 <= b2. Equal messages stay
@@ -35,25 +28,18 @@ class StepBeamSearch(Planner):
     Attributes:
         b2: Messages sampled per beam state.
         b1: Width of the beam.
-        stop: Continue with the best state alone, one message per turn, once it is settled; see
-            `search.planners.stopping`. None never stops.
+        stop: As for `TurnByTurn`.
     """
 
     size_setting = "b2"
 
     b2: int = 5
     b1: int = 1
-    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        object.__setattr__(self, "stop", read_stop(self.stop))
+        super().__post_init__()
         check_at_least(self, 1, b2=self.b2, b1=self.b1)
-
-    def for_run(self, critic: Critic | None, training: bool) -> StepBeamSearch:
-        """Check that the run scores intermediate states."""
-        step_values("StepBeamSearch", critic, training)
-        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend and prune the beam turn by turn; the last beam's states are the candidates."""
@@ -63,9 +49,7 @@ class StepBeamSearch(Planner):
         while growing := [node for node in beam if not tree.is_terminal(node)]:
             pool = [node for node in beam if tree.is_terminal(node)]
             width = self.b2 if watch.stopped is None else 1
-            grown = yield from widen(tree, model, dict.fromkeys(growing, width), answered=bool(pool))
-            fresh = [child for children in grown.values() for child in children]
-            yield from evaluate(tree, fresh)
+            fresh = yield from extend(tree, model, dict.fromkeys(growing, width), answered=bool(pool))
             beam = sorted(pool + fresh, key=lambda node: node_rank(tree, node))[: self.b1]
             ends = [node for node in beam if tree.is_terminal(node)]
             if watch.stopped is None and len(ends) < len(beam) and (yield from watch.check(beam[0], ends)):

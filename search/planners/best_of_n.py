@@ -1,4 +1,4 @@
-"""Best-of-N: the pass that the critic scores highest."""
+"""Best-of-N: the pass with the highest critic value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from search.planners.common import (
     path_scores,
     ranked,
 )
-from search.planners.stopping import Stop, Watch, pass_gain, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, Watch, pass_gain, read_stop, stop_for_run
 from search.planners.voting import scored_ends, vote_curve
 from search.protocol import Critic, Model, PlanGenerator, Planner, ValueKind, value_kind
 from search.tree import Tree
@@ -32,8 +32,8 @@ class BestOfN(Planner):
     Attributes:
         n: Number of passes.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
-        stop: Make fewer passes once the answer is settled, see `search.planners.stopping`; None never stops. The passes
-            are the first ones of those that are made without it, requested one after another.
+        stop: Make fewer passes once the answer is settled, see `search.planners.stop_rules`; None never stops. The
+            passes are the first ones of those that are made without it, requested one after another.
     """
 
     size_setting = "n"

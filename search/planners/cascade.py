@@ -1,4 +1,4 @@
-"""Cascades, which run expensive searches only if the critic is uncertain about the answer of cheaper ones."""
+"""Cascades, which run expensive searches only if the critic is uncertain about the answer of a cheaper search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
 from mas_gym.systems.state import MASState
 from search.plan import AnytimePoint, Plan
 from search.planners.common import evaluate
-from search.planners.stopping import Confident, Evidence, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Confident, Evidence, Watch, read_stop, stop_for_run
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, as_planner, value_kind
 from search.tree import Proposal, Tree
 
@@ -33,7 +33,7 @@ class Cascade(Planner):
     Attributes:
         stages: The planners, cheapest first.
         rules: For each stage after the first, the rule that decides whether the answer so far is settled
-            (`search.planners.stopping.Confident`).
+            (`search.planners.stop_rules.Confident`).
         outcomes_only: Whether only terminal states have values; filled in for a run.
     """
 

@@ -1,4 +1,4 @@
-"""Parts that planners share: growing the tree within the budget, path scores, ranking candidates."""
+"""Functions shared by planners: growing the tree within the budget, path scores, ranking candidates."""
 
 from __future__ import annotations
 

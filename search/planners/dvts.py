@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import (
-    check_at_least,
-    evaluate,
-    path_scores,
-    ranked,
-    step_values,
-    widen,
-)
-from search.planners.stopping import Stop, Watch, read_stop, stop_for_run
-from search.protocol import Critic, Model, PlanGenerator, Planner
+from search.planners.by_turns import TurnByTurn, unsettled
+from search.planners.common import check_at_least, evaluate, path_scores, ranked, widen
+from search.planners.stop_rules import Watch
+from search.protocol import Model, PlanGenerator
 from search.tree import Tree
 
 
 @dataclass(frozen=True)
-class DVTS(Planner):
+class DVTS(TurnByTurn):
     """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches in parallel.
 
     Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the best
@@ -31,25 +24,18 @@ class DVTS(Planner):
     Attributes:
         trees: Number of independent searches.
         width: Messages sampled per step in each.
-        stop: Continue with the best state alone, one message per turn, once it is settled; see
-            `search.planners.stopping`. None never stops.
+        stop: As for `TurnByTurn`.
     """
 
     size_setting = "trees"
 
     trees: int = 3
     width: int = 5
-    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        object.__setattr__(self, "stop", read_stop(self.stop))
+        super().__post_init__()
         check_at_least(self, 1, trees=self.trees, width=self.width)
-
-    def for_run(self, critic: Critic | None, training: bool) -> DVTS:
-        """Check that the run scores intermediate states."""
-        step_values("DVTS", critic, training)
-        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend all searches turn by turn."""
@@ -64,10 +50,8 @@ class DVTS(Planner):
             leaders = [max(group, key=tree.values.__getitem__) for group in groups]
             ends += [node for node in leaders if tree.is_terminal(node)]
             growing = [node for node in leaders if not tree.is_terminal(node)]
-            if growing and watch.stopped is None:
-                best = max(growing + ends, key=tree.values.__getitem__)
-                if (yield from watch.check(best, ends)):
-                    growing = [node for node in growing if node == best]
+            if growing:
+                growing = yield from unsettled(tree, watch, growing, ends)
             if not growing:
                 break
             width = self.width if watch.stopped is None else 1

@@ -1,31 +1,33 @@
 """Monte Carlo tree search over messages (paper, Eq. 1, Alg. 1 and Alg. 2).
 
-`MCTS` holds the settings and `Search` the algorithm: `Search.simulate` is the body of the
+`MCTS` contains the settings and `Search` the algorithm: `Search.simulate` is the body of the
 paper's loop and `Search.select` is Eq. 1. `ParallelSearch` runs several simulations of one
-tree at once.
+tree concurrently.
 
-Notation, as in the paper: ``N`` visits and ``W`` total value of a child, that is of the
-edge that leads to it, ``V`` the critic's value of a state, ``D`` the scheduled depth.
+Notation, as in the paper: ``N`` visits and ``W`` total value of a child (of the edge that
+leads to it), ``V`` the critic's value of a state, ``D`` the scheduled depth.
 
-Choices that the paper leaves open:
+The paper does not specify the following:
 
 * Eq. 1 ranks children with N > 0. Children with N = 0, which exist only without virtual
-  visits, are tried first, in sample order. Among equals the oldest child wins.
-* A candidate set is a set: equal messages at one state are one child, and ``same`` says
-  which are equal. Each sample counts in AC and TOK all the same.
-* Under ``leaf="rollout"`` a simulation expands and selects by Eq. 1 until it reaches a
+  visits, are visited first, in sample order. Ties are resolved in favour of the oldest child.
+* Candidates are a set: equal messages at one state are one child, and ``same`` defines
+  which messages are equal. Each sample counts in AC and TOK.
+* With ``leaf="rollout"``, a simulation expands and selects by Eq. 1 until it reaches a
   terminal state. AC <= sum over d of min(C^d, n) C for n simulations of C children,
   which is 69 for MCTS(10, 3) at D = 4.
-* Under ``leaf="bootstrap"`` a simulation expands one state, so AC <= n C.
-* Decoding follows the largest Q among the children below which a scored terminal state
-  was found, so it never ends in a non-terminal state. If a bootstrap search found none,
-  the greedy path is completed by one message per agent. Until the tree has a terminal
-  state, expansions that would not leave enough calls for that are given up, so AC <= n C
-  still holds (for n C >= C + D - 1, and models whose ``max_depth`` is the true bound).
-* With an outcome critic each terminal state is scored once: RC is the number of distinct
+* With ``leaf="bootstrap"``, a simulation expands one state, so AC <= n C.
+* Decoding follows the largest Q among the children that have a scored terminal state below
+  them, so it never ends in a non-terminal state. If a bootstrap search found no terminal
+  state, the greedy path is completed with one message per agent. Until the tree has a
+  terminal state, expansions that would leave too few calls for this path are skipped, so
+  AC <= n C still holds (for n C >= C + D - 1, and models whose ``max_depth`` is the true
+  bound).
+* With an outcome critic, each terminal state is scored once: RC is the number of distinct
   terminal leaves, at most one per simulation.
-* A budget ends the simulations. Until the tree has a terminal state, an expansion samples
-  fewer messages if the budget would otherwise end before the path does.
+* The simulations end when the budget is exhausted. Until the tree has a terminal state, an
+  expansion samples fewer messages if the budget would otherwise be exhausted before the path
+  ends.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from search.planners.common import (
     path_scores,
     ranked,
 )
-from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
     Model,
@@ -95,7 +97,7 @@ class MCTS(Planner):
             ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.
-        stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
+        stop: Run fewer simulations once the answer is settled, see `search.planners.stop_rules`; None never stops.
         horizon: ``"fixed"``: the same exploration throughout; ``"budget"``: ``c_uct`` and the samples per expansion
             shrink with the share that is left of the budget, or of the simulations if that is less. So a search
             explores widely at first and goes deep at its end. It is the form for UCT of the selection by remaining
@@ -119,7 +121,8 @@ class MCTS(Planner):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        object.__setattr__(self, "stop", read_stop(self.stop))
+        if self.stop is not None:
+            object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(
             self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel
         )
@@ -151,7 +154,7 @@ class MCTS(Planner):
         kind = value_kind(critic, training)
         if kind is None:
             raise ConfigError("MCTS needs a critic: pass critic=load_critic(...), or training=True for the true reward")
-        stop = stop_for_run(self, self.stop, critic, training)
+        stop = None if self.stop is None else stop_for_run(self, self.stop, critic, training)
         return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:

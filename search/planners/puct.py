@@ -1,4 +1,4 @@
-"""PUCT: priors of the policy in the selection rule of MCTS."""
+"""PUCT: MCTS with policy priors in the selection rule."""
 
 from __future__ import annotations
 

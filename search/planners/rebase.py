@@ -5,30 +5,22 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mas_gym.errors import ConfigError
-from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import (
-    check_at_least,
-    check_positive,
-    evaluate,
-    path_scores,
-    ranked,
-    step_values,
-    widen,
-)
-from search.planners.stopping import Stop, Watch, read_stop, stop_for_run
+from search.planners.by_turns import TurnByTurn, extend, unsettled
+from search.planners.common import check_at_least, check_positive, path_scores, ranked
+from search.planners.stop_rules import Watch
 from search.planners.voting import sigmoid, vote
-from search.protocol import Critic, Extract, Model, PlanGenerator, Planner
+from search.protocol import Extract, Model, PlanGenerator
 from search.tree import Tree
 
 
 @dataclass(frozen=True)
-class REBASE(Planner):
+class REBASE(TurnByTurn):
     """Reward-balanced search (Wu et al., 2024): a fixed width, allocated to states by their values.
 
     At each depth the samples are shared among the states in proportion to the softmax of their
@@ -40,8 +32,7 @@ class REBASE(Planner):
         temperature: Temperature of the softmax; the smaller, the larger the share of the best state.
         choose: ``"vote"``: the answers vote, weighted by the sigmoid of their path scores; ``"best"``: the best
             path score wins.
-        stop: Continue with the best state alone, one message per turn, once it is settled; see
-            `search.planners.stopping`. None never stops.
+        stop: As for `TurnByTurn`.
     """
 
     size_setting = "width"
@@ -49,20 +40,14 @@ class REBASE(Planner):
     width: int = 15
     temperature: float = 0.1
     choose: Literal["vote", "best"] = "vote"
-    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        object.__setattr__(self, "stop", read_stop(self.stop))
+        super().__post_init__()
         check_at_least(self, 1, width=self.width)
         check_positive(self, temperature=self.temperature)
         if self.choose not in ("vote", "best"):
             raise ConfigError(f"REBASE: expected choose to be 'vote' or 'best', got {self.choose!r}")
-
-    def for_run(self, critic: Critic | None, training: bool) -> REBASE:
-        """Check that the run scores intermediate states."""
-        step_values("REBASE", critic, training)
-        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend depth by depth, and choose among the terminal states."""
@@ -71,16 +56,12 @@ class REBASE(Planner):
         ends: list[int] = []
         shares = {0: self.width}
         while shares:
-            grown = yield from widen(tree, model, shares, answered=bool(ends))
-            fresh = [child for children in grown.values() for child in children]
-            yield from evaluate(tree, fresh)
+            fresh = yield from extend(tree, model, shares, answered=bool(ends))
             ends += [node for node in fresh if tree.is_terminal(node)]
             growing = [node for node in fresh if not tree.is_terminal(node)]
             free = self.width - len(ends)
-            if growing and free and watch.stopped is None:
-                best = max(growing + ends, key=tree.values.__getitem__)
-                if (yield from watch.check(best, ends)):
-                    growing = [node for node in growing if node == best]
+            if growing and free:
+                growing = yield from unsettled(tree, watch, growing, ends)
             values = [tree.values[node] / self.temperature for node in growing]
             counts = share(free if watch.stopped is None else 1, values) if growing else []
             shares = {node: n for node, n in zip(growing, counts, strict=True) if n}

@@ -1,4 +1,4 @@
-"""Rules that choose recipients for a planner."""
+"""Rules that select the recipients of a planner's messages."""
 
 from __future__ import annotations
 

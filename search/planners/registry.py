@@ -1,4 +1,4 @@
-"""Planners by name: ``"mcts:10,3,leaf=bootstrap"``, ``"my.py:Lookahead:2,3"``, and the names of installed packages."""
+"""Planners by name: ``"mcts:10,3,leaf=bootstrap"``, ``"my.py:Lookahead:2,3"``, and names of installed packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.plugins import Registry, Spec, write_settings
 from search import planners
 from search.planners.recipients import OWN
-from search.planners.stopping import read_stop
+from search.planners.stop_rules import read_stop
 from search.protocol import Planner, as_planner, planner_name
 
 _CASCADE = "cascade"

@@ -1,4 +1,4 @@
-"""One pass of the system."""
+"""A single pass of the system without search."""
 
 from __future__ import annotations
 

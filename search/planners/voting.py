@@ -1,4 +1,4 @@
-"""Votes over finished paths."""
+"""Votes over the answers of finished paths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The pages of a run store: the index of runs, and the problems of one or two rows.
+"""HTML pages of a run store: the index of runs, and the problems of one or two rows.
 
-A row is a planner with a critic, its seeds together. The pages are plain HTML without scripts.
+A row combines the seeds of a planner and a critic. The pages are plain HTML without scripts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``mas-gym report``: what a run store holds, as one HTML page that stands alone, with figures."""
+"""``mas-gym report``: the contents of a run store as one self-contained HTML page with figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mas_gym.internal.text import by_cause
 from mas_gym.programs.program import OTHERS
 from search.compare import Comparison
 from search.compare.blame import Falls
-from search.compare.calibration import CONFIDENT, Bin, ScoredStates, scored_states
+from search.compare.reliability import CONFIDENT, Bin, ScoredStates, scored_states
 from search.prices import Prices
 from search.report.listing import regrade_table, report_page
 from search.results.display import (
@@ -338,7 +338,7 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
 
 
 _CLAIM = re.compile(r"probability (\d\.\d+) above ")
-"""The probability of a right answer in the reason of a stop, see `search.planners.stopping.Confident`."""
+"""The probability of a right answer in the reason of a stop, see `search.planners.stop_rules.Confident`."""
 
 
 def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Outcomes of searches with intervals and differences, and their tables."""
+"""Outcomes of searches, with intervals and differences, and their tables."""

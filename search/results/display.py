@@ -1,6 +1,6 @@
-"""Rows as a terminal table, Markdown, LaTeX, HTML, CSV and JSON, and as a plot.
+"""Formats of a table: terminal, Markdown, LaTeX, HTML, CSV, JSON and a plot.
 
-The plot is of accuracy against cost, as in the paper's first figure.
+The plot shows accuracy against cost, as in the paper's first figure.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""95% intervals over problems: of an accuracy, of the difference of two, and of other statistics.
+"""95% intervals over problems: for an accuracy, for the difference of two accuracies, and for other statistics.
 
-The unit is the problem. A run over several seeds asks each problem several times, and those answers are not
-independent, so they are averaged per problem first and only the problems are treated as a sample.
+The unit is the problem. A run with several seeds answers each problem several times. These answers are not
+independent, so they are first averaged per problem, and only problems are treated as a sample.
 
-| of | interval |
+| statistic | interval |
 |---|---|
 | an accuracy, one search per problem | Wilson's score interval |
 | an accuracy, several searches per problem | Student's t with one pseudo-problem at 0 and one at 1 |
 | a difference of two accuracies on the same problems | Student's t with one pseudo-problem at -1 and one at 1 |
 | other statistics, such as F1 | percentile bootstrap |
 
-``python -m benchmarks.intervals`` measures how often each one covers the truth.
+``python -m benchmarks.intervals`` measures the coverage of each interval.
 """
 
 from __future__ import annotations

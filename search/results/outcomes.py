@@ -1,4 +1,4 @@
-"""From single searches to the rows of a table, one per planner and critic, with intervals and differences.
+"""Reduces searches to the rows of a table, one per planner and critic, with intervals and differences.
 
 A failed search counts as a wrong answer, so that failing on hard problems never improves a result.
 """

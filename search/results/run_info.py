@@ -1,4 +1,4 @@
-"""A run as its store describes it."""
+"""The description of a run in its store."""
 
 from __future__ import annotations
 

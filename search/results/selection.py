@@ -1,15 +1,15 @@
 """Exact mean accuracy of selection rules over all draws of ``k`` recorded samples.
 
-Each question has ``n`` samples. If a rule chooses among ``k`` of them, drawn without replacement, the probability of a
-right choice has a closed form:
+Each question has ``n`` samples. If a rule selects among ``k`` of them, drawn without replacement, the probability of a
+right selection has a closed form:
 
 * ``"any"``: one of the ``k`` is right, ``1 - C(n - c, k) / C(n, k)`` with ``c`` right samples: pass@k (Chen et al.
   2021, arXiv:2107.03374, Eq. 1);
-* ``"best"``: the sample with the highest score, as `search.BestOfN` chooses. With the samples in groups of equal score,
-  highest first, the choice is in a group of ``m`` after ``b`` better samples with probability
-  ``(C(n - b, k) - C(n - b - m, k)) / C(n, k)``, and any sample of the group is as likely as another;
-* ``"majority"``: the answer with the most votes, as `search.SelfConsistency` chooses; tied answers are equally likely
-  to be seen first.
+* ``"best"``: the sample with the highest score, as in `search.BestOfN`. Samples are grouped by score, in descending
+  order. The selection is in a group of ``m`` samples after ``b`` better ones with probability
+  ``(C(n - b, k) - C(n - b - m, k)) / C(n, k)``, and all samples of the group are equally likely;
+* ``"majority"``: the answer with the most votes, as in `search.SelfConsistency`; tied answers are equally likely
+  to come first.
 
 If a question has fewer than ``k`` samples, all are drawn; `SelectionPoint.bounded` is the share of such questions.
 """

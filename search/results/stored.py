@@ -1,4 +1,4 @@
-"""Comparisons of stored runs."""
+"""Comparison tables of stored runs."""
 
 from __future__ import annotations
 

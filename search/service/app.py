@@ -1,4 +1,4 @@
-"""The OpenAI-compatible service: its routes, where each chat completion is the result of a search, and its HTTP server.
+"""The OpenAI-compatible service: its HTTP server and its routes, which answer each chat completion by search.
 
 The server is uvicorn, with a timeout for silent clients and a quiet exit.
 """

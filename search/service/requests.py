@@ -1,6 +1,6 @@
-"""Requests to the service: the OpenAI chat format, validated, and the searches that answer it.
+"""Requests to the service: validation of the OpenAI chat format, and the searches that answer the requests.
 
-There is one scheduler, a bounded queue, and one seed and sampling per request.
+The service has one scheduler and a bounded queue. Each request has its own seed and sampling parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telemetry for other programs: JSON lines in a file, Prometheus metrics over HTTP, OpenTelemetry traces."""
+"""Telemetry: JSON lines in a file, Prometheus metrics over HTTP, and OpenTelemetry traces."""
 
 from __future__ import annotations
 

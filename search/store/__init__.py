@@ -1,10 +1,19 @@
 """The run store: one SQLite file with every finished search, its tree, texts, seeds and settings.
 
-`store` reads and exports runs. `resume` loads a run's finished searches and writes new ones, `run_identity` states
-what determines its results, and `run_lock` keeps other writers out. `rows` converts runs and searches to rows and
-back, and `file` has the tables and their checksums. `results` reads what tables need without the trees. `regrading`
-grades stored searches again, and `importing` writes recorded transcripts as runs. `recorded` opens runs to search them
-again, `states` yields their states with the recorded outcomes, and `verdicts` makes recorded values a critic.
+| module | purpose |
+|---|---|
+| `store` | reads and exports runs |
+| `resume` | loads a run's finished searches and writes new ones |
+| `run_identity` | defines what determines a run's results |
+| `run_lock` | allows only one writer per run |
+| `rows` | converts runs and searches to rows and back |
+| `file` | defines the tables and their checksums |
+| `results` | reads the figures of tables without the trees |
+| `regrading` | grades stored searches again |
+| `importing` | writes recorded transcripts as runs |
+| `recorded` | opens runs to search them again |
+| `states` | yields the states of runs with the recorded outcomes |
+| `verdicts` | provides recorded values as a critic |
 """
 
 from __future__ import annotations

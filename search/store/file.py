@@ -1,4 +1,4 @@
-"""The store's file: its tables and the checksums of runs and searches."""
+"""The tables of a store file, and the checksums of runs and searches."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Recorded transcripts as runs of a store.
+"""Import of recorded transcripts as runs of a store.
 
-A call makes one run of the files that no imported run holds yet: its planner is ``recorded``, its system has the
-speakers of the log as agents, and each question is a search whose candidates are the recorded samples. Samples that
-begin alike share the nodes of their common prefix.
+A call creates one run from the files that have not been imported yet. The run's planner is ``recorded``, the agents of
+its system are the speakers of the log, and each question is a search whose candidates are the recorded samples. Samples
+with a common prefix share its nodes.
 
-Samples of one question may lie anywhere in the files. They are read into a file beside the store first, so that
-memory does not grow with the log, and an interrupted import goes on with the questions that are missing.
+Samples of one question may be anywhere in the files. They are first written to a file next to the store. Therefore
+memory use does not grow with the log, and an interrupted import continues with the missing questions.
 """
 
 from __future__ import annotations

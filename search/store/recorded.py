@@ -1,4 +1,4 @@
-"""Recorded runs of a store, which can be searched again."""
+"""Opens recorded runs of a store, so that they can be searched again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Grading stored searches again, without a model call: new grades are kept beside those of the run.
+"""Grades stored searches again, without a model call, and stores the new grades in addition to those of the run.
 
-A grading is what `regrade` did with one grader: its identity, and for each search the grade of
-every message that stands among its candidates or on its anytime curve. The grades of the run
-itself never change, and resuming it ignores gradings; a search that is run again loses them.
+A grading is the result of `regrade` with one grader: the grader's identity and, for each search, the grade of every
+message among its candidates or on its anytime curve. The grades of the run itself never change, and resuming a run
+ignores gradings. If a search is run again, its gradings are lost.
 """
 
 from __future__ import annotations

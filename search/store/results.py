@@ -1,7 +1,7 @@
-"""The results of stored searches as tables and reports need them, read many searches at once and without their trees.
+"""The results of stored searches for tables and reports, read in batches and without the trees.
 
-Each figure is the one of the plan that `Store.plans` would rebuild. The row of a search has all that a table needs;
-grades and the values in a tree need its content too. What is read is checked by its checksum.
+Each figure equals that of the plan that `Store.plans` would return. The row of a search contains everything that a
+table needs; grades and tree values also need its content. All data is verified by its checksum.
 """
 
 from __future__ import annotations

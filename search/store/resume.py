@@ -1,4 +1,4 @@
-"""Resuming a run: its finished searches are loaded from a store, and new ones are written to it."""
+"""Resumes a run: loads its finished searches from a store, and writes new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs and searches as rows of the store and back."""
+"""Conversion of runs and searches to rows of the store and back."""
 
 from __future__ import annotations
 

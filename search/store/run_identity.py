@@ -1,4 +1,4 @@
-"""The identity of a run: what determines its results, what does not, and how two runs differ."""
+"""The identity of a run, which contains everything that determines its results, and differences between two runs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,30 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[s
         IdentityError: The planner, the policy, the critic or the task cannot state its identity.
     """
     program = {} if setup.program is None else {"program": _stated("program", setup.program)}
-    return program | {
-        "schema": FORM,
-        "planner": _stated("planner", setup.planner),
-        "mas": setup.dynamics.mas.to_dict(),
-        "policy": engine_identity("policy", policy),
-        "critic": None if setup.critic is None else engine_identity("critic", setup.critic),
-        "seed": setup.seed,
-        "training": setup.training,
-        "sampling": dataclasses.asdict(setup.sampling),
-        "budget": setup.budget.to_dict(),
-        "grading": _grading(problems),
-    }
+    return (
+        program
+        | _allocation(setup, problems)
+        | {
+            "schema": FORM,
+            "planner": _stated("planner", setup.planner),
+            "mas": setup.dynamics.mas.to_dict(),
+            "policy": engine_identity("policy", policy),
+            "critic": None if setup.critic is None else engine_identity("critic", setup.critic),
+            "seed": setup.seed,
+            "training": setup.training,
+            "sampling": dataclasses.asdict(setup.sampling),
+            "budget": setup.budget.to_dict(),
+            "grading": _grading(problems),
+        }
+    )
+
+
+def _allocation(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
+    """Return the allocated budget and the problems that share it; nothing for a run that allocates none."""
+    if setup.allocated is None:
+        return {}
+    shared = digest_of([[problem.id, problem.question] for problem in problems])
+    return {"allocation": {"budget": setup.allocated.to_dict(), "problems": shared}}
 
 
 def engine_identity(role: str, engine: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The lock of a run in a store: one writer per run, across processes and handles."""
+"""The lock of a run in a store: one writer per run, across processes and file handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transcripts that were read from logs and are not in a store yet, in a file beside it."""
+"""Temporary storage of transcripts that were read from logs and are not in a store yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a recorded run with their recorded outcomes, for fitting critics to them."""
+"""The states of a recorded run with their recorded outcomes, used to fit critics."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """An open store, for reading and for export as Parquet or a Hugging Face data set.
 
-A store holds any number of runs. A run is one `search.run` call, identified by
-everything that determines its results; the same call again resumes it. Each search
-is written in one transaction when it ends, so a process may die at any moment.
-A checksum guards each search: damaged searches are reported, and the rest can be read.
+A store contains any number of runs. A run is one `search.run` call, identified by
+everything that determines its results; repeating the call resumes it. Each search
+is written in one transaction when it ends, so the process may be killed at any time.
+Each search has a checksum: corrupt searches are reported, and all others can be read.
 
     with open_store("runs.db") as store:
         for run in store.runs():

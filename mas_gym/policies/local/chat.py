@@ -1,6 +1,4 @@
-"""From chat messages to token ids and back, for any tokenizer.
-
-The rules, in one place:
+"""Convert chat messages to token ids and back, for any tokenizer.
 
 * A tokenizer with a chat template renders the messages with it and opens the
   assistant's turn. If a template rejects or ignores the system role, the system
@@ -8,16 +6,15 @@ The rules, in one place:
 * Without a chat template, the contents are joined by blank lines and followed by
   one. A template renders an empty content as an empty turn; without a template
   it is left out.
-* Text is data: a special token spelled in a content is broken by a space, so no
-  message can end its own turn or open another's. A lone surrogate becomes U+FFFD.
-* A prompt that does not fit the window loses its oldest text, word by word, but
-  never the system prompt or the last paragraph; the dropped tokens are counted.
+* A special token that occurs in a content is broken by a space, so that no
+  message can end its own turn or open another one. A lone surrogate becomes U+FFFD.
+* If a prompt does not fit the context window, its oldest text is removed, word by word, but
+  never the system prompt or the last paragraph. The removed tokens are counted.
 
-A chat template is a Jinja program that comes with a model's files, so it is not
-trusted. It renders as in transformers (same syntax, filters and globals, in Jinja's
-immutable sandbox), but loop iterations, calls, filters and operators are counted. A
-template that runs too long or builds too much text raises a `PolicyError`, as does
-any other error in it.
+A chat template is a Jinja program from a model's files, so it is not trusted. It is
+rendered as in transformers (same syntax, filters and globals, in Jinja's immutable
+sandbox), but loop iterations, calls, filters and operators are counted. A template that
+runs too long, builds too much text or fails raises a `PolicyError`.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -38,6 +35,9 @@ from jinja2.visitor import NodeTransformer
 
 from mas_gym.errors import PolicyError, PromptTooLongError
 from mas_gym.systems.prompts import ChatMessage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_STEPS = 200_000
 """Limit on loop iterations, calls and operations of one rendering."""
@@ -281,7 +281,9 @@ class ChatFormat:
         options: Extra variables for the chat template, such as ``{"enable_thinking": False}``.
     """
 
-    def __init__(self, tokenizer: Any, window: int, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, window: int, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Inspect the tokenizer's special tokens and how its template treats a system prompt.
 
         Raises:

@@ -1,23 +1,23 @@
 """Continuous batching on any attention-only causal LM of transformers.
 
-A prompt is encoded once, however many samples are drawn from it; rows leave the
-batch when they finish and waiting ones take their place; log-probabilities are
-computed from the same logits that were sampled from. Randomness is counter-based: a row's
-uniform number is computed from (seed, step), not drawn from a stateful generator, so it does
-not depend on the other rows or on when they joined.
+A prompt is encoded once for all of its samples. Rows leave the batch when they finish, and
+waiting rows take their place. Log-probabilities are computed from the logits that are
+sampled from. Randomness is counter-based: a row's uniform number is computed from (seed,
+step), not drawn from a stateful generator, so it does not depend on other rows or on the
+time at which the row joined.
 
 **Same request, same reply.** A float32 forward pass depends slightly on the shape of
-the batch (about 1e-6 in a log-probability), and a draw within that error of a boundary
-could go either way. With ``exact``, such draws, and sums of log-probabilities that are as
-close to a rounding boundary, are recomputed with a reference: the same row alone, unpadded,
-in float64. A reply then depends on its request alone, and not on the other rows, their
-order, the concurrency or the number of threads, as long as the error stays within the
-tolerances below; ``benchmarks/local_engine.py`` measures both.
+the batch (about 1e-6 in a log-probability), so a draw within that distance of a boundary
+could select a different token. With ``exact``, such draws are recomputed with a reference:
+the same row alone, unpadded, in float64. The same applies to sums of log-probabilities that
+are as close to a rounding boundary. A reply then depends only on its request, and not on the
+other rows, their order, the concurrency or the number of threads, as long as the error is
+within the tolerances below; ``benchmarks/local_engine.py`` measures both.
 
 Without ``exact`` (bfloat16, float16, large models, or models that cannot run in
 float64), replies have the same distribution, but a sample may occasionally change
 with the other rows of its batch. Decoding one request at a time (``max_batch=1``,
-``prefix_megabytes=0``) reproduces them on the same machine.
+``prefix_megabytes=0``) reproduces replies on the same machine.
 """
 
 from __future__ import annotations

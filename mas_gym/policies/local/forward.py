@@ -1,20 +1,20 @@
-"""Forward passes of a causal LM and the keys and values that they leave.
+"""Forward passes of a causal LM, and storage of their keys and values.
 
 `Model` runs batches of prompts, one token for every row, and a float64 reference for one row.
 
 `Slots` is the key/value memory for continuous batching: sequences join and leave while
 others are being decoded. It is laid out as with left padding: all sequences end at one
-common column, so positions, sliding windows and attention masks mean what every
-transformers model expects. Letters: L layers, N rows in use, H heads, W visible columns,
+common column, so positions, sliding windows and attention masks have the meaning that
+transformers models expect. Letters: L layers, N rows in use, H heads, W visible columns,
 D head size.
 
-`PrefixStore` keeps encoded prompts, to be reused by prompts with the same prefix: agents
-that see the same question, and siblings in a search tree, have long common prefixes.
+`PrefixStore` stores encoded prompts for reuse by prompts with the same prefix: agents
+with the same question and siblings in a search tree have long common prefixes.
 
-`threads_for` sets the number of CPU threads that a model gets. By default torch takes one thread
-per core, and threads that wait for each other spin. The operations of a small model are too
-short to share: on a quiet machine more threads gain little, and beside another process
-they waste most of the time they get.
+`threads_for` sets the number of CPU threads of a model. By default torch uses one thread
+per core, and threads that wait for each other busy-wait. The operations of a small model are
+too short to divide: on an idle machine, more threads gain little, and with other processes
+running, most of their CPU time is wasted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from mas_gym.errors import PolicyError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _GROWTH = 64
 _BLOCK = 8
@@ -299,7 +302,7 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
 class Model:
     """A causal LM with the two calls that decoding needs, and a reference for ambiguous draws."""
 
-    def __init__(self, model: Any, *, exact: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, exact: bool) -> None:
         """Wrap ``model``; ``exact`` enables the float64 reference."""
         self.model = model
         self.device = model.device
@@ -349,7 +352,7 @@ class Model:
         slots.advance()
         return logits
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
         extra = {"position_ids": positions} if self._positions else {}
         out = self.model(
             input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra, **self._last

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import (
@@ -264,14 +265,14 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def _exact(lm: Any, wanted: bool | None) -> bool:
+def _exact(lm: PreTrainedModel, wanted: bool | None) -> bool:
     precise = lm.dtype in (torch.float32, torch.float64)
     if wanted and not precise:
         raise ConfigError(f"exact=True needs a float32 or float64 model, got {lm.dtype}; pass dtype='float32'")
     return wanted if wanted is not None else precise and lm.num_parameters() <= _EXACT_LIMIT
 
 
-def context_window(lm: Any) -> int:
+def context_window(lm: PreTrainedModel) -> int:
     """Return the number of tokens that a model reads at most; a default if its config does not state it."""
     limit = getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit is None:
@@ -281,7 +282,7 @@ def context_window(lm: Any) -> int:
     return limit
 
 
-def _end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
+def _end_tokens(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     ids = lm.generation_config.eos_token_id
     listed = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
     if any(type(i) is not int for i in listed if i is not None):

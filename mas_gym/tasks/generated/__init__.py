@@ -1,1 +1,1 @@
-"""Tasks with generated problems: Arithmetic and Ordering."""
+"""Tasks with generated problems: Arithmetic, Ordering and the game of 24."""

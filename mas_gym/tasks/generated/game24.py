@@ -1,15 +1,15 @@
 """The game of 24: make 24 from four numbers with + - * /, each number used once.
 
-The agents of the system ``game24`` write one step each, as GPT-4 does in Yao et al. 2023
+The agents of the system ``game24`` write one step each, in the format of Yao et al. 2023
 ("Tree of Thoughts", arXiv:2305.10601)::
 
     1 + 7 = 8 (left: 2 4 8)
 
-The last agent writes one formula. Whether the numbers that are left can make 24 is
-computable (`can_make`), so the truth about every step is known.
+The last agent writes one formula. `can_make` computes whether the remaining numbers can make
+24, so it is known whether each step is correct.
 
-The puzzles are the multisets of four whole numbers that can make 24; up to 13, as with playing
-cards, there are 1,362. The split of a puzzle depends on its question alone.
+The puzzles are the 1,362 multisets of four whole numbers up to 13 that can make 24. The split of
+a puzzle depends only on its question.
 """
 
 from __future__ import annotations

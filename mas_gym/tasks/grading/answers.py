@@ -2,18 +2,18 @@ r"""Grade a final message: extract its answer and compare it with the reference.
 
 There are two modes. ``"paper"`` follows the paper's App. "Answer extraction and
 normalization" literally (`mas_gym.tasks.grading.paper`). ``"strict"``, the default,
-keeps its rules of equality and corrects what the literal rules get wrong: the
-last statement of an answer counts instead of the first, boxes and LaTeX are
-read, fractions and roots keep their value, the article "A" is not an option,
-and an announced answer that cannot be read is no answer.
+uses the same rules of equality and corrects errors of the literal rules: the last
+statement of an answer is used instead of the first, boxes and LaTeX are parsed,
+fractions and roots keep their value, the article "A" is not an option, and an
+announced answer that cannot be parsed is no answer.
 
-A message may state an answer in many ways ("Final Answer: 18", ``\boxed{18}``,
+A message may state an answer in many forms ("Final Answer: 18", ``\boxed{18}``,
 "#### 18", "so the answer is **18**.") and more than once. The last explicit
-statement that can be read counts. Only a message without one is searched for a
-bare number or label. Extraction is linear in the length of the message.
+statement that can be parsed is the answer. A bare number or label is used only if the
+message contains no explicit statement. Extraction takes time linear in the message.
 
-Texts, patterns and formulas are read by the same statements; a message without one gives its
-last line. They are compared with the whole answer, so that reasoning cannot match.
+Texts, patterns and formulas are extracted from the same statements; if a message has none, its
+last line is used. They are compared with the whole answer, so that reasoning cannot match.
 
 >>> from mas_gym.tasks.base import Problem
 >>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
@@ -31,7 +31,7 @@ from mas_gym.tasks.grading import paper
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
-from mas_gym.tasks.grading.numbers import last_number, read_number
+from mas_gym.tasks.grading.numbers import last_number, read_number, same_number
 from mas_gym.tasks.grading.statements import statements
 from mas_gym.tasks.grading.texts import accepted_texts, normalise_text, read_code, read_text
 
@@ -157,6 +157,8 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         return Grade(False, None, "no answer found")
     if problem.kind == "formula":
         verdict = compare_formulas(problem.answer, answer)
+    elif problem.kind == "number" and mode == "strict":
+        verdict = "equal" if same_number(problem.answer, answer) else "different"
     else:
         verdict = compare(problem.answer, answer, problem.kind, mode)
     return Grade(verdict == "equal", answer, verdict)

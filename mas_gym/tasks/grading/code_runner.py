@@ -1,6 +1,7 @@
 """Runs a message's code and its tests; `mas_gym.tasks.grading.sandbox` starts this file as a script, in the sandbox.
 
-The job comes as JSON on stdin. The reply is a line once the limits hold, and a line with the result, or one per case.
+The job is read as JSON from stdin. The script writes one line when the limits are set, and then one line with the
+result, or one line per case.
 """
 
 from __future__ import annotations

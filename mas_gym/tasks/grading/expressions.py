@@ -1,32 +1,40 @@
-r"""The canonical form of mathematical answers, and whether two answers are equal.
+r"""The canonical form of mathematical answers, and tests for equality.
 
-`normalise` removes what does not change the meaning (spacing, ``\left``,
-``\dfrac``, ``\mbox``, units, degree signs, delimiters) and nothing else, so
-``2\sqrt5`` becomes ``2\sqrt{5}`` and ``\text{Evelyn}`` stays a word.
+`normalise` removes only parts that do not change the meaning: spacing, ``\left``,
+``\dfrac``, ``\mbox``, units, degree signs and delimiters. Thus ``2\sqrt5`` becomes
+``2\sqrt{5}``, and ``\text{Evelyn}`` remains a word.
 
-Numbers compare by value, option labels by letter, words as words, lists and
-sets without order, tuples, intervals and matrices cell by cell. Anything else
-goes to a symbolic engine in a separate process (`mas_gym.tasks.grading.symbolic`).
+Numbers are compared by value, option labels by letter, words as words, lists and
+sets without order, and tuples, intervals and matrices cell by cell. All other answers
+are compared by a symbolic engine in a separate process (`mas_gym.tasks.grading.symbolic`).
 
 The tolerance is the paper's ``1e-3`` (App. "Answer extraction and
-normalization"), read as an absolute difference. In strict mode it is also
-relative for answers below one, since otherwise any small number would equal
-``0.0000672``. It allows for rounding only: two answers without a decimal point,
-such as ``2/1005`` and ``2/1006``, must agree exactly.
+normalization"), as an absolute difference. In strict mode it is also relative for
+answers below one; otherwise any small number would equal ``0.0000672``. The tolerance is
+only for rounding: two answers without a decimal point, such as ``2/1005`` and
+``2/1006``, must be exactly equal.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
 from mas_gym.tasks.base import GradingMode, Kind
 from mas_gym.tasks.grading import paper
-from mas_gym.tasks.grading.numbers import MAX_CHARS, format_number, in_digits, parse_number, plain
+from mas_gym.tasks.grading.numbers import (
+    MAX_CHARS,
+    close,
+    format_number,
+    in_digits,
+    is_rounded,
+    parse_number,
+    plain,
+    same_number,
+)
 
 # ---------------------------------------------------------- canonical form
 
@@ -221,8 +229,6 @@ def _result(text: str) -> str:
 # -------------------------------------------------------------- comparison
 
 Verdict = Literal["equal", "different", "timed out", "too complex"]
-
-TOLERANCE = Fraction(1, 1000)
 _DEEPEST = 4
 _MOST_PARTS = 24
 
@@ -254,23 +260,9 @@ def compare(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict
     if kind == "choice":
         return "equal" if reference.strip().casefold() == answer.strip().casefold() else "different"
     if kind == "number":
-        right, given = parse_number(reference), parse_number(answer)
-        near = right is not None and given is not None and close(right, given, _is_rounded(reference, answer))
-        return "equal" if near else "different"
+        return "equal" if same_number(reference, answer) else "different"
     given_form = normalise(answer)
-    return _compare(normalise(reference), given_form, 0, _is_rounded(reference, given_form), [])
-
-
-def _is_rounded(right: str, given: str) -> bool:
-    return "." in right or "." in given
-
-
-def close(reference: Fraction, answer: Fraction, rounded: bool = True) -> bool:
-    """Whether two numbers agree: exactly, or within ``1e-3`` (below one, also relative) if one may be rounded."""
-    if reference == answer or not rounded:
-        return reference == answer
-    scale = min(Fraction(1), max(abs(reference), abs(answer)))
-    return abs(reference - answer) <= TOLERANCE * scale
+    return _compare(normalise(reference), given_form, 0, is_rounded(reference, given_form), [])
 
 
 _BASED = re.compile(r"\d+_(?:\{?\d+\}?)")
@@ -397,13 +389,13 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _same_row(right: Sequence[str], given: Sequence[str], depth: int, spent: list[float]) -> Verdict:
-    return _all(_compare(a, b, depth, _is_rounded(a, b), spent) for a, b in zip(right, given, strict=True))
+    return _all(_compare(a, b, depth, is_rounded(a, b), spent) for a, b in zip(right, given, strict=True))
 
 
 def _same_set(right: Sequence[str], given: Sequence[str], depth: int, spent: list[float]) -> Verdict:
     left = list(given)
     for cell in right:
-        verdicts = [_compare(cell, other, depth, _is_rounded(cell, other), spent) for other in left]
+        verdicts = [_compare(cell, other, depth, is_rounded(cell, other), spent) for other in left]
         if "equal" not in verdicts:
             return next((verdict for verdict in verdicts if verdict != "different"), "different")
         del left[verdicts.index("equal")]

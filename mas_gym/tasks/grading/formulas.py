@@ -1,8 +1,8 @@
-r"""Formulas over given numbers, as in the game of 24: read from a message, and compared exactly.
+r"""Formulas over given numbers, as in the game of 24: parsed from a message and compared exactly.
 
-A formula is right if it uses the numbers of the reference formula, each exactly once, and has its value. Values are
-rational numbers, so ``8 / (3 - 8 / 3)`` is 24. Reading takes time linear in the text; nothing is evaluated before its
-numbers are known to be those of the reference.
+A formula is correct if it uses each number of the reference formula exactly once and has the same value. Values are
+rational numbers, so ``8 / (3 - 8 / 3)`` is 24. Parsing takes time linear in the text. A formula is evaluated only if
+its numbers are those of the reference.
 
 >>> read_formula(r"(7 + 1 - 2) \times 4 = 6 * 4 = 24")
 '(7+1-2)*4'

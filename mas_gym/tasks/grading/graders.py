@@ -1,6 +1,6 @@
-"""Graders: how a task reads and grades answers, by kind or by a function of one's own.
+"""Graders: how a task extracts and grades answers, by kind or by a custom function.
 
-A grader of one's own is a function ``(problem, text) -> bool | Grade``, where ``text`` is the
+A custom grader is a function ``(problem, text) -> bool | Grade``, where ``text`` is the
 whole final message::
 
     # my.py
@@ -9,11 +9,11 @@ whole final message::
 
     load_task("my.csv", grader="my.py:grade")       # or grader=grade, or --grader my.py:grade
 
-``FILE.py:NAME`` may also name a class whose instances are called like that, with settings after
-a second colon. Such a grader runs in a process of its own and is killed when it takes longer
-than `GRADER_SECONDS`. A function given as an object runs on a thread: when it takes longer, its
-search fails, but the thread cannot be killed. Either way an error of the grader fails that
-search alone, and the error shows where it was raised.
+``FILE.py:NAME`` may also name a class whose instances have this signature, with settings after
+a second colon. Such a grader runs in a separate process, which is killed if it takes longer
+than `GRADER_SECONDS`. A function object runs on a thread: if it takes longer, its search fails,
+but the thread cannot be killed. In both cases an error in the grader fails only that search, and
+the error shows where it was raised.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A policy as a grader: it is shown question, reference and answer, and ends with a verdict.
+"""A policy as a grader: it receives question, reference and answer, and replies with a verdict.
 
-The judge's tokens are counted in `Judge.spent` and never in a search's TOK: they are a cost of
-measuring, not of answering. The verdict is the last line of a reply, in the form of
-`mas_gym.tasks.grading.verdicts`. A reply without one is asked for again with another seed, counted, and
-never taken for a verdict; after `ATTEMPTS` the grading fails.
+The judge's tokens are counted in `Judge.spent` and never in a search's TOK, because they are a cost of
+evaluation and not of answering. The verdict is the last line of a reply, in the form of
+`mas_gym.tasks.grading.verdicts`. A reply without a verdict is counted, has no default verdict, and is
+requested again with another seed; after `ATTEMPTS` the grading fails.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-r"""Reads numbers as people and models write them, exactly and in bounded time.
+r"""Parses numbers as people and models write them, exactly and in bounded time.
 
-``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and the like
+``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and similar forms
 become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are not numbers,
 and their parts are not answers.
 
 Thousands may be separated by commas, spaces of any kind (``1\,000``, ``12 000``), apostrophes or,
 from a million on, points, in groups of three or in Indian groups (``1,00,000``). A magnitude
-belongs to its number: "1.5 million" and "$5k" are 1500000 and 5000.
+is part of the number: "1.5 million" is 1500000 and "$5k" is 5000.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ _OTHER_CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
 _DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
 _PERCENT = re.compile(r"\\?%")
 _MARKUP = re.compile(r"\\[()\[\]]|`|(?<![\d)])\*\*|\*\*(?![\d(])")
+
+
+TOLERANCE = Fraction(1, 1000)
 
 
 def plain(text: str) -> str:
@@ -264,6 +267,27 @@ def parse_number(text: str) -> Fraction | None:
         return -value if sign == "-" else value
     match = NUMBER.fullmatch(_LOOSE_SIGN.sub(r"\1", text.rstrip("."), count=1))
     return value_of(match) if match is not None else None
+
+
+def is_rounded(right: str, given: str) -> bool:
+    """Whether one of two numbers is written with a decimal point, so that it may be rounded."""
+    return "." in right or "." in given
+
+
+def close(reference: Fraction, answer: Fraction, rounded: bool = True) -> bool:
+    """Whether two numbers agree: exactly, or within ``1e-3`` (below one, also relative) if one may be rounded."""
+    if reference == answer or not rounded:
+        return reference == answer
+    scale = min(Fraction(1), max(abs(reference), abs(answer)))
+    return abs(reference - answer) <= TOLERANCE * scale
+
+
+def same_number(reference: str, answer: str) -> bool:
+    """Whether two texts are numbers that agree, or the same text."""
+    if reference == answer:
+        return True
+    right, given = parse_number(reference), parse_number(answer)
+    return right is not None and given is not None and close(right, given, is_rounded(reference, answer))
 
 
 def format_number(value: Fraction) -> str:

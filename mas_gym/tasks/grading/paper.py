@@ -1,13 +1,13 @@
 r"""Extraction and equality exactly as in the paper's App. "Answer extraction and normalization".
 
-This mode reproduces the paper's figures and measures what its literal rules get
-wrong: the first match of the tag wins, so "the answer is the larger one. ...
-Final Answer: 7" does not give 7; boxes, fractions and LaTeX have no rule; and the
+This mode reproduces the paper's figures and shows the errors of its literal rules:
+the first match of the tag is used, so "the answer is the larger one. ... Final
+Answer: 7" does not give 7; there are no rules for boxes, fractions and LaTeX; and the
 first standalone "a" of a message is option A.
 
-Where the paper is silent: a number-like token is a decimal with an optional
+The paper does not specify the following: a number-like token is a decimal with an optional
 sign. If a span is not a number as a whole, its last such token is the answer of a
-numeric problem; LaTeX answers stay text.
+numeric problem; LaTeX answers remain text.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Runs a message's code against unit tests, in a process with limits, isolated by bubblewrap.
 
-`Limits.sandbox` names the isolation:
+`Limits.sandbox` selects the isolation:
 
-- ``"bubblewrap"`` (Linux on x86-64 and ARM64): the process has its own user, process, network, IPC and mount
-  namespaces. It sees Python and its packages, read-only, and an empty ``/tmp``, which disappears with it: no other
-  file or process, no network, no variable of the environment. A second wall, an allow-list of system calls
-  (`mas_gym.tasks.grading.syscalls`), refuses sockets, new processes and all rarer calls. Where this cannot be set up,
-  grading fails with an error.
-- ``"none"``: an ordinary process with your rights. It can read and change your files, read the environment of your
-  processes (API keys), signal them and use the network. Use it inside a container or a virtual machine that you
-  would give to the code.
+- ``"bubblewrap"`` (Linux on x86-64 and ARM64): the process has separate user, process, network, IPC and mount
+  namespaces. It can read only Python and its packages, and write only to an empty ``/tmp``, which is removed at the
+  end. It has no access to other files, other processes, the network or environment variables. In addition, an
+  allow-list of system calls (`mas_gym.tasks.grading.syscalls`) rejects sockets, new processes and rare calls. If this
+  isolation cannot be set up, grading fails with an error.
+- ``"none"``: an ordinary process with your permissions. It can read and change your files, read the environment of
+  your processes (API keys), send them signals and use the network. Use it only in a dedicated container or virtual
+  machine.
 
-With both, CPU time, memory, file sizes and open files are limited, and the process group is killed at the end.
-Tests and code share a process, so code that is written to deceive its tests can.
+In both cases, CPU time, memory, file sizes and open files are limited, and the process group is killed at the end.
+Tests and code run in one process, so malicious code can manipulate its tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a message states its answer."""
+"""Locates the statement of the answer in a message."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 r"""Symbolic equality, computed by math-verify in a process that can be killed.
 
 math-verify (on sympy) limits its time with signals, which only a main thread
-receives, and no signal interrupts a big-integer power. So a worker process,
-started at the first comparison, does the work for all threads. It limits its own
-CPU time and memory, and the parent kills it if it does not answer in time.
-Expressions that are clearly too large never reach the worker. No text is ever
-evaluated: math-verify parses LaTeX with a grammar.
+receives, and no signal interrupts a big-integer power. Therefore one worker process,
+started at the first comparison, serves all threads. It limits its CPU time and memory,
+and the parent kills it if it does not reply in time. Expressions that are clearly too
+large are not sent to the worker. No text is evaluated: math-verify parses LaTeX with a
+grammar.
 
-The worker (`serve`) answers each pair ``[reference, answer]`` with ``[verdict, seconds]``.
+The worker (`serve`) replies to each pair ``[reference, answer]`` with ``[verdict, seconds]``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The allow-list of system calls for code in the sandbox, as a seccomp program for ``bwrap --seccomp``.
 
-It holds what CPython calls on files, memory, time, threads, signals and its own pipes. Other calls fail with "operation
-not permitted". Calls newer than the list fail with "function not implemented", so that the C library falls back to
-older ones. New processes are refused, threads are not.
+It contains the calls that CPython makes for files, memory, time, threads, signals and its own pipes. Other calls fail
+with "operation not permitted". Calls newer than the list fail with "function not implemented", so that the C library
+falls back to older ones. New processes are rejected; new threads are allowed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers that are short texts or programs."""
+"""Comparison of answers that are short texts or programs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The form in which a language model states a verdict, which the text that it judges cannot forge.
+"""The format of a language model's verdict, which the judged text cannot forge.
 
-A prompt ends with the exact lines that state a verdict, such as ``Verdict dcba00f6: correct``. Their
-code is a hash of the prompt, judged text included: a text that quotes or claims a verdict cannot hold the
-code of the prompt that holds the text. Only the last line of a reply counts, and a reply that ends with
-anything else has no verdict. Equal prompts have equal codes, so replies can be cached and reproduced.
+A prompt ends with the exact lines that state a verdict, such as ``Verdict dcba00f6: correct``. The
+code is a hash of the prompt, including the judged text. A text that quotes or claims a verdict therefore cannot
+contain the right code. Only the last line of a reply is parsed, and a reply that ends differently
+has no verdict. Equal prompts have equal codes, so replies can be cached and reproduced.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, TrainingError, need
 from rewardmodels.agents.card import agent_card
@@ -18,7 +18,10 @@ from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference, fingerprint
 from rewardmodels.model.backbone import base_path, has_adapters, load_pretrained, load_tokenizer, quiet
 from rewardmodels.model.folder import digest_of_weights, replace_files
-from rewardmodels.training.run import RUN, claim_folder
+from rewardmodels.training.train_critic import RUN, claim_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("rewardmodels.agents")
 
@@ -193,8 +196,8 @@ def write_whole(path: Path, text: str) -> None:
 def _fit(
     config: AgentConfig,
     rows: list[dict[str, Any]],
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     out: Path,
     device: str,
     card: str,
@@ -238,7 +241,7 @@ def _fit(
     return history, drift
 
 
-def _save(model: Any, tokenizer: Any, out: Path, card: str) -> None:
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, card: str) -> None:
     def write(fresh: Path) -> None:
         plain = model
         if has_adapters(model):
@@ -252,7 +255,9 @@ def _save(model: Any, tokenizer: Any, out: Path, card: str) -> None:
     replace_files(out, write, "config.json", "model")
 
 
-def _encoded(examples: Sequence[Example], tokenizer: Any, model: Any) -> list[dict[str, Any]]:
+def _encoded(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+) -> list[dict[str, Any]]:
     """Return the rows of a trainer; rows that exceed the model's context window are left out."""
     from mas_gym.policies.local.chat import ChatFormat
     from mas_gym.policies.local.transformers import context_window

@@ -1,4 +1,4 @@
-"""Sizes of planners for an equal cost."""
+"""Search parameters that give planners an equal cost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
         ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 USD.
     """
     store = None if bench.store is None else calibration_store(bench.store)
-    bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
+    bench = replace(
+        bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, allocate=False, workers=None
+    )
     setting = arm.planner.size_setting
 
     def spent(candidate: Arm) -> float:

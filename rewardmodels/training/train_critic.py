@@ -1,4 +1,4 @@
-"""Training a critic, from problems to searches, their trees, examples, and a folder that `load_critic` loads."""
+"""Training of a critic: from problems to searches, trees, examples, and a folder that `load_critic` loads."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from search.sampling import Sampling
 from search.store import RunInfo, engine_identity, open_store
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from rewardmodels.training.trainer import HeldOut
 
 RUN = "run.json"
@@ -113,7 +115,9 @@ def train(
     return _run(model, tokenizer, config, data, points, out, base, device, log)
 
 
-def open_backbone(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, TrainingConfig]:
+def open_backbone(
+    base: str, device: str, overrides: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, TrainingConfig]:
     """Load a backbone ready for training, with a new head and, if the config has them, NF4 and LoRA adapters.
 
     Args:
@@ -205,8 +209,8 @@ def _history(out: Path) -> list[dict[str, Any]]:
 
 
 def _run(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     config: TrainingConfig,
     data: RewardData,
     points: RewardData | None,
@@ -267,7 +271,7 @@ def _run(
 
 
 def _calibration(
-    points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: Any
+    points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: PreTrainedModel
 ) -> dict[str, Any]:
     from rewardmodels.training.metrics import point_metrics
     from rewardmodels.training.trainer import HeldOut, bundles

@@ -1,4 +1,4 @@
-"""Fitting combinations of critics (`search.calibrated`) to recorded outcomes or to labels of messages."""
+"""Fits combinations of critics (`search.calibrated`) to recorded outcomes or to labels of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop rules, which end a search early once its answer is settled.
+"""Stop rules, which end a search early when its answer is sufficiently certain.
 
 A planner with the setting ``stop`` applies the rule at every point where it can stop: after each pass (`BestOfN`),
 after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`,
@@ -10,7 +10,7 @@ turn.
 ``stop=stop.json``       the probability from a calibrated map exceeds the threshold in the file
 ``stop=stop.json@0.95``  as above, with the given threshold
 ``stop=settled:4``       the answer was the same at the last 4 checks
-``stop=gain:0.002``      one more pass or simulation is expected to gain less probability of being right
+``stop=gain:0.002``      one more pass or simulation should raise the probability of a right answer by less
 ======================== =======================================================================================
 """
 
@@ -26,10 +26,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number, shown
 from mas_gym.systems.state import MASState
 from search.planners.voting import sigmoid
-from search.protocol import Critic, Extract, Planner, Request, ValueKind, planner_name, value_kind
+from search.protocol import Continue, Critic, Extract, Planner, Request, ValueKind, planner_name, value_kind
 from search.tree import Tree
 
 SCHEMA = 1
@@ -92,6 +92,9 @@ class StopMap:
         bias: Added to the index.
         points: Pairs of index and probability with increasing index and non-decreasing probability.
         threshold: The probability above which a search stops, chosen on dev problems; 1 never stops.
+        growth: By feature, what is added to the index per ln(1 + n) for the answer after n more checks; empty if
+            unknown.
+        growth_bias: Added to that sum.
     """
 
     planner: str
@@ -100,26 +103,29 @@ class StopMap:
     bias: float = 0.0
     points: tuple[tuple[float, float], ...] = ()
     threshold: float = 1.0
+    growth: Mapping[str, float] = field(default_factory=dict)
+    growth_bias: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises `ConfigError`."""
-        if not self.weights or not set(self.weights) <= set(FEATURES):
-            raise ConfigError(
-                f"stop map: expected weights for some of {', '.join(FEATURES)}, got {shown(self.weights)}"
-            )
+        for names, known in (("weights", self.weights), ("growth", self.growth)):
+            if (not known and names == "weights") or not set(known) <= set(FEATURES):
+                raise ConfigError(f"stop map: expected {names} for some of {', '.join(FEATURES)}, got {shown(known)}")
         numbers = [*self.weights.values(), self.bias, *(x for point in self.points for x in point)]
-        if not all(_is_number(number) for number in numbers):
+        numbers += [*self.growth.values(), self.growth_bias]
+        if not all(is_number(number) for number in numbers):
             raise ConfigError("stop map: expected finite numbers as weights, bias and points")
         if any(right[0] <= left[0] or right[1] < left[1] for left, right in pairwise(self.points)):
             raise ConfigError("stop map: expected points of increasing index and non-decreasing probability")
-        if any(not 0 <= p <= 1 for _, p in self.points) or not (
-            _is_number(self.threshold) and 0 <= self.threshold <= 1
-        ):
+        if any(not 0 <= p <= 1 for _, p in self.points) or not (is_number(self.threshold) and 0 <= self.threshold <= 1):
             raise ConfigError("stop map: expected probabilities and a threshold from 0 to 1")
 
-    def probability(self, features: Mapping[str, float]) -> float:
-        """Return the probability that the answer is right; NaN if a feature is NaN."""
+    def probability(self, features: Mapping[str, float], ahead: int = 0) -> float:
+        """Return the probability that the answer is right after ``ahead`` more checks; NaN if a feature is NaN."""
         index = self.bias + math.fsum(weight * features[name] for name, weight in self.weights.items())
+        if ahead:
+            slope = self.growth_bias + math.fsum(weight * features[name] for name, weight in self.growth.items())
+            index += slope * math.log1p(ahead)
         if not self.points or math.isnan(index):
             return sigmoid(index)
         place = bisect_right(self.points, index, key=lambda point: point[0])
@@ -139,6 +145,8 @@ class StopMap:
             "bias": self.bias,
             "points": [list(point) for point in self.points],
             "threshold": self.threshold,
+            "growth": dict(self.growth),
+            "growth_bias": self.growth_bias,
             "about": dict(about),
         }
 
@@ -161,7 +169,8 @@ class StopMap:
                 raise ValueError(f"format {found['format']!r}, schema {found['schema']!r}")
             points = tuple((float(x), float(p)) for x, p in found["points"])
             weights, names = dict(found["weights"]), (str(found["planner"]), str(found["critic"]))
-            return cls(*names, weights, found["bias"], points, found["threshold"])
+            growth = dict(found.get("growth", {})), found.get("growth_bias", 0.0)
+            return cls(*names, weights, found["bias"], points, found["threshold"], *growth)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
             raise DataError(
                 f"{path}: expected a stop map of schema {SCHEMA}, got {shown(str(error))}; {remedy}"
@@ -182,6 +191,13 @@ class StopRule(ABC):
     @abstractmethod
     def reason(self, evidence: Evidence) -> str | None:
         """Return why the search should stop, such as ``"probability 0.93 above 0.9"``; None if it should not."""
+
+    def further(self, evidence: Evidence) -> float:
+        """Return the expected gain per further check if the run decides whether to continue, else 0.
+
+        See `search.Continue`.
+        """
+        return 0.0
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> StopRule:
         """Return the rule adapted to a run. Raises `ConfigError` if it does not fit the planner or critic."""
@@ -207,7 +223,7 @@ class Confident(StopRule):
 
     def __post_init__(self) -> None:
         """Check the threshold. Raises `ConfigError`."""
-        if not _is_number(self.threshold) or not 0 <= self.threshold <= 1:
+        if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ConfigError(f"stop: expected a probability from 0 to 1, got {shown(self.threshold)}")
 
     def identity(self) -> Any:
@@ -287,7 +303,7 @@ class Gain(StopRule):
 
     def __post_init__(self) -> None:
         """Check the price. Raises `ConfigError`."""
-        if not _is_number(self.price) or self.price <= 0:
+        if not is_number(self.price) or self.price <= 0:
             raise ConfigError(f"stop: expected gain:P with a positive price P, got {shown(self.price)}")
 
     def __str__(self) -> str:
@@ -408,7 +424,11 @@ class Watch:
         reason = self._rule.reason(evidence)
         if reason is not None:
             self.stopped = f"settled at check {evidence.check}: {reason}"
-        return reason is not None
+        elif (further := self._rule.further(evidence)) > 0:
+            [refusal] = yield [Continue(further)]
+            if refusal is not None:
+                self.stopped = f"ended at check {evidence.check}: {refusal}"
+        return self.stopped is not None
 
     def evidence(
         self, leader: int, ends: Sequence[int], gain: Callable[[], float] | None = None
@@ -491,10 +511,6 @@ def _choice_gain(tree: Tree, node: int, spread: float) -> float:
     # The leader loses its place if it falls below the second; another child takes it if it rises above the leader.
     gaps = [(top - (second if i == 0 else q), n) for i, (q, n) in enumerate(visited)]
     return max(expected_excess(-gap, spread / math.sqrt(n * (n + 1)), 0.0) for gap, n in gaps)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _float(text: str) -> float:

@@ -1,0 +1,90 @@
+"""The stop rule of runs that allocate their budget to searches by marginal gain.
+
+See `search.engine.allocation`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from mas_gym.errors import ConfigError
+from search.planners.registry import planner_spec, takes_stop
+from search.planners.stop_rules import Confident, Evidence, StopMap, StopRule
+from search.protocol import Critic, Planner, ValueKind
+
+_REMEDY = "use stop=FILE.json with a file from mas-gym calibrate, as in mcts:20,3,stop=stop.json"
+
+
+@dataclass(frozen=True)
+class Allocated(StopRule):
+    """Stops once the answer is settled by a calibrated rule, or once no gain is expected; otherwise asks to continue.
+
+    Attributes:
+        rule: The calibrated rule.
+        size: The planner's size, the largest number of checks; filled in for a run.
+    """
+
+    at_turns: ClassVar[bool] = False
+
+    rule: Confident
+    size: int = 0
+
+    def identity(self) -> Any:
+        """Return what determines the decisions."""
+        known = self.rule.calibrated
+        assert known is not None
+        return {"rule": self.rule.identity(), "growth": [known.growth, known.growth_bias], "size": self.size}
+
+    def __str__(self) -> str:
+        """Return the short form of the calibrated rule."""
+        return str(self.rule)
+
+    def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Allocated:
+        """Bind the rule to the planner. Raises `ConfigError` if it does not fit."""
+        return replace(self, rule=self.rule.for_run(planner, critic, kind), size=planner.current_size())
+
+    def reason(self, evidence: Evidence) -> str | None:
+        """Return the rule's reason, or that no gain is expected."""
+        found = self.rule.reason(evidence)
+        if found is None and evidence.check < self.size and not self.further(evidence) > 0:
+            return "no gain expected from more"
+        return found
+
+    def further(self, evidence: Evidence) -> float:
+        """Return the largest expected gain per further check."""
+        known = self.rule.calibrated
+        assert known is not None
+        return gain_per_check(known, evidence, self.size - evidence.check)
+
+
+def gain_per_check(known: StopMap, evidence: Evidence, left: int) -> float:
+    """Return the largest mean gain of probability per check, over 1, 2, 4, ... further checks, ``left`` at most.
+
+    The largest mean counts instead of that of the next check, because one more pass seldom changes an answer that
+    several do. Zero if there is none left.
+    """
+    features = evidence.features
+    now, ahead, best = known.probability(features), 1, 0.0
+    while ahead <= left:
+        best = max(best, (known.probability(features, ahead) - now) / ahead)
+        ahead = min(2 * ahead, left) if ahead < left else left + 1
+    return 0.0 if math.isnan(now) else best
+
+
+def allocated(planner: Planner) -> Planner:
+    """Return a planner that asks before each increment whether to continue.
+
+    Raises:
+        ConfigError: It has no calibrated stop rule, or the rule's file has no expected gains.
+    """
+    if not takes_stop(planner):
+        raise ConfigError(f"allocate: {planner_spec(planner)} has no setting stop; {_REMEDY}")
+    rule = planner.stop  # type: ignore[attr-defined]
+    if not isinstance(rule, Confident) or rule.calibrated is None:
+        raise ConfigError(f"allocate: {planner_spec(planner)} has no calibrated stop rule; {_REMEDY}")
+    if not rule.calibrated.growth:
+        raise ConfigError(f"allocate: {rule} states no expected gains, as older files; run mas-gym calibrate again")
+    changed: Planner = replace(planner, stop=Allocated(rule))  # type: ignore[type-var]
+    return changed

@@ -1,0 +1,54 @@
+"""What planners share that extend several states by one message per turn, scored by step values."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from mas_gym.internal.identity import ADDED
+from search.planners.common import evaluate, step_values, widen
+from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
+from search.protocol import Critic, Model, Planner, Request, planner_name
+from search.tree import Tree
+
+
+@dataclass(frozen=True)
+class TurnByTurn(Planner):
+    """Base class of planners that extend several states by one message per turn.
+
+    Attributes:
+        stop: Continue with the best state alone, one message per turn, once it is settled; see
+            `search.planners.stop_rules`. None never stops.
+    """
+
+    stop: Stop = field(default=None, kw_only=True, metadata={ADDED: True})
+
+    def __post_init__(self) -> None:
+        """Read the stop rule. Raises `ConfigError`."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
+
+    def for_run(self, critic: Critic | None, training: bool) -> Self:
+        """Check that the run scores intermediate states."""
+        step_values(planner_name(self), critic, training)
+        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
+
+
+def extend(
+    tree: Tree, model: Model, counts: dict[int, int], answered: bool
+) -> Generator[list[Request], list[Any], list[int]]:
+    """Sample messages at states as `search.planners.common.widen` does; return the scored successors."""
+    grown = yield from widen(tree, model, counts, answered=answered)
+    fresh = [child for children in grown.values() for child in children]
+    yield from evaluate(tree, fresh)
+    return fresh
+
+
+def unsettled(
+    tree: Tree, watch: Watch, growing: list[int], ends: Sequence[int]
+) -> Generator[list[Request], list[Any], list[int]]:
+    """Return the states to extend: all, or only the best one once it is settled."""
+    if watch.stopped is not None:
+        return growing
+    best = max([*growing, *ends], key=tree.values.__getitem__)
+    return [node for node in growing if node == best] if (yield from watch.check(best, ends)) else growing
