@@ -213,10 +213,10 @@ OURS = (
         [("backbones", "MASPRM: with the Auditor"), ("backbones", "ORM: with the Auditor")],
     ),
     PaperClaim(
-        "MASPRM tells right messages of the Reader, the Planner and the Solver from wrong ones better than policy "
+        "MASPRM tells right messages of the Reader and of the Solver from wrong ones better than policy "
         "likelihood (AUC in points)",
         "",
-        [("confidence", f"AUC for the {agent}: MASPRM") for agent in ("Reader", "Planner", "Solver")],
+        [("confidence", f"AUC for the {agent}: MASPRM") for agent in ("Reader", "Solver")],
     ),
     PaperClaim(
         "MASPRM finds the agent that erred first more often than the ORM, and more often than policy likelihood",
