@@ -1,12 +1,12 @@
-"""Searches that stop when their answer is settled, and cascades, against fixed sizes on the bundled agents.
+"""Searches with stop rules, and cascades, compared with fixed sizes, with the bundled agents.
 
     python -m benchmarks.adaptive --cache replies.db
 
 Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and every search that
-stops, is a prefix of that run, so all rows come from the same messages: those of a cascade from the messages of its
-stages, of which each counts once. Everything is chosen on dev: thresholds are the smallest whose Hit@1 on dev is at
-least that of the whole search, with held-out probabilities for calibrated maps, and the fixed size is the smallest
-whose Hit@1 on dev is at least that of the rule that it is compared with. Intervals on test are paired over problems.
+stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its stages, and each
+message is counted once. All choices are made on dev. The threshold is the smallest whose Hit@1 on dev is at least that
+of the complete search, with held-out probabilities for calibrated maps. The fixed size is the smallest whose Hit@1 on
+dev is at least that of the compared rule. Intervals on test are paired over problems.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def family(lab: Lab, spec: str, critic: str) -> Iterator[str]:
         other = cheapest(sizes, dev, min(scored(dev, rule).hit, least))
         yield line(name, scored(test, rule), other, test)
     if missed:
-        yield f"\nNone of the X that were tried keeps the Hit@1 of the whole search on dev with {' or '.join(missed)}."
+        yield f"\nNo tested X keeps the Hit@1 of the complete search on dev with {' or '.join(missed)}."
     yield from transfer_of_stops(known, test)
 
 
@@ -275,7 +275,7 @@ def coverage(stop_map: StopMap, traces: Sequence[Trace]) -> tuple[str, ...]:
 def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]:
     """Yield how well the probabilities of one planner hold on test."""
     share, right, expected, *_ = coverage(stop_map, test)
-    yield f"\nOn test {share}% of the searches stop by the file; {right}% of these are right, {expected}% expected."
+    yield f"\nOn test the file stops {share}% of the searches; {right}% of these are right, {expected}% expected."
 
 
 HEAD = "| calibrated on | used on | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
@@ -417,9 +417,9 @@ def best_of_n(lab: Lab) -> Iterator[str]:
     known = fit(checked(dev), "", "").map
     rule = calibrated(known, known.threshold)
     size = cheapest([(f"bon:{n}", fixed(n)) for n in range(1, 21)], passes, scored(dev, rule).hit)
-    yield "\n## MCTS that stops against best-of-N with the ORM\n"
+    yield "\n## MCTS with a stop rule compared with best-of-N with the ORM\n"
     yield f"{len(dev)} dev and {len(test)} test problems. N is the smallest whose Hit@1 on dev is at least that of the"
-    yield "search that stops.\n"
+    yield "search with the stop rule.\n"
     yield "| rule | Hit@1 | 95% interval | TOK | best-of-N | MCTS minus best-of-N, Hit@1 and tokens |"
     yield "|---|---:|---:|---:|---|---|"
     yield line(f"mcts:20,3,stop=stop.json, {known.threshold:g}", scored(test, rule), size, test_passes)
@@ -479,7 +479,7 @@ python -m benchmarks.adaptive --cache replies.db
 ```
 
 Problems of Arithmetic, run seed {SEED}; MAS rpsv, agents tiny, MCTS without the task's rule for equal messages. TOK is
-per problem. Each section states its number of problems; `--parts` measures sections alone.
+per problem. Each section states its number of problems; `--parts` selects sections.
 
 - {weights(Options(masprm="tiny-masprm", orm="tiny-orm"))}
 """

@@ -1,10 +1,15 @@
-"""How close each method's credit comes to the exact credit of a message: ``python -m benchmarks.credit_exact``.
+"""Accuracy of each credit method against the exact credit of a message: ``python -m benchmarks.credit_exact``.
 
-The embedded agents of RPSV can be enumerated: at temperature 0.7 and top-p 0.95 each prompt has a few dozen replies.
+It writes ``pages/training/credit.md`` and its picture for two sets of agents of RPSV: the bundled ones on Arithmetic,
+whose errors are embedded in their weights, and the natural ones (`benchmarks.tiny.natural`) on stories of difficulty 4,
+whose errors nobody designed. The critic of the bundled agents is the shipped MASPRM; that of the natural agents is
+trained first, on ``--searches`` searches of training stories.
+
+These agents can be enumerated: at temperature 0.7 and top-p 0.95 each prompt has a few dozen replies.
 All of them are found by branching at every token, together with their probabilities, so the expected reward of every
 state is a sum over replies and not an estimate. Replies less likely than ``--floor`` are left out, and the remaining
-probabilities of the prompt are scaled to one: this is the policy that is measured, and the lines begin with the mean
-probability it keeps. Samples are drawn from the enumerated replies.
+probabilities of the prompt are scaled to one: this is the policy that is measured, and the page states the mean
+probability it keeps. Samples are drawn from the enumerated replies. Each agent of RPSV has one turn.
 
 Per problem and repetition, every method gets about the same number of generated tokens:
 
@@ -12,21 +17,25 @@ Per problem and repetition, every method gets about the same number of generated
 * ``leave-one-out`` and ``value-baseline``: a tree with ``--siblings`` messages per state and turn, all continued.
 * ``control-variate``: a tree in which ``--sampled`` messages are sampled and ``--continued`` of them continued.
 
-Columns: the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; tokens
-generated per message that gets credit; and the variance that one token buys: the variance of the estimate for a given
-message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times tokens
-per message. A method with half the variance at twice the tokens per message is as good.
+The columns are the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; the
+generated tokens per message with credit; and the variance per token. The latter is the variance of the estimate for a
+given message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times
+the tokens per message. A method with half the variance at twice the tokens per message is equally good.
 
-About two and a half minutes on one core; ``-n`` and ``--repeats`` change the size.
+The command takes about ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` keeps the
+searches and the critic.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
+import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,18 +44,26 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 import mas_gym
+from benchmarks.tiny.stories import generated
 from mas_gym.policies import load_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem, Task
+from rewardmodels.training.train_critic import grow, teach, trees
 from search import Critic, Plan, Proposal, ScoringContext, Tree
 from search.catalogue import load_critic
-from search.compare import bootstrap
+from search.compare import Bench, bootstrap
 from search.credit import credit
+from search.results.display import COLOURS, dress, figure_class, save_figure
 
 Prompt = tuple[ChatMessage, ...]
 Sums = NDArray[np.float64]
+
+PAGE = Path(__file__).parent / "pages" / "training" / "credit.md"
+NATURAL = Path(__file__).parent / "tiny" / "tiny-natural"
+REASONS = "## Notes"
+"""Text below this heading is written by hand and kept when the page is regenerated."""
 
 TEMPERATURE, TOP_P = 0.7, 0.95
 LONGEST = 96
@@ -305,79 +322,205 @@ def variance_per_token(sums: Sums) -> Sums:
     """Return the variance of the estimate for a given message, at slope 1, times tokens per message."""
     n, x, y, xx, _, xy, within, freedom, tokens = (sums[..., place] for place in range(len(COLUMNS)))
     covariance, spread = xy - x * y / n, xx - x * x / n
-    found: Sums = within / freedom * spread**2 / np.maximum(covariance**2, 1e-30) * tokens / n
+    found: Sums = within / np.maximum(freedom, 1) * spread**2 / np.maximum(covariance**2, 1e-30) * tokens / n
     return found
 
 
-def lines(
-    table: Mapping[tuple[str, str], Sums], methods: Mapping[str, Method], agents: Sequence[str], repeats: int
-) -> list[str]:
-    """Return the table's lines; sums have shape ``[problems, columns]``."""
-    found = [f"{'method':<16} {'agent':<9} correlation             tokens  variance x tokens"]
-    for agent in ("all", *agents):
-        for name in methods:
-            sums = table[name, agent]
-            whole = sums.sum(axis=0)
-            found.append(
-                f"{name:<16} {agent:<9} {with_interval(correlation, sums)}  {whole[8] / whole[0]:6.1f}"
-                f"  {with_interval(variance_per_token, sums)}"
-            )
-    plain = table["leave-one-out", "all"]
-    for name in methods:
-        spent = sum(table[name, agent][:, 8].sum() for agent in agents) / len(plain) / repeats
-        gap = with_interval(lambda a, b: correlation(a) - correlation(b), table[name, "all"], plain)
-        found.append(f"{name}: {spent:.0f} tokens per problem; correlation less that of leave-one-out {gap}")
-    return found
-
-
-def with_interval(statistic: Callable[..., Sums], *sums: Sums) -> str:
+def with_interval(statistic: Callable[..., Sums], *sums: Sums, digits: int = 3) -> str:
     """Return a statistic of sums over problems with its 95% interval."""
+    here, low, high = interval(statistic, *sums)
+    return f"{here:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def interval(statistic: Callable[..., Sums], *sums: Sums) -> tuple[float, float, float]:
+    """Return a statistic of sums over problems and the ends of its 95% bootstrap interval."""
     low, high = bootstrap(len(sums[0]), lambda counts: statistic(*(counts @ one for one in sums)), resamples=2000)
-    return f"{statistic(*(one.sum(axis=0) for one in sums)):6.3f} [{low:6.3f}, {high:6.3f}]"
+    return float(statistic(*(one.sum(axis=0) for one in sums))), low, high
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Enumerate, measure and print the table."""
-    summary = (__doc__ or "").partition(":")[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.credit_exact", description=summary)
-    parser.add_argument("-n", type=int, default=40, help="problems of the test split")
-    parser.add_argument("--repeats", type=int, default=4, help="independent batches of samples per problem")
-    parser.add_argument("--floor", type=float, default=0.01, help="least probability of a reply")
-    parser.add_argument("--critic", default="tiny-masprm")
-    parser.add_argument("--transcripts", type=int, default=16, help="per problem, for the methods without a tree")
-    parser.add_argument("--siblings", default="4,2,2,4", help="leave-one-out: siblings by turn")
-    parser.add_argument("--sampled", default="6,2,2,4", help="control-variate: sampled messages by turn")
-    parser.add_argument("--continued", default="4,2,2,4", help="control-variate: continued messages by turn")
-    parser.add_argument("--weight", type=float, default=0.5, help="factor of the values in the last two methods")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(arguments)
-    shapes = (args.siblings, args.sampled, args.continued)
-    siblings, sampled, continued = ([int(part) for part in shape.split(",")] for shape in shapes)
-    torch.set_num_threads(1)
+class Agents(NamedTuple):
+    """Agents of RPSV with their problems and critic.
+
+    Attributes:
+        name: On the page.
+        policy: As for `load_policy`.
+        task: ``"arithmetic"`` or a task of `benchmarks.tiny.stories.GENERATED`.
+        critic: As for `load_critic`.
+    """
+
+    name: str
+    policy: str
+    task: str
+    critic: str
+
+    def problems(self, split: str, number: int) -> Task:
+        """Return problems of a split."""
+        if self.task == "arithmetic":
+            return mas_gym.load_task("arithmetic", split=split, limit=number)
+        return generated(self.task, split)[:number]
+
+
+AGENTS = (
+    Agents("Embedded errors", "tiny", "arithmetic", "tiny-masprm"),
+    # The critic is trained by `natural_critic`.
+    Agents("Natural errors", f"transformers:{NATURAL}", "stories-4", ""),
+)
+
+
+class Measured(NamedTuple):
+    """The sums of all methods with one set of agents.
+
+    Attributes:
+        agents: The agents.
+        facts: What was enumerated.
+        table: For each method and agent sums of shape ``[problems, columns]``.
+    """
+
+    agents: Agents
+    facts: str
+    table: dict[tuple[str, str], Sums]
+
+
+def measured(agents: Agents, methods: Mapping[str, Method], args: argparse.Namespace) -> Measured:
+    """Enumerate problems and measure every method on them."""
     model = Dynamics(mas_gym.load_mas("rpsv"))
-    task = mas_gym.load_task("arithmetic", split="test", limit=args.n)
-    enumerator = Enumerator(load_policy("tiny"), args.floor)
-    problems = enumerate_problems(enumerator, task, model)
+    enumerator = Enumerator(load_policy(agents.policy), args.floor)
+    problems = enumerate_problems(enumerator, agents.problems("test", args.n), model)
     prompts = sum(len(one.replies) for one in problems)
     replies = sum(len(ways) for one in problems for ways in one.replies.values())
     kept = float(np.mean(enumerator.kept))
-    print(f"{len(problems)} problems, {prompts} prompts, {replies} replies, probability kept {kept:.4f}")
-    flat = ((args.transcripts, args.transcripts), *[(1, 1)] * (model.max_depth - 1))
-    trees = tuple(zip(siblings, siblings, strict=True)), tuple(zip(sampled, continued, strict=True))
+    facts = f"{len(problems)} problems, {prompts:,} prompts, {replies:,} replies, probability kept {kept:.4f}"
+    print(f"{agents.name}: {facts}", flush=True)
+    values = Values(load_critic(agents.critic), model)
+    return Measured(agents, facts, measure(problems, methods, values, args.repeats, args.seed))
+
+
+def natural_critic(agents: Agents, args: argparse.Namespace) -> Agents:
+    """Train a MASPRM for the natural agents; a critic that is there already is not trained again."""
+    policy = load_policy(agents.policy)
+    store = args.out / "natural.db"
+    args.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(agents.problems("train", args.searches), mas_gym.load_mas("rpsv"), policy, (42,), store=store)
+    if (stop := grow(bench, "mcts:20,3")) is not None:
+        raise stop
+    teach(lambda: trees(bench), args.out / "natural-masprm", "masprm", "bt", str(NATURAL), log=print)
+    return agents._replace(critic=str(args.out / "natural-masprm"))
+
+
+def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse.Namespace) -> None:
+    """Write the page and its picture; notes below `REASONS` stay."""
+    lines = [
+        "# Credit of messages against the exact credit",
+        "",
+        "How well each method of `search.credit` estimates by how much a message changed the expected reward. Every",
+        "reply of the agents is enumerated, so the exact credit is known. Each method gets about the same number of",
+        "generated tokens per problem.",
+        "",
+        "```console",
+        f"python -m benchmarks.credit_exact {args.words}".rstrip(),
+        "```",
+        "",
+        f"- {args.repeats} batches of samples per problem; test split; 95% bootstrap intervals over problems",
+        "- correlation: of estimates and exact credit over messages; `all`: the agents with equal weights",
+        "- variance x tokens: variance of the estimate for a given message at slope 1 on the exact credit, times",
+        "  tokens per message with credit; the variance that one generated token buys, so less is better",
+        "",
+        "![correlation with the exact credit by method and agent](credit.png)",
+    ]
+    for one in found:
+        lines += ["", f"## {one.agents.name}", "", f"{one.facts}.", ""]
+        lines += _table(one.table, methods, args.repeats)
+    notes = "Nothing is written here yet.\n"
+    if args.page.exists() and REASONS in (old := args.page.read_text(encoding="utf-8")):
+        notes = old.split(f"{REASONS}\n\n", 1)[1]
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    args.page.write_text("\n".join([*lines, "", REASONS, "", notes]), encoding="utf-8")
+    draw(found, methods, args.page.parent / "credit.png")
+
+
+def _table(table: Mapping[tuple[str, str], Sums], methods: Sequence[str], repeats: int) -> Iterator[str]:
+    names = list(dict.fromkeys(agent for _, agent in table if agent != "all"))
+    plain = table["leave-one-out", "all"]
+    yield f"| method | tokens per problem | correlation, all | over leave-one-out | {' | '.join(names)} |"
+    yield f"|---|{'---:|' * (3 + len(names))}"
+    for name in methods:
+        spent = sum(table[name, agent][:, 8].sum() for agent in names) / len(plain) / repeats
+        gap = with_interval(lambda a, b: correlation(a) - correlation(b), table[name, "all"], plain)
+        cells = [name, f"{spent:,.0f}", with_interval(correlation, table[name, "all"])]
+        cells += ["" if name == "leave-one-out" else gap]
+        cells += [with_interval(correlation, table[name, agent], digits=2) for agent in names]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield f"| variance x tokens | all | {' | '.join(names)} |"
+    yield f"|---|{'---:|' * (1 + len(names))}"
+    for name in methods:
+        cells = [with_interval(variance_per_token, table[name, agent], digits=2) for agent in ("all", *names)]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def draw(found: Sequence[Measured], methods: Sequence[str], path: Path) -> None:
+    """Draw the correlations, a panel for each set of agents."""
+    figure = figure_class()(figsize=(4.8 * len(found), 3.8), dpi=200, layout="constrained")
+    for axes, one in zip(figure.subplots(1, len(found), squeeze=False, sharey=True)[0], found, strict=True):
+        groups = ["all", *dict.fromkeys(agent for _, agent in one.table if agent != "all")]
+        for number, (name, colour) in enumerate(zip(methods, COLOURS, strict=False)):
+            points = [interval(correlation, one.table[name, group]) for group in groups]
+            x = [place + (number - (len(methods) - 1) / 2) * 0.12 for place in range(len(groups))]
+            ends = [[here - low for here, low, _ in points], [high - here for here, _, high in points]]
+            y = [here for here, _, _ in points]
+            axes.errorbar(x, y, yerr=ends, fmt="o", color=colour, ms=4, elinewidth=1, capsize=2, label=name)
+        axes.axhline(0.6, color="#5a626c", lw=1, ls=":")
+        axes.set_xticks(range(len(groups)), groups)
+        dress(axes, "", "correlation with the exact credit", one.agents.name)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    save_figure(figure, path)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measure both sets of agents and write the page."""
+    shapes = (args.siblings, args.sampled, args.continued)
+    siblings, sampled, continued = ([int(part) for part in shape.split(",")] for shape in shapes)
+    torch.set_num_threads(1)
+    flat = ((args.transcripts, args.transcripts), *[(1, 1)] * (len(siblings) - 1))
+    pairs = tuple(zip(siblings, siblings, strict=True)), tuple(zip(sampled, continued, strict=True))
     methods = {
         "shared-outcome": Method("shared-outcome", flat, {}),
-        "without std": Method("shared-outcome", flat, {"scale": False}),
         "per-agent": Method("per-agent", flat, {}),
-        "per-agent-turn": Method("per-agent-turn", flat, {}),
         "value": Method("value", flat, {}),
-        "leave-one-out": Method("leave-one-out", trees[0], {}),
-        "control-variate": Method("control-variate", trees[1], {"weight": args.weight}),
-        "value-baseline": Method("value-baseline", trees[0], {"weight": args.weight}),
+        "leave-one-out": Method("leave-one-out", pairs[0], {}),
+        "control-variate": Method("control-variate", pairs[1], {"weight": args.weight}),
+        "value-baseline": Method("value-baseline", pairs[0], {"weight": args.weight}),
     }
-    values = Values(load_critic(args.critic), model)
-    table = measure(problems, methods, values, args.repeats, args.seed)
-    print("\n".join(lines(table, methods, [agent.name for agent in model.mas.agents], args.repeats)))
+    found = []
+    for agents in AGENTS:
+        found.append(measured(agents if agents.critic else natural_critic(agents, args), methods, args))
+        write_page(found, list(methods), args)
+    print(args.page.read_text(encoding="utf-8"))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    summary = (__doc__ or "").partition(":")[0]
+    out = argparse.ArgumentParser(prog="python -m benchmarks.credit_exact", description=summary)
+    out.add_argument("-n", type=int, default=40, help="problems of the test split")
+    out.add_argument("--repeats", type=int, default=4, help="independent batches of samples per problem")
+    out.add_argument("--floor", type=float, default=0.01, help="least probability of a reply")
+    out.add_argument("--searches", type=int, default=100, help="training searches for the natural agents' critic")
+    out.add_argument("--transcripts", type=int, default=16, help="per problem, for the methods without a tree")
+    out.add_argument("--siblings", default="4,2,2,4", help="leave-one-out: siblings by turn")
+    out.add_argument("--sampled", default="6,2,2,4", help="control-variate: sampled messages by turn")
+    out.add_argument("--continued", default="4,2,2,4", help="control-variate: continued messages by turn")
+    out.add_argument("--weight", type=float, default=0.5, help="factor of the values in the last two methods")
+    out.add_argument("--seed", type=int, default=0)
+    out.add_argument("--out", type=Path, default=Path("credit"), help="folder for the natural agents' critic")
+    out.add_argument("--page", type=Path, default=PAGE)
+    return out
 
 
 if __name__ == "__main__":
-    main()
+    import sys
+
+    given = parser().parse_args()
+    # Where the results are does not matter to them.
+    given.words = re.sub(r"--(out|page) \S+ ?", "", shlex.join(sys.argv[1:]))
+    main(given)

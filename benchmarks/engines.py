@@ -1,4 +1,4 @@
-"""How full search keeps an engine that works elsewhere: vLLM in this process, or a server.
+"""Utilisation of an engine by search: vLLM in this process, or a server.
 
     python benchmarks/engines.py efficiency --policy vllm:PATH --problems 128
     python benchmarks/engines.py efficiency --policy openai:MODEL@URL --problems 128 --critic models/masprm
@@ -9,13 +9,17 @@
     python benchmarks/engines.py ray --policy tiny --problems 192 --actors 1
     python benchmarks/engines.py client --policy openai:MODEL@URL --problems 400
 
-``efficiency``: generated tokens per second in MCTS(10,3) over those of the same engine given the same requests all at
-once. ``baseline``: wall-clock seconds per problem against one search at a time with one prompt per call and states
-scored one by one, the way of the authors' released code. ``prefix``: share of prompt tokens served from vLLM's prefix
-cache, and the throughput without it. ``memory``: what open searches hold. ``service``: the same in a service, with its
-threads. ``ray``: the cost of a fleet over `search.run`, from the first plan to the last, so that the start of actors is
-left out. ``client``: CPU time of this process for a request of three samples to a server. The engine's cache is emptied
-before each measurement where it can be (for vLLM's server, start it with ``VLLM_SERVER_DEV_MODE=1``). Needs psutil.
+* ``efficiency``: generated tokens per second in MCTS(10,3), divided by those of the same engine if it receives the same
+  requests all at once.
+* ``baseline``: wall-clock seconds per problem compared with one search at a time, one prompt per call and states scored
+  individually, as in the authors' released code.
+* ``prefix``: share of prompt tokens served from vLLM's prefix cache, and the throughput without it.
+* ``memory``: memory of open searches. ``service``: the same in a service, with its threads.
+* ``ray``: overhead of a fleet relative to `search.run`, from the first plan to the last, without the start of actors.
+* ``client``: CPU time of this process for a request of three samples to a server.
+
+The engine's cache is emptied before each measurement if possible (for vLLM's server, start it with
+``VLLM_SERVER_DEV_MODE=1``). The script needs psutil.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How fast the environment is: steps, snapshots and the import.
+"""Speed of the environment: steps, snapshots and the import.
 
-Run ``python -m benchmarks.env_speed`` from the repository root. One core; but for
-the last section no model: agents say canned texts. Times are CPU seconds of this process, and each
-figure is the best of several repeats: what else runs on the machine only adds.
+Run ``python -m benchmarks.env_speed`` from the repository root. It uses one core and, except in the
+last section, no model: agents send fixed texts. Times are CPU seconds of this process. Each figure is
+the best of several repeats, because other load on the machine only increases the time.
 
 * ``env.step``: `MAS-Arithmetic-v0` (RPSV, four agents) without Gymnasium's wrappers.
   A step builds the observation (transcript, chat prompt), the mask and the info;
-  the last of four grades the answer. Once for the steps alone, once with the
-  resets, each of which makes a new word problem.
+  the last of four steps grades the answer. Measured without and with resets, each of
+  which generates a new word problem.
 * snapshots: `clone_state` and `restore_state`, at depths up to 9,999.
-* candidates: `CandidateChoice` over the tiny agents, three proposals a turn, chosen at random; one environment
-  against copies that ask their policy together. ``--candidates`` measures these alone.
-* import: a fresh interpreter, `import mas_gym` against `import gymnasium` alone, wall-clock.
+* candidates: `CandidateChoice` with the tiny agents and three proposals per turn, chosen at random; one environment
+  compared with a vector environment that batches its policy requests. ``--candidates`` measures only these.
+* import: a fresh interpreter, `import mas_gym` compared with `import gymnasium`, wall-clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Write transcripts of the procedural tasks with the true first error of each, as a Parquet data set with a card.
+"""Write transcripts of the generated tasks with their true first errors, as a Parquet data set with a card.
 
-Tiny agents make single passes over Arithmetic (RPSV) and Ordering (Logic); because the tasks are procedural, the first
-wrong message is known exactly (`benchmarks.tiny.truth`). The files have ProcessBench's columns and more, see the card;
-``mas-gym bench-critic --data`` reads them.
+The tiny agents make single passes over Arithmetic (RPSV) and Ordering (Logic). Because the tasks are generated, the
+first wrong message is known exactly (`benchmarks.tiny.truth`). The files have ProcessBench's columns and additional
+columns, which the card describes. ``mas-gym bench-critic --data`` reads them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What search, scoring and training cost at the size of the paper's models, measured on a GPU in ten minutes at most.
+"""Speed of search, scoring and training with models of the paper's size on a GPU, measured in ten minutes at most.
 
     python -m benchmarks.gpu                             # Qwen2.5-1.5B's configuration, needs a GPU
     python -m benchmarks.gpu --minutes 5 --out pages
     python -m benchmarks.gpu --config cut --out pages    # two small layers on a CPU, checks the command; gpu-cut.md
 
-Agents and critic have random weights, so nothing is downloaded and no answer is right; only speeds are measured. The
-vocabulary is that of the bundled tiny model, extended by made-up words, and every n-th word ends a message, so that
+Agents and critic have random weights, so there are no downloads and no right answers; only speeds are measured. The
+vocabulary is that of the bundled tiny model, extended by made-up words. Every n-th word ends a message, so that
 messages have the paper's mean length. The page has three parts: MCTS(10,3) with the critic, relative to the same engine
-given the same requests all at once; scoring with shared prefixes, relative to whole states; and one LoRA update at the
-paper's batch. Each part runs in a separate process with a time limit. The page states which parts were skipped and why.
-Needs psutil, 8 GB of disk for the models, and peft for LoRA.
+if it receives the same requests all at once; scoring with shared prefixes, relative to whole states; and one LoRA
+update with the paper's batch size. Each part runs in a separate process with a time limit. The page states which parts
+were skipped and why. The script needs psutil, 8 GB of disk for the models, and peft for LoRA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How often grading is right, in both modes, and what it costs.
+"""Accuracy and CPU time of grading, in both modes.
 
-Feeds every reference solution of the real files as the final message, then
-wrong answers, then a table of texts written to mislead a reader.
+The script grades every reference solution of the real files as the final message, then wrong answers, then a table
+of misleading texts.
 
     python benchmarks/grading.py --data ../shared/data
 """

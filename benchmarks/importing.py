@@ -1,7 +1,8 @@
-"""How fast transcripts are imported, and in how much memory: ``python -m benchmarks.importing`` (10,000 by default).
+"""Speed and memory of importing transcripts: ``python -m benchmarks.importing`` (10,000 by default).
 
-It writes a log of format chat, ten messages each and four samples of a question, scattered over the file, and imports
-it in a fresh process. A second number of transcripts shows that memory does not grow with the log.
+The script writes a log in the format ``chat``, with ten messages per transcript and four samples per question,
+scattered over the file, and imports it in a fresh process. A second log size shows that memory does not grow with the
+log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How often the intervals of comparisons cover the truth, and how often two identical planners differ.
+"""Coverage of the intervals of comparisons, and how often two identical planners are reported as different.
 
-``python -m benchmarks.intervals`` prints both for few and many problems, one and three seeds; it takes under a minute.
-Problems are equally hard, or differ widely (their rates have a Beta distribution of concentration 1). Each line has
-the worst of its cases. The nominal values are at most 5% and at least 95%.
+``python -m benchmarks.intervals`` prints both for few and many problems, and for one and three seeds; it takes under a
+minute. Problems are equally hard, or differ widely (their success rates have a Beta distribution with concentration
+1). Each line has the worst case. The nominal values are at most 5% and at least 95%.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""Training the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
+"""Training of the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
 
-Each row of the table trains the RPSV agents of Arithmetic by another method on about the same number of generated
-tokens (``--tokens``), the rewards of which are the only supervision:
+Each row of the table trains the RPSV agents of Arithmetic by another method with the same budget of generated tokens
+(``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its share of
+the budget is used, to within one problem, and trains the agents on the result. After each round the agents are
+evaluated by single passes on the same dev problems, which gives the curves.
 
-* ``sft`` and ``dpo``: one training on MCTS(20, 3) searches with the true reward.
-* ``grpo``: ``--rounds`` of sampling with the current agents and training on it. ``leave-one-out`` samples trees of
-  siblings, ``shared-outcome`` independent transcripts.
+* ``sft`` and ``dpo``: the searches are MCTS(20, 3) with the true reward.
+* ``grpo``: ``leave-one-out`` and ``value baseline`` sample trees of siblings, ``shared outcome`` independent
+  transcripts. With ``MASPRM's rewards`` the shipped critic's value of the final state replaces the true reward.
 
-All rows are measured on the same test problems: a single pass, a single pass on stories in another wording and on
-harder ones, and MCTS(20, 2) with the shipped MASPRM, which was trained on the agents before. ``--retrain`` adds MCTS
-with a MASPRM trained on searches by the new agents. The agents' hyper-parameters were chosen on dev problems.
+All rows are measured on the same test problems, which nothing was chosen on: a single pass, a single pass on stories in
+another wording and on harder ones, self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM,
+which was trained on the agents before. ``--retrained`` adds MCTS with a MASPRM trained on searches by the new agents.
 
-Everything is kept in ``--out``; the same command resumes.
+All results are stored in ``--out``; repeating the command resumes it.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mas_gym
+from benchmarks.learning_page import Point, Row, write_page
 from benchmarks.tiny.stories import generated
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents import credited_samples, demonstrations, sibling_pairs, train_agents
-from rewardmodels.training.train_critic import grow, grown, teach, trees
+from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
 from search.catalogue import load_critic
-from search.compare import Bench, measure, named_planners, paired_difference, summarise
+from search.compare import Bench, measure, named_planners
 from search.compare.arms import Arm
 from search.protocol import ScoringContext
-from search.results.outcomes import Outcome, ResultRow
+from search.results.outcomes import Outcome
 from search.store import open_store
 
 PAGE = Path(__file__).parent / "pages" / "training" / "learning.md"
-REASONS = "## Notes"
-"""Text below this heading is written by hand and kept when the page is regenerated."""
+SHIPPED = "tiny-masprm"
 
 
 class Method(NamedTuple):
@@ -50,8 +52,9 @@ class Method(NamedTuple):
         name: In the table.
         method: As for `train_agents`.
         planner: Search of training problems.
-        tokens: Generated tokens per problem of that search, for dividing the budget; measured on dev.
+        tokens: Expected tokens per problem of that search, for the number of problems to begin with.
         settings: Fields of `AgentConfig`.
+        reward: Name of the critic whose values replace the true rewards; ``""`` for none.
     """
 
     name: str
@@ -59,81 +62,103 @@ class Method(NamedTuple):
     planner: str
     tokens: int
     settings: dict[str, Any]
+    reward: str = ""
+
+    def folder(self, args: argparse.Namespace, seed: int) -> Path:
+        """Return the folder of a training."""
+        words = re.sub(r"[^a-z]+", "-", self.name.lower())
+        return Path(args.out / f"{words}-{seed}")
 
 
+GRPO = {"learning_rate": 3e-4}
 METHODS = {
     one.name: one
     for one in (
-        Method("dpo", "dpo", "mcts:20,3", 1020, {"learning_rate": 3e-4, "epochs": 2.0}),
-        Method("grpo, leave-one-out", "grpo", "siblings:2", 420, {"learning_rate": 3e-4}),
+        Method("grpo, leave-one-out", "grpo", "siblings:2", 420, {**GRPO, "credit": "leave-one-out"}),
+        Method("grpo, shared outcome", "grpo", "sc:8", 560, {**GRPO, "credit": "shared-outcome"}),
         Method("sft", "sft", "mcts:20,3", 1020, {"best": 2}),
-        Method("grpo, shared outcome", "grpo", "sc:8", 560, {"learning_rate": 3e-4, "credit": "shared-outcome"}),
+        Method("dpo", "dpo", "mcts:20,3", 1020, {"learning_rate": 3e-4, "epochs": 2.0}),
+        Method("sft, batches of 16", "sft", "mcts:20,3", 1020, {"best": 2, "batch_size": 16}),
+        Method("grpo, value baseline", "grpo", "siblings:2", 420, {**GRPO, "credit": "value-baseline"}),
+        Method("grpo, MASPRM's rewards", "grpo", "siblings:2", 420, {**GRPO, "credit": "leave-one-out"}, SHIPPED),
     )
 }
 
 
-class Trained(NamedTuple):
-    """The agents of a row with one seed.
-
-    Attributes:
-        policy: As for `load_policy`.
-        tokens: Generated tokens of the searches that they were trained on.
-        curve: Per training: tokens so far, mean reward of the sampled transcripts, and the shipped MASPRM's mean value
-            of their final states. The last point is of the trained agents.
-    """
-
-    policy: str
-    tokens: int
-    curve: list[tuple[int, float, float]]
-
-
-def train(row: Method, seed: int, args: argparse.Namespace) -> Trained:
-    """Train the agents of a row; what is there already is not repeated."""
-    folder = args.out / f"{row.name.replace(', ', '-').replace(' ', '-')}-{seed}"
-    rounds = args.rounds if row.method == "grpo" else 1
-    problems = args.tokens // row.tokens // rounds
-    policy, base, spent, curve = "tiny", "tiny", 0, []
-    for number in range(rounds):
-        # The searches of sft and dpo are the same.
-        store = args.out / f"mcts-{seed}.db" if row.method != "grpo" else folder / "runs.db"
-        store.parent.mkdir(parents=True, exist_ok=True)
-        bench = bench_of(policy, "train", problems * (number + 1), (seed,), store)
-        bench = replace(bench, task=bench.task[problems * number :])
-        say(f"{row.name}, seed {seed}: {len(bench.task)} training problems by {row.planner}")
-        recorded = traced(bench.policy, beside(store)) if row.method == "grpo" else bench.policy
-        if (stop := grow(replace(bench, policy=recorded), row.planner)) is not None:
-            raise stop
-        [info] = grown(bench)
-        with open_store(store) as opened:
-            spent += opened.totals(info.run).tokens
-            curve.append((spent, *outcomes_and_values(opened, info.run, args.out)))
+def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
+    """Train the agents of a row and return its curve; rounds that are there already are not repeated."""
+    folder = row.folder(args, seed)
+    claim_folder(folder, folder / "run.json", {**row._asdict(), "tokens": args.tokens, "rounds": args.rounds}, True)
+    curve = folder / "curve.json"
+    points = [before(args)]
+    if curve.exists():
+        points += [Point(**one) for one in json.loads(curve.read_text(encoding="utf-8"))]
+    for number in range(len(points), args.rounds + 1):
+        last, out = points[-1], folder / f"agents-{number}"
+        store = folder / f"round-{number}.db"
+        say(f"{row.name}, seed {seed}, round {number}: {row.planner} with {last.policy}")
+        tokens, problems = explore(row, last, store, args.tokens * number // args.rounds - last.tokens, seed)
         if row.method == "sft":
-            examples: Sequence[Any] = demonstrations(store, row.settings["best"], info.run)
+            examples: Sequence[Any] = demonstrations(store, row.settings["best"])
         elif row.method == "dpo":
-            examples = sibling_pairs(store, 0.5, info.run)
+            examples = sibling_pairs(store, 0.5)
         else:
-            credit = row.settings.get("credit", "leave-one-out")
-            examples = credited_samples(store, beside(store), credit, None, info.run)
-        out = folder / f"agents-{number + 1}"
-        trained = train_agents(examples, out, row.method, base, log=say, seed=seed, **row.settings)
-        policy, base = trained.policy, str(out)
-    return Trained(policy, spent, curve)
+            reward = load_critic(row.reward) if row.reward else None
+            examples = credited_samples(
+                store, beside(store), row.settings["credit"], load_critic(SHIPPED), reward=reward
+            )
+        base = last.policy.removeprefix("transformers:")
+        policy = train_agents(examples, out, row.method, base, log=say, seed=seed, **row.settings).policy
+        single = passes(policy, folder / f"dev-{number}.db", args)
+        points.append(Point(last.tokens + tokens, last.problems + problems, policy, *single))
+        curve.write_text(json.dumps([one._asdict() for one in points[1:]]), encoding="utf-8")
+        say(f"{row.name}, seed {seed}: {points[-1].tokens:,} tokens, dev {100 * points[-1].accuracy:.1f}")
+    return points
 
 
-def outcomes_and_values(store: Any, run: str, out: Path) -> tuple[float, float]:
-    """Return the mean reward of a run's transcripts, and the shipped MASPRM's mean value of their final states."""
-    kept = out / f"values-{run[:12]}.json"
+def before(args: argparse.Namespace) -> Point:
+    """Return the untrained agents' point."""
+    return Point(0, 0, "tiny", *passes("tiny", args.out / "dev-0.db", args))
+
+
+def explore(row: Method, last: Point, store: Path, budget: int, seed: int) -> tuple[int, int]:
+    """Search new training problems until a budget is used, and return the generated tokens and the problems."""
+    spent, done = 0, 0
+    count = max(1, int(0.8 * budget / row.tokens))
+    while count:
+        start = last.problems + done
+        bench = bench_of(last.policy, "train", start + count, (seed,), store)
+        policy = traced(bench.policy, beside(store)) if row.method == "grpo" else bench.policy
+        if (stop := grow(replace(bench, task=bench.task[start:], policy=policy), row.planner)) is not None:
+            raise stop
+        done += count
+        with open_store(store) as opened:
+            spent = sum(opened.totals(info.run).tokens for info in opened.runs())
+        count = max(0, int((budget - spent) / (spent / done)))
+    return spent, done
+
+
+def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
+    """Return whether a single pass solves each dev problem, and the shipped MASPRM's value of its final state."""
+    kept = store.with_suffix(".json")
     if not kept.exists():
-        critic = load_critic("tiny-masprm")
-        rewards, contexts = [], []
-        for plan in store.plans(run):
-            for one in plan.candidates:
-                rewards.append(1.0 if one.correct else -1.0)
-                contexts.append(ScoringContext(one.state, plan.mas, None))
-        values = list(critic.score(contexts))
-        kept.write_text(json.dumps([sum(rewards) / len(rewards), sum(values) / len(values)]), encoding="utf-8")
-    reward, value = json.loads(kept.read_text(encoding="utf-8"))
-    return reward, value
+        bench = bench_of(policy, "dev", args.dev, (14,), store)
+        [(name, planner)] = named_planners(["single"]).items()
+        outcomes, stop = measure([Arm(name, planner)], bench)
+        if stop is not None:
+            raise stop
+        right = {one.problem_id: float(one.correct) for one in outcomes}
+        with open_store(store) as opened:
+            [info] = opened.runs()
+            contexts = {
+                plan.problem_id: ScoringContext(plan.candidates[0].state, plan.mas, None)
+                for plan in opened.plans(info.run)
+                if plan.candidates
+            }
+        values = dict(zip(contexts, load_critic(SHIPPED).score(list(contexts.values())), strict=True))
+        kept.write_text(json.dumps([right, values]), encoding="utf-8")
+    right, values = json.loads(kept.read_text(encoding="utf-8"))
+    return right, values
 
 
 def bench_of(policy: str, split: str, number: int, seeds: Sequence[int], store: Path, task: str = "") -> Bench:
@@ -142,12 +167,11 @@ def bench_of(policy: str, split: str, number: int, seeds: Sequence[int], store: 
     return Bench(problems, mas_gym.load_mas("rpsv"), load_policy(policy), seeds, store=store)
 
 
-def evaluate(policy: str, planner: str, critic: str | None, number: int, args: Any, task: str = "") -> list[Outcome]:
+def evaluate(policy: str, planner: str, critic: str, number: int, args: Any, task: str = "") -> list[Outcome]:
     """Return the outcomes of one planner on test problems."""
     bench = bench_of(policy, args.split, number, args.run_seeds, args.out / "test.db", task)
     [(name, loaded)] = named_planners([planner]).items()
-    arm = Arm(name, loaded, None if critic is None else load_critic(critic), critic or "")
-    outcomes, stop = measure([arm], bench)
+    outcomes, stop = measure([Arm(name, loaded, load_critic(critic) if critic else None, critic)], bench)
     if stop is not None:
         raise stop
     return outcomes
@@ -156,9 +180,9 @@ def evaluate(policy: str, planner: str, critic: str | None, number: int, args: A
 def retrained(policy: str, folder: Path, seed: int, args: argparse.Namespace) -> str:
     """Train a MASPRM on searches by the new agents, and return its folder."""
     bench = bench_of(policy, "train", args.retrain, (seed,), folder / "critic.db")
-    if (stop := grow(bench)) is not None:
+    if (stop := grow(bench, "mcts:20,3")) is not None:
         raise stop
-    teach(lambda: trees(bench), folder / "masprm", "masprm", "bt", log=say)
+    teach(lambda: trees(bench), folder / "masprm", "masprm", "bt", log=say, seed=seed)
     return str(folder / "masprm")
 
 
@@ -167,123 +191,60 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def only(outcomes: Sequence[Outcome]) -> ResultRow:
-    """Return the row of one planner."""
-    [row] = summarise([replace(one, planner="row", critic="") for one in outcomes])
-    return row
-
-
-def hit(row: ResultRow) -> str:
-    """Return Hit@1 with its interval, in percent."""
-    return f"{100 * row.hits[1].mean:.1f} ({100 * row.interval.low:.1f} to {100 * row.interval.high:.1f})"
-
-
 def main(args: argparse.Namespace) -> None:
-    """Train, evaluate, and write the page after each row."""
+    """Train all rows, evaluate them, and write the page after each evaluation."""
     args.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for name in ("before", *args.rows):
-        found: dict[str, list[Outcome]] = {"single": [], "retold": [], "hard": [], "mcts": [], "retrained": []}
-        trainings = []
-        for seed in args.seeds[: 1 if name == "before" else None]:
-            made = Trained("tiny", 0, []) if name == "before" else train(METHODS[name], seed, args)
-            trainings.append(made)
-            policy = made.policy
-            say(f"{name}, seed {seed}: evaluation of {policy}")
-            found["single"] += evaluate(policy, "single", None, args.number, args)
-            found["retold"] += evaluate(policy, "single", None, args.number, args, "retold-3")
-            found["hard"] += evaluate(policy, "single", None, args.number, args, "stories-4")
-            if args.searched and name in (args.search_rows or ("before", *args.rows)):
-                found["mcts"] += evaluate(policy, "mcts:20,2", "tiny-masprm", args.searched, args)
-            if args.retrain and name in args.retrained:
-                folder = args.out / f"critic-{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-                critic = retrained(policy, folder, seed, args)
-                found["retrained"] += evaluate(policy, "mcts:20,2", critic, args.searched, args)
-        figures = {key: only(outcomes) for key, outcomes in found.items() if outcomes}
-        rows.append({"name": name, "trainings": trainings, "figures": figures})
+    rows = [Row("before", [[before(args)]])]
+    seeds = {name: args.seeds[:1] if name in args.once else args.seeds for name in (*args.rows, *args.once)}
+    # The first seeds of all rows come first.
+    planned = sorted((place, name) for name in seeds for place in range(len(seeds[name])))
+    curves = {(name, args.seeds[place]): train(METHODS[name], args.seeds[place], args) for place, name in planned}
+    rows += [Row(name, [curves[name, seed] for seed in seeds[name]]) for name in seeds]
+    kinds = {
+        "single": lambda policy, critic: evaluate(policy, "single", "", args.number, args),
+        "retold": lambda policy, critic: evaluate(policy, "single", "", args.held_out, args, "retold-3"),
+        "hard": lambda policy, critic: evaluate(policy, "single", "", args.held_out, args, "stories-4"),
+        "vote": lambda policy, critic: evaluate(policy, "sc:6", "", args.searched, args),
+        "mcts": lambda policy, critic: evaluate(policy, "mcts:20,2", SHIPPED, args.searched, args),
+        "retrained": lambda policy, critic: evaluate(policy, "mcts:20,2", critic, args.searched, args),
+    }
+    for kind, outcomes in kinds.items():
+        for row in rows:
+            if kind in ("vote", "mcts") and row.name not in args.search_rows:
+                continue
+            if kind == "retrained" and row.name not in args.retrained:
+                continue
+            for seed, points in zip(seeds.get(row.name, args.seeds[:1]), row.curves, strict=True):
+                policy, critic = points[-1].policy, ""
+                say(f"{row.name}, seed {seed}: {kind}")
+                if kind == "retrained":
+                    critic = retrained(policy, METHODS[row.name].folder(args, seed) / "critic", seed, args)
+                row.found.setdefault(kind, []).append(outcomes(policy, critic))
         write_page(rows, args)
-
-
-def write_page(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Write the page and the curves; notes below `REASONS` stay."""
-    before = rows[0]["figures"]
-    lines = [
-        "# Agents that learn from search",
-        "",
-        "The bundled RPSV agents, trained on Arithmetic by each method on about the same number of generated tokens.",
-        "",
-        "```console",
-        f"python -m benchmarks.learning {args.words}".rstrip(),
-        "```",
-        "",
-        f"- about {args.tokens:,} generated tokens of training searches per row; training seeds "
-        f"{', '.join(map(str, args.seeds))}",
-        f"- {args.number} {args.split} problems for single passes, {args.searched} for searches; run seeds "
-        f"{', '.join(map(str, args.run_seeds))}",
-        "- Hit@1 in percent with 95% intervals over problems; TOK is generated tokens per problem",
-        "",
-        "| agents | training tokens | single pass | TOK | retold stories | difficulty 4 | MCTS(20,2), shipped MASPRM "
-        "| TOK | MCTS(20,2), MASPRM retrained | TOK |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        figures = row["figures"]
-        cells = [row["name"], f"{sum(one.tokens for one in row['trainings']) // len(row['trainings']):,}"]
-        for key in ("single", "retold", "hard", "mcts", "retrained"):
-            cells.append(hit(figures[key]) if key in figures else "")
-            if key not in ("retold", "hard"):
-                cells.append(f"{figures[key].tokens.mean:,.0f}" if key in figures else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Differences", "", "| difference, in points | here | 95% interval |", "|---|---:|---:|"]
-    names = {"single": "single pass", "retold": "retold stories", "hard": "difficulty 4", "mcts": "MCTS(20,2)"}
-    for row in rows[1:]:
-        for key, label in names.items():
-            if key in row["figures"] and key in before:
-                gap = paired_difference(row["figures"][key].shares, before[key].shares)
-                lines.append(
-                    f"| {row['name']}: {label} over the agents before | {100 * gap.mean:+.1f} "
-                    f"| {100 * gap.low:+.1f} to {100 * gap.high:+.1f} |"
-                )
-    lines += ["", "Intervals are over problems; each training seed gives other agents, averaged per problem.", ""]
-    lines += [
-        "## During training",
-        "",
-        "Mean true reward of the training transcripts, and the shipped MASPRM's mean value of",
-    ]
-    lines += [
-        "their final states. If the value rose while the reward did not, the agents would exploit the critic.",
-        "",
-    ]
-    lines += ["| agents | tokens | true reward | MASPRM |", "|---|---:|---:|---:|"]
-    for row in rows[1:]:
-        for made in row["trainings"]:
-            for tokens, reward, value in made.curve:
-                lines.append(f"| {row['name']} | {tokens:,} | {reward:+.3f} | {value:+.3f} |")
-    notes = "Nothing is written here yet.\n"
-    if args.page.exists() and REASONS in (old := args.page.read_text(encoding="utf-8")):
-        notes = old.split(f"{REASONS}\n\n", 1)[1]
-    args.page.parent.mkdir(parents=True, exist_ok=True)
-    args.page.write_text("\n".join([*lines, "", REASONS, "", notes]), encoding="utf-8")
-    say(f"wrote {args.page}")
+        say(f"wrote {args.page}")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
     out = argparse.ArgumentParser(prog="python -m benchmarks.learning", description="Train the bundled agents.")
     numbers = lambda text: tuple(map(int, text.split(",")))  # noqa: E731
+    names = lambda text: [name for name in text.split(";") if name]  # noqa: E731
     out.add_argument("--out", type=Path, default=Path("learning"), help="folder for stores and models")
     out.add_argument("--page", type=Path, default=PAGE)
-    out.add_argument("--rows", type=lambda text: text.split(";"), default=list(METHODS), help="separated by ;")
-    out.add_argument("--tokens", type=int, default=80_000, help="generated tokens of training searches per row")
-    out.add_argument("--rounds", type=int, default=2, help="of sampling and training by grpo")
-    out.add_argument("--seeds", type=numbers, default=(0,), help="training seeds")
+    out.add_argument("--rows", type=names, default=list(METHODS)[:3], help="separated by ;")
+    out.add_argument("--once", type=names, default=list(METHODS)[3:], help="rows trained with the first seed only")
+    out.add_argument("--tokens", type=int, default=32_000, help="generated tokens of training searches per row")
+    out.add_argument("--rounds", type=int, default=4, help="of searching and training")
+    out.add_argument("--seeds", type=numbers, default=(0, 1, 2), help="training seeds")
     out.add_argument("--run-seeds", type=numbers, default=(14,), help="seeds of the evaluation")
     out.add_argument("--split", default="test")
+    out.add_argument("--dev", type=int, default=80, help="dev problems for the curves")
     out.add_argument("-n", "--number", type=int, default=200, help="problems for single passes")
-    out.add_argument("--searched", type=int, default=100, help="problems for searches; 0 for none")
-    out.add_argument("--search-rows", type=lambda text: text.split(";"), help="rows to search with; by default all")
-    out.add_argument("--retrain", type=int, default=0, help="searches for a MASPRM of the new agents; 0 for none")
-    out.add_argument("--retrained", type=lambda text: text.split(";"), default=["dpo"], help="rows to retrain for")
+    out.add_argument("--held-out", type=int, default=80, help="problems of the other wording and difficulty")
+    out.add_argument("--searched", type=int, default=60, help="problems for searches")
+    out.add_argument("--search-rows", type=names, default=["before", *METHODS], help="rows to search with")
+    out.add_argument("--retrain", type=int, default=60, help="searches for a MASPRM of the new agents")
+    out.add_argument("--retrained", type=names, default=[], help="rows to retrain MASPRM for")
     return out
 
 
@@ -291,7 +252,6 @@ if __name__ == "__main__":
     import sys
 
     given = parser().parse_args()
-    words = shlex.join(sys.argv[1:])
     # Where the results are does not matter to them.
-    given.words = re.sub(r"--(out|page) \S+ ?", "", words)
+    given.words = re.sub(r"--(out|page) \S+ ?", "", shlex.join(sys.argv[1:]))
     main(given)

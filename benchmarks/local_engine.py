@@ -1,13 +1,13 @@
-"""How full search keeps a transformers engine: tokens per CPU second against raw ``generate`` on the same prompts.
+"""Throughput of search with a transformers engine: tokens per CPU second relative to ``generate`` on equal prompts.
 
 Run with one thread, on an otherwise idle core::
 
     OMP_NUM_THREADS=1 python benchmarks/local_engine.py
     OMP_NUM_THREADS=1 python benchmarks/local_engine.py --model transformers:PATH --problems 64
 
-It prints three things: the throughput of MCTS at concurrency 64 over that of ``generate`` at batch 64, given the very
-prompts that the search asked for, once as they came and once sorted by length, the kindest order; the throughput of
-both on single passes at several batch sizes; and how far one seed gives one reply.
+The script prints three results: the throughput of MCTS at concurrency 64 relative to ``generate`` at batch 64 with the
+same prompts, once in the order of the search and once sorted by length, the best order for ``generate``; the throughput
+of both on single passes at several batch sizes; and whether the same seed gives the same reply.
 """
 
 from __future__ import annotations

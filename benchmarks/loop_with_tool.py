@@ -1,8 +1,8 @@
-"""A program with a loop and a tool: rollouts, a MASPRM, search with it; `python benchmarks/loop_with_tool.py`.
+"""A program with a loop and a tool: rollouts, MASPRM training and search; `python benchmarks/loop_with_tool.py`.
 
-The program is `examples/programs/loop_with_tool.py`: a Solver whose steps a calculator checks, and a Verifier that may
-send the work back. Its MASPRM is trained on trees of its own; `--learn 60 --learn 120` trains one on each number of
-trees. The same command goes on where it was stopped.
+The program is `examples/programs/loop_with_tool.py`: a Solver whose steps are checked by a calculator, and a Verifier
+that may return the work. The MASPRM is trained on trees of this program; `--learn 60 --learn 120` trains one on each
+number of trees. Repeating the command resumes it.
 
 With 120 trees, 174 CPU seconds: single pass 50.0%, SBS(5,1) with the MASPRM 74.0%, a gain of 24.0 [14.0, 34.0].
 """

@@ -1,7 +1,7 @@
-"""Which modules one question enters: ``python -m benchmarks.modules_entered``.
+"""Modules that are executed for one question: ``python -m benchmarks.modules_entered``.
 
-One search of MCTS(10,3) with a scripted policy and a critic drawn from a hash, without a store. A first run imports
-everything, so that the second has only calls.
+The script runs one search of MCTS(10,3) with a scripted policy and a critic drawn from a hash, without a store. A first
+run imports all modules, so that only calls are counted in the second.
 """
 
 from __future__ import annotations

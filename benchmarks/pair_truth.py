@@ -1,10 +1,10 @@
-r"""Is there something to learn from the trees? What the pairs that MASPRM learns from set over what, by the truth.
+r"""Correctness of MASPRM's training pairs: which kinds of messages are preferred to which, according to the truth.
 
     python -m benchmarks.pair_truth --task stories-4 --policy transformers:models/tiny-natural \
         --base models/tiny-natural -n 200 --trees 4800 --out natural
 
-Takes a table run's arguments. A pair is two messages that were written at the same place; each is right or wrong by
-itself, and pairs behind an earlier error are counted apart.
+The arguments are those of a table. A pair consists of two messages at the same state. Each message is right or
+wrong independently of earlier messages, and pairs after an earlier error are counted separately.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What tree search itself costs: a policy that does nothing, branching 3, depth 4, one core.
+"""Overhead of tree search: a policy without work, branching 3, depth 4, one core.
 
     python benchmarks/planner_overhead.py             # speed, 1e4 to 1e6 simulations, and a chain 10,000 deep
     python benchmarks/planner_overhead.py --memory    # also bytes per node at 1,000,000 nodes (minutes)
 
-Speeds are simulations per CPU second, the best of three. The baseline is a plain UCT
-loop over `__slots__` nodes, written here with no states, no protocol and no records.
+Speeds are simulations per CPU second, the best of three. The baseline is a plain UCT loop over `__slots__` nodes in
+this file, without states, protocol and records.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What it costs to search a program instead of a MAS, with the same plans: `python benchmarks/programs.py`.
+"""Cost of searching a program relative to a MAS with the same plans: `python benchmarks/programs.py`.
 
-Reader, Planner, Solver and Verifier as the shipped MAS, as a function with `client=` (no socket), as one with
-`base_url` (through the gateway's loopback port) that makes its client in each run, and as one whose clients share a TLS
-context, at 64 open searches. Engines: one that takes 20 ms a call and works on 8 calls at once, on 64, as many as there
-are searches, or on any number at once, so that nothing hides the program's cost; and the tiny agents, which compute on
-the CPU. In brackets the ratios of wall-clock and of CPU time to the MAS. Then 1,000 searches, and what they leave
-behind.
+Reader, Planner, Solver and Verifier run as the shipped MAS and as three functions, with 64 open searches: with
+`client=` (no socket), with `base_url` (through the gateway's loopback port) and a new client in each run, and with
+clients that share a TLS context. The engines take 20 ms per call and handle 8 calls at once, 64 (the number of
+searches), or any number, so that the program's cost is not hidden. The last engine is the tiny agents, which compute on
+the CPU. Brackets contain the ratios of wall-clock time and CPU time to the MAS. Then the script runs 1,000 searches and
+reports the resources that remain in use afterwards.
 """
 
 from __future__ import annotations

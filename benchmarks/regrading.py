@@ -1,7 +1,7 @@
-"""How long grading stored searches again takes: ``python -m benchmarks.regrading`` (10,000 searches by default).
+"""Time to grade stored searches again: ``python -m benchmarks.regrading`` (10,000 searches by default).
 
-It fills a store with searches of a scripted policy, then grades them twice: by kind, and by a
-function of a file, which runs in a process of its own.
+The script fills a store with searches of a scripted policy and grades them twice: by kind, and by a function from a
+file, which runs in a separate process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Training trees per CPU hour: many searches at once against one at a time, on the embedded model.
+"""Training trees per CPU hour: many concurrent searches compared with one at a time, with the bundled model.
 
     OMP_NUM_THREADS=1 python -m benchmarks.rollout_rate
     OMP_NUM_THREADS=1 python -m benchmarks.rollout_rate --trees 256 --concurrency 64
 
-The searches and their trees are the same in both passes. Trees per CPU second of the whole process, loading excluded.
+Both passes run the same searches with the same trees. The rate is in CPU time of the whole process, without loading.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a reward call costs: tokens encoded with shared prefixes and without, and its share of a search's CPU time.
+"""Cost of a reward call: encoded tokens with and without shared prefixes, and the share of a search's CPU time.
 
 Run with one thread::
 
@@ -6,12 +6,12 @@ Run with one thread::
     OMP_NUM_THREADS=1 python -m benchmarks.scoring_cost --critic models/masprm --planner sbs:5,3 --problems 64
     OMP_NUM_THREADS=1 python -m benchmarks.scoring_cost --policy vllm:PATH
 
-The searches are the same in all passes: with prefixes kept between calls (the default), with every state encoded
-whole, and in float64. It prints tokens per reward call, CPU milliseconds per reward call and per agent call,
-the reward calls' share of CPU time, and the largest difference between the scores of the first two. CPU time is that of
-this process and its children, so that an engine in a process of its own counts. A last pair of passes takes the time on
-the clock: with the critic in a thread of its own on a second core, and with its scores known beforehand; what lies
-between them is the reward calls' share of search time. Needs psutil.
+All passes run the same searches: with cached prefixes (the default), with every state encoded completely, and in
+float64. The script prints tokens per reward call, CPU milliseconds per reward call and per agent call, the reward
+calls' share of CPU time, and the largest difference between the scores of the first two passes. CPU time is that of
+this process and its children, so it includes an engine in a separate process. Two more passes measure wall-clock time:
+with the critic in a separate thread on a second core, and with scores that are known in advance. Their difference is
+the reward calls' share of search time. The script needs psutil.
 """
 
 from __future__ import annotations

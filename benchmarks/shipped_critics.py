@@ -1,6 +1,6 @@
-"""Makes the critics that come with the package: rollouts, MASPRM, ORM, figures on the dev split, cards.
+"""Trains the bundled critics: rollouts, MASPRM, ORM, metrics on the dev split, and model cards.
 
-Run with one thread; the same command resumes an interrupted run::
+Run with one thread; repeating the command resumes an interrupted run::
 
     OMP_NUM_THREADS=1 python -m benchmarks.shipped_critics --work models/shipped --out rewardmodels/shipped
 """

@@ -1,14 +1,15 @@
-"""Whose errors a critic sees: one right and one wrong message after the same beginning without an error.
+"""Agents whose errors a critic detects, measured on pairs of a right and a wrong message after the same correct prefix.
 
-In the procedural tasks the truth of each message is known, so such pairs can be taken from stored search trees, and
-nothing but the last message tells a pair apart::
+In the generated tasks the truth of each message is known. Such pairs can therefore be taken from stored search trees,
+and the two states of a pair differ only in the last message::
 
     mas-gym rollouts --task ordering --mas logic --split dev -n 300 --store dev.db
     python -m benchmarks.siblings --store dev.db --task ordering --critic FOLDER --critic tiny-masprm
 
-The share of pairs that each critic orders right, by agent, with 95% bootstrap intervals over problems; ties count half.
-To ask whether labels or the model are the limit, a critic can be taught the truth itself: each visited state is +1
-while no message is wrong, else -1, with squared error and the settings of ``mas-gym train``::
+The script prints the share of pairs that each critic orders correctly, by agent, with 95% bootstrap intervals over
+problems; a tie counts as half. To test whether the labels or the model limit a critic, a critic can be trained on the
+truth: the target of each visited state is +1 if no message is wrong, else -1, with squared error and the training
+config of ``mas-gym train``::
 
     mas-gym rollouts --task ordering --mas logic --split train -n 2400 --store train.db
     python -m benchmarks.siblings --store train.db --task ordering --split train --teach FOLDER

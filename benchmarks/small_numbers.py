@@ -1,10 +1,11 @@
-r"""Does an ORM rank right answers above wrong ones, or small numbers above large ones? Takes a table run's arguments.
+r"""Does an ORM rank right answers above wrong ones, or small numbers above large ones?
 
     python -m benchmarks.small_numbers --task stories-4 --policy transformers:models/tiny-natural \
         --base models/tiny-natural -n 200 --trees 4800 --out natural
 
-Among five passes at each problem, every right one is compared with every wrong one, apart for wrong answers that are
-smaller than the right one and for those that are larger. A judge of correctness gets the same share in both.
+The arguments are those of a table. Among five passes for each problem, every right answer is compared
+with every wrong one. Wrong answers that are smaller than the right one and those that are larger are counted
+separately. A judge of correctness has the same share for both.
 """
 
 from __future__ import annotations

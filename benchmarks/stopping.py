@@ -1,9 +1,9 @@
-"""Self-consistency that stops once its majority is settled, against fixed sizes, on the bundled agents.
+"""Self-consistency that stops when its majority is settled, compared with fixed sizes, with the bundled agents.
 
     python -m benchmarks.stopping
 
-Every vote is a prefix of the same passes, so one run of ``sc:20`` per problem and seed gives all of them. The stopping
-probability is the smallest whose Hit@1 on dev is at least that of ``sc:20``, and the fixed size is the smallest whose
+Every vote is a prefix of the same passes, so one run of ``sc:20`` per problem and seed gives all results. The stopping
+probability is the smallest whose Hit@1 on dev is at least that of ``sc:20``. The fixed size is the smallest whose
 Hit@1 on dev is at least that of the chosen stopping probability. Intervals on test are paired over problems.
 """
 

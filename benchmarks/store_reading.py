@@ -1,8 +1,8 @@
-"""What reading a large run store costs: ``python -m benchmarks.store_reading FOLDER [SEARCHES] [NAME ...]``.
+"""Cost of reading a large run store: ``python -m benchmarks.store_reading FOLDER [SEARCHES] [NAME ...]``.
 
-The store has four runs of MCTS(10,3), two critics with two seeds each, and 20,000 searches by default: copies of a few
-real ones under other problem ids, made row by row in SQL. It stays in FOLDER and is used again. Each command runs in a
-separate process; its CPU seconds contain those of "start", the imports of the command line.
+The store has four runs of MCTS(10,3), two critics with two seeds each, and 20,000 searches by default. They are copies
+of a few real searches with other problem ids, created row by row in SQL. The store is kept in FOLDER and used again.
+Each command runs in a separate process. Its CPU seconds include "start", the imports of the command line.
 """
 
 from __future__ import annotations

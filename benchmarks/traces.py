@@ -1,9 +1,9 @@
-"""Token traces of many calls: ``python -m benchmarks.traces``; about two minutes on one core.
+"""Cost and correctness of token traces: ``python -m benchmarks.traces``; about two minutes on one core.
 
-Searches the same problems without and with traces, and prints the CPU seconds of both and the bytes per message. Then
-every trace is checked: its ids decode to the message in the store, its log-probabilities sum to the stored one, and
-they equal those of a forward pass of the model up to their grid. The last line counts the messages whose text would
-have been tokenised to other ids.
+The script searches the same problems without and with traces, and prints the CPU seconds of both and the bytes per
+message. Then it checks every trace: the ids decode to the message in the store, and the log-probabilities sum to the
+stored one and equal those of a forward pass of the model up to their grid. The last line is the number of messages for
+which tokenising the text again would give different ids.
 """
 
 from __future__ import annotations

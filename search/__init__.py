@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         REBASE,
         AdaptiveBranching,
         BestOfN,
+        ChosenArms,
         ChosenRecipients,
         SelfConsistency,
         SequentialHalving,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from search.planners.registry import load_planner, planner_names, planner_spec
     from search.prices import Prices, as_prices
     from search.protocol import (
+        Arm,
+        Arms,
         Continue,
         Critic,
         Evaluate,
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from search.sampling import Sampling
     from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
     from search.tree import Node, Proposal, Tree
-    from search.usage import Usage
+    from search.usage import ArmUsage, Usage
 
 _HOMES = {
     "search.budget": "Budget",
@@ -66,20 +69,20 @@ _HOMES = {
     "search.grading": "TurnAnswer turn_answers",
     "search.plan": "AnytimePoint Candidate Plan",
     "search.planners": (
-        "DVTS MCTS PUCT REBASE AdaptiveBranching BestOfN ChosenRecipients SelfConsistency SequentialHalving "
-        "Siblings SinglePass StepBeamSearch"
+        "DVTS MCTS PUCT REBASE AdaptiveBranching BestOfN ChosenArms ChosenRecipients SelfConsistency "
+        "SequentialHalving Siblings SinglePass StepBeamSearch"
     ),
     "search.planners.ask_tell": "AskTell",
     "search.planners.registry": "load_planner planner_names planner_spec",
     "search.prices": "Prices as_prices",
     "search.protocol": (
-        "Continue Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext as_critic "
-        "as_planner"
+        "Arm Arms Continue Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext "
+        "as_critic as_planner"
     ),
     "search.sampling": "Sampling",
     "search.store": "Imported Recorded RunInfo Store import_transcripts open_store",
     "search.tree": "Node Proposal Tree",
-    "search.usage": "Usage",
+    "search.usage": "ArmUsage Usage",
 }
 
 __all__ = [
@@ -89,11 +92,15 @@ __all__ = [
     "REBASE",
     "AdaptiveBranching",
     "AnytimePoint",
+    "Arm",
+    "ArmUsage",
+    "Arms",
     "AskTell",
     "BestOfN",
     "Budget",
     "BudgetError",
     "Candidate",
+    "ChosenArms",
     "ChosenRecipients",
     "Comparison",
     "ConstantCritic",

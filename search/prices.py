@@ -14,13 +14,14 @@ budget in USD. In that case, budget and prices are part of a run's identity.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from mas_gym.errors import ConfigError, UnknownNameError, did_you_mean, refuse_unknown, shown
+from mas_gym.policies.base import ARMS
 from mas_gym.policies.meters import Price, check_price
 from mas_gym.systems.loading import read_yaml
 from search.usage import Usage
@@ -73,21 +74,35 @@ class ModelPrice:
 
 @dataclass(frozen=True)
 class Rate:
-    """The prices of one search: those of the model that writes its messages, and of its critic.
+    """The prices of one search: those of the models that write its messages, and of its critic.
 
     Attributes:
-        agents: The prices of the agents' model.
+        agents: The prices of the agents' model; of the agents without arms, if others have arms.
         critic: Those of the critic; None for one that costs nothing.
+        arms: Those of each arm's model, if the arms' prices differ.
     """
 
     agents: ModelPrice
     critic: ModelPrice | None = None
+    arms: tuple[tuple[str, Price], ...] = ()
+
+    def generated(self, arm: str) -> float | None:
+        """Return the price of a million generated tokens of an arm; None if it has none."""
+        price = dict(self.arms).get(arm, self.agents.tokens)
+        return None if price is None else price.generated
 
     def usd(self, usage: Usage) -> float:
         """Return the cost of a search or a run in USD; grading is not included."""
         total = 0.0
+        tokens = [usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens]
+        prices = dict(self.arms)
+        for arm in usage.arms:
+            if arm.arm in prices:
+                spent = arm.prompt_tokens, arm.cached_tokens, arm.generated_tokens
+                total += prices[arm.arm].cost(*spent)
+                tokens = [all_of_it - part for all_of_it, part in zip(tokens, spent, strict=True)]
         if self.agents.tokens is not None:
-            total += self.agents.tokens.cost(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens)
+            total += self.agents.tokens.cost(*tokens)
         if self.critic is not None:
             total += (self.critic.forward or 0.0) * usage.reward_calls
             if self.critic.tokens is not None:
@@ -121,32 +136,50 @@ class Prices:
 
         Args:
             policy: The policy's name. For one policy per agent, such as ``"Reader=tiny, *=openai:m"``, all models must
-                have the same price, unless the whole name has one: tokens are not counted by agent.
+                have the same price, unless the whole name has one: tokens are not counted by agent. Arms, such as
+                ``"arms:small=tiny|large=openai:m"``, have a price under their own names, or under their models' names.
             critic: The critic's name; None for no critic, or one that costs nothing.
 
         Raises:
             UnknownNameError: A model has no price.
             ConfigError: The agents' models have different prices, or a price lacks the unit of its model.
         """
-        names = [policy] if policy in self.models else [part.partition("=")[2] or part for part in policy.split(", ")]
-        found = {name: self._find("policy", name, _EXAMPLE) for name in names}
+        models = {"": [policy]} if policy in self.models else _models_of(policy)
+        models |= {arm: [arm] for arm in models if arm in self.models}
+        found = {arm: self._price_of(policy, names) for arm, names in models.items()}
+        agents = found.get("", next(iter(found.values())))
+        arms: dict[str, Price] = {}
         if len(set(found.values())) > 1:
-            raise ConfigError(
-                f"{self.source}: the agents' models {', '.join(found)} have different prices, and tokens are not "
-                f"counted by agent; add a price for {policy!r}, such as that of the most expensive one"
-            )
-        agents = next(iter(found.values()))
-        if agents.tokens is None and agents.second is None:
-            raise ConfigError(f"{self.source}: {names[0]}: expected prompt and generated, or second, for a policy")
+            for arm, price in found.items():
+                if price.tokens is None or price.second is not None:
+                    raise ConfigError(
+                        f"{self.source}: {models[arm][0]}: expected prompt and generated alone for one of several "
+                        "models, because seconds are not counted by model"
+                    )
+                arms[arm] = price.tokens
+            arms.pop("", None)
         if critic is None:
-            return Rate(agents)
+            return Rate(agents, arms=tuple(arms.items()))
         guide = self._find("critic", critic, "{forward: 0.00001}")
         if guide.forward is None:
             raise ConfigError(
                 f"{self.source}: {critic}: expected forward, USD per critic forward; write forward: 0 if only its "
                 "tokens or seconds cost"
             )
-        return Rate(agents, guide)
+        return Rate(agents, guide, tuple(arms.items()))
+
+    def _price_of(self, policy: str, names: Sequence[str]) -> ModelPrice:
+        """Return the price of models whose tokens are not counted separately."""
+        found = {name: self._find("policy", name, _EXAMPLE) for name in names}
+        if len(set(found.values())) > 1:
+            raise ConfigError(
+                f"{self.source}: the agents' models {', '.join(found)} have different prices, and tokens are not "
+                f"counted by agent; add a price for {policy!r}, such as that of the most expensive one"
+            )
+        price = found[names[0]]
+        if price.tokens is None and price.second is None:
+            raise ConfigError(f"{self.source}: {names[0]}: expected prompt and generated, or second, for a policy")
+        return price
 
     def _find(self, role: str, name: str, example: str) -> ModelPrice:
         if name not in self.models:
@@ -156,6 +189,22 @@ class Prices:
                 f'add a line such as "{name}": {example}'
             )
         return self.models[name]
+
+
+def _models_of(policy: str) -> dict[str, list[str]]:
+    """Return the models of each arm in a policy's name, and those of agents without arms under ``""``.
+
+    >>> _models_of("Solver=arms:small=tiny|large=openai:m, *=tiny")
+    {'small': ['tiny'], 'large': ['openai:m'], '': ['tiny']}
+    """
+    found: dict[str, list[str]] = {}
+    for part in policy.split(", "):
+        model = part if part.startswith(ARMS) else part.partition("=")[2] or part
+        named = model.removeprefix(ARMS).split("|") if model.startswith(ARMS) else [f"={model}"]
+        for pair in named:
+            arm, _, name = pair.partition("=")
+            found.setdefault(arm, []).append(name)
+    return found
 
 
 PricesSource: TypeAlias = Prices | str | os.PathLike[str] | Mapping[str, Mapping[str, Any]]

@@ -33,7 +33,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mas_gym.envs.scoring import Critic as Critic
 from mas_gym.envs.scoring import Peers as Peers
@@ -54,11 +54,12 @@ class Propose:
 
     Asking again at the same state in the same search gives further samples, never the same ones. The reply is
     shorter only in a recorded run that holds no more at the state; it is empty only if the list of requests asks for
-    messages at other states, too.
+    messages at other states, too. ``arm`` names the model that writes them; by default the arms take turns.
     """
 
     state: MASState
     n: int = 1
+    arm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,28 @@ class Remaining:
     """
 
 
+class Arm(NamedTuple):
+    """A model that can write the messages of an agent.
+
+    Attributes:
+        name: Its name for `Propose`; empty for the only model of a policy without arms.
+        price: USD per million generated tokens, from the run's prices; None without.
+    """
+
+    name: str
+    price: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """Ask for the models that can write the acting agent's message at ``state``; the reply is a tuple of `Arm`.
+
+    It has one element for an agent without arms, and in a recorded run.
+    """
+
+    state: MASState
+
+
 @dataclass(frozen=True, slots=True)
 class Continue:
     """Ask whether to spend more on this search, when it has an answer; the reply is None, or why it should stop.
@@ -116,7 +139,7 @@ class Continue:
     gain: float
 
 
-Request = Propose | Evaluate | Extract | Reward | Remaining | Continue
+Request = Propose | Evaluate | Extract | Reward | Remaining | Arms | Continue
 PlanGenerator = Generator[list[Request], list[Any], Plan]
 
 
@@ -151,10 +174,13 @@ class Planner(ABC):
             comparisons.
         size_setting: The name of the whole-number attribute that scales the cost, such as ``"n_simulations"``.
             ``--match`` changes it, see `resized`; ``""`` for a planner whose cost cannot be changed.
+        needs_prices: True for a planner that chooses by the price of an `Arm`; a run then needs ``prices``, which
+            become part of its identity.
     """
 
     needs_critic: bool = True
     size_setting: str = ""
+    needs_prices: bool = False
 
     @abstractmethod
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:

@@ -19,7 +19,7 @@ from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget
 from search.planners.registry import load_planner
 from search.prices import Prices, Rate
-from search.protocol import Critic, Planner, as_critic, as_planner
+from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
 from search.recorded import Recording
 from search.sampling import Sampling
 
@@ -94,8 +94,11 @@ def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
 
     Raises:
         UnknownNameError: A model has no price.
-        ConfigError: The budget limits USD and there are no prices, or a price does not fit its model.
+        ConfigError: The budget limits USD, or the planner chooses by price, and there are no prices; or a price does
+            not fit its model.
     """
+    if prices is None and setup.planner.needs_prices:
+        raise ConfigError(f"{planner_name(setup.planner)} chooses by price: pass prices=, or --prices prices.yaml")
     rate = None if prices is None else prices.rate(policy, charged_critic(setup.planner, setup.critic))
     return replace(setup, rate=rate, budget=setup.budget.priced(rate))
 

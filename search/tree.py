@@ -33,6 +33,7 @@ class Proposal(NamedTuple):
         logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
         finish_reason: ``"stop"`` or ``"length"``.
         certainty: How sure the policy was of the message; None if it does not report it.
+        arm: Name of the model that wrote it; empty for a policy with one model.
     """
 
     action: Action
@@ -40,6 +41,7 @@ class Proposal(NamedTuple):
     logprob: float | None = None
     finish_reason: str = "stop"
     certainty: Certainty | None = None
+    arm: str = ""
 
     @property
     def mean_logprob(self) -> float | None:

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from operator import sub
+from typing import NamedTuple
+
+
+class ArmUsage(NamedTuple):
+    """The messages of one arm, a model of a policy with several; see `mas_gym.policies.arms`.
+
+    Attributes:
+        arm: The name of the arm.
+        calls: Agent calls (AC).
+        generated_tokens: Generated tokens (TOK).
+        prompt_tokens: Prompt tokens.
+        cached_tokens: Prompt tokens that the engine had cached.
+        chosen: Messages on the paths to the chosen answers.
+    """
+
+    arm: str
+    calls: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    chosen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +48,7 @@ class Usage:
         grader_prompt_tokens: Prompt tokens that it read to generate them.
         unrecorded: Messages that a planner asked a recorded run for beyond those that it holds (`search.Recorded`).
         seconds: Wall-clock seconds from start to end; in a sum, the sum of them.
+        arms: What each arm contributed, in the order of names; empty for a policy without arms.
     """
 
     agent_calls: int = 0
@@ -43,6 +65,12 @@ class Usage:
     grader_prompt_tokens: int = 0
     unrecorded: int = 0
     seconds: float = 0.0
+    arms: tuple[ArmUsage, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Turn arms that were read from JSON, lists of lists, into `ArmUsage`."""
+        if self.arms != ():
+            object.__setattr__(self, "arms", tuple(ArmUsage(*arm) for arm in self.arms))
 
     def __add__(self, other: Usage) -> Usage:
         """Add field by field."""
@@ -62,8 +90,22 @@ class Usage:
             self.grader_prompt_tokens + other.grader_prompt_tokens,
             self.unrecorded + other.unrecorded,
             self.seconds + other.seconds,
+            _sum(self.arms, other.arms, 1) if self.arms or other.arms else (),
         )
 
     def __sub__(self, other: Usage) -> Usage:
         """Subtract field by field."""
-        return Usage(*map(sub, astuple(self), astuple(other)))
+        amounts = map(sub, astuple(self)[:-1], astuple(other)[:-1])
+        return Usage(*amounts, _sum(self.arms, other.arms, -1))  # type: ignore[call-arg]
+
+
+AMOUNTS = tuple(field.name for field in fields(Usage) if field.name != "arms")
+"""The fields of `Usage` that are numbers."""
+
+
+def _sum(first: tuple[ArmUsage, ...], second: tuple[ArmUsage, ...], sign: int) -> tuple[ArmUsage, ...]:
+    found = {arm.arm: arm for arm in first}
+    for arm in second:
+        known = found.get(arm.arm, ArmUsage(arm.arm))
+        found[arm.arm] = ArmUsage(arm.arm, *(a + sign * b for a, b in zip(known[1:], arm[1:], strict=True)))
+    return tuple(found[name] for name in sorted(found))

@@ -85,6 +85,7 @@ def make_app(
             cap,
             body["temperature"],
             body["top_p"],
+            traced=bool(body.get("return_token_ids")),
         )
         return render(
             await engine.sample_async(wanted), chat, bool(body.get("logprobs")) and "logprobs-silently" not in refuses
@@ -96,9 +97,11 @@ def make_app(
 def render(reply: SamplingReply, chat: bool, logprobs: bool) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for index, sample in enumerate(reply.samples):
-        # The policy tells only the sum; spread over the tokens it comes to the same.
+        # Without traces the policy tells only the sum; spread over the tokens it comes to the same.
         each = [(sample.logprob or 0.0) / max(sample.tokens, 1)] * sample.tokens
         choice: dict[str, Any] = {"index": index, "finish_reason": sample.finish_reason, "logprobs": None}
+        if sample.trace is not None:
+            each, choice["token_ids"] = list(sample.trace.logprobs), sample.trace.completion
         if chat:
             choice["message"] = {"role": "assistant", "content": sample.text}
             content = [{"token": "", "bytes": None, "top_logprobs": [], "logprob": value} for value in each]
@@ -115,7 +118,12 @@ def render(reply: SamplingReply, chat: bool, logprobs: bool) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
     }
     kind = "chat.completion" if chat else "text_completion"
-    return {"id": "x", "object": kind, "created": 0, "model": "served", "choices": choices, "usage": usage}
+    body = {"id": "x", "object": kind, "created": 0, "model": "served", "choices": choices, "usage": usage}
+    if (trace := reply.samples[0].trace) is not None:
+        # vLLM has the prompt's ids beside the choices of a chat, and in each choice of a completion.
+        for part in [body] if chat else choices:
+            part["prompt_token_ids"] = trace.prompt
+    return body
 
 
 def _error(status: int, message: str, param: str | None = None) -> JSONResponse:

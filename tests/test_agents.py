@@ -35,6 +35,7 @@ from rewardmodels.agents import (
     agent_config,
     credited_samples,
     demonstrations,
+    sampled_messages,
     sibling_pairs,
     train_agents,
 )
@@ -117,6 +118,25 @@ def test_credited_samples_are_scaled_credit_on_the_sampled_tokens(store: Path, s
     scale = math.sqrt(sum(one**2 for one in known) / len(known))
     assert [one.advantage for one in samples] == pytest.approx([one / scale for one in known if one])
     assert all(len(one.trace.completion) == len(one.trace.logprobs) > 0 for one in samples)
+
+
+def test_credited_samples_take_rewards_from_a_critic(store: Path) -> None:
+    class First:
+        """Prefers final answers that begin with a small digit."""
+
+        max_batch = 64
+
+        def score(self, contexts: Any) -> list[float]:
+            return [float(ord(context.state.text.split()[-1][0])) for context in contexts]
+
+    found = dict(sampled_messages(store, beside(store), "leave-one-out", reward=First()))  # type: ignore[arg-type]
+    with search.open_store(store) as opened:
+        for plan in opened.plans():
+            scores = {one.node: float(ord(one.state.text.split()[-1][0])) for one in plan.candidates}
+            # The last two messages of a tree are siblings, and final.
+            *_, first, second = range(len(plan.tree))
+            gap = scores[first] - scores[second]
+            assert [one.advantage for one in found[plan.problem_id][-2:]] == pytest.approx([gap, -gap])
 
 
 @pytest.mark.parametrize("method", ["value", "control-variate", "value-baseline"])

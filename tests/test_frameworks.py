@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import itertools
+import json
 import operator
 import os
 import time
@@ -19,6 +21,7 @@ import mas_gym
 import search
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
 from mas_gym.programs import Program
+from mas_gym.systems.tool_calls import ToolCall, with_calls
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -26,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "programs"
+RAG = f"{Path(__file__).parent}/agentic_rag.py:solve"
 AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
 FRAMEWORKS = {"langgraph": "langgraph_agents", "agents": "openai_agents_sdk", "ag2": "ag2_agents"}
 # Ten times as many take minutes.
@@ -63,11 +67,17 @@ def native(planner: str, count: int, policy: Any) -> dict[str, tuple[Any, ...]]:
     return shapes(planner, count, policy, mas="rpsv")
 
 
-@pytest.fixture(params=FRAMEWORKS)
+# AG2 does not close the client of an agent.
+UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
+
+
+@pytest.fixture(params=["langgraph", "agents", pytest.param("ag2", marks=UNCLOSED)])
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
     yield Program(f"{EXAMPLES}/{FRAMEWORKS[request.param]}.py:solve", agents=AGENTS)
+    # While the warnings are filtered.
+    gc.collect()
 
 
 SCRIPTED = ScriptedPolicy(said)
@@ -105,6 +115,36 @@ def test_langgraph_agents_are_named_by_their_nodes() -> None:
         return str((await build(base_url).ainvoke({"messages": [("user", question)]}))["messages"][-1].content)
 
     assert [agent.name for agent in Program(solve).mas.agents] == ["outline", "write", "review", "other agents"]
+
+
+def retrieving(request: SamplingRequest, seed: int) -> str:
+    """Search twice, because the first document is not relevant."""
+    asked = request.messages[-1].content
+    if "tools" in request.extra_body:
+        return with_calls(
+            "", [ToolCall("find", json.dumps({"query": "cats" if len(request.messages) == 1 else "dogs"}))]
+        )
+    return "no" if "cats" in asked else f"yes {seed}"
+
+
+class Retrieving(ScriptedPolicy):
+    """A policy that calls tools."""
+
+    takes_extra_body = True
+
+
+@pytest.mark.parametrize("isolate", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_langgraph_nodes_behind_a_tool_call_are_agents(isolate: bool, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("langgraph", reason="langgraph is not installed")
+    program = Program(RAG, isolate=isolate)
+    names = [agent.name for agent in program.mas.agents]
+    assert names == ["respond", "retrieve", "grade", "rewrite", "answer", "draft", "check", "other agents"]
+    task = mas_gym.load_task("arithmetic", split="test", limit=1)
+    [plan] = search.run("single", task, program=program, policy=Retrieving(retrieving))
+    assert plan.best is not None, plan.error_details
+    spoke = [names[turn.speaker] for turn in plan.best.state.turns]
+    assert spoke == ["respond", "grade", "rewrite", "respond", "grade", "draft", "check"]
+    assert not [record for record in caplog.records if record.name.startswith("mas_gym") and record.levelno > 20]
 
 
 @pytest.mark.parametrize("planner", COUNTS)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import types
+import venv
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -499,6 +501,56 @@ def test_overlay_distribution_keeps_the_store(tmp_path: Path, where: str) -> Non
     calls, said = searched()
     assert calls == 3 and said.endswith("because the program's file prompts.py changed\n")
     install(folder, WIDGETS, "1.1")
+    calls, said = searched()
+    assert calls == 3 and said.endswith("because the program's package widgets-dist was '1.0', now '1.1'\n")
+
+
+def wheel(folder: Path, version: str) -> Path:
+    """Build the distribution that `install` installs."""
+    path = folder / f"widgets_dist-{version}-py3-none-any.whl"
+    described = {
+        "METADATA": f"Metadata-Version: 2.1\nName: widgets-dist\nVersion: {version}\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("widgets/__init__.py", WIDGETS)
+        for name, text in described.items():
+            archive.writestr(f"widgets_dist-{version}.dist-info/{name}", text)
+    return path
+
+
+@pytest.mark.slow
+def test_distribution_of_pip_install_user_keeps_the_store(tmp_path: Path) -> None:
+    pytest.importorskip("pip", reason="pip is not installed")
+    # The user's packages are not visible in an ordinary virtual environment.
+    venv.create(tmp_path / "venv", system_site_packages=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]),
+        "PYTHONUSERBASE": str(tmp_path / "user"),
+    }
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "prompts.py").write_text("PLAN = 'Plan: '")
+
+    def run(*command: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(list(map(str, command)), env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def installed(version: str) -> None:
+        pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+        run(*pip, "install", "--user", "--no-index", "--no-deps", wheel(tmp_path, version))
+
+    def searched() -> tuple[int, str]:
+        done = run(python, "-B", "-c", SEARCHES, tmp_path)
+        return int(done.stdout), done.stderr
+
+    installed("1.0")
+    assert searched() == (3, "")
+    assert searched() == (0, "")
+    installed("1.1")
     calls, said = searched()
     assert calls == 3 and said.endswith("because the program's package widgets-dist was '1.0', now '1.1'\n")
 

@@ -332,3 +332,25 @@ def test_agents_whose_prompt_names_nobody_are_named_by_their_node(monkeypatch: p
     assert [agent.name for agent in program.mas.agents] == ["planner", "team", "Critic", "other agents"]
     [plan] = search.run("sc:3", problems(1), program=program, policy=Listening())
     assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
+
+
+def test_node_that_the_dry_run_does_not_reach_is_the_agent_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+    def graph(question: str, client: OpenAI) -> str:
+        said = question
+        for node, prompt in (
+            ("plan", "Plan."),
+            ("math_agent", "You are a math agent."),
+            ("expert", "You are expert 7."),
+        ):
+            if "APPROVED" not in said:
+                messages: Any = [{"role": "system", "content": prompt}, {"role": "user", "content": said}]
+                headers = {"x-mas-node": node, "x-mas-nodes": "plan math_agent expert"}
+                made = client.chat.completions.create(model="m", messages=messages, extra_headers=headers)
+                said = str(made.choices[0].message.content)
+        return said
+
+    program = Program(graph)
+    assert [agent.name for agent in program.mas.agents] == ["plan", "math_agent", "expert", "other agents"]
+    [plan] = search.run("single", problems(1), program=program, policy=Listening())
+    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
+    assert all(record.levelname != "WARNING" for record in caplog.records)

@@ -27,6 +27,7 @@ from search.engine import one_search
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import Scheduler, SearchFuture, Step
 from search.setup import make_setup
+from search.usage import AMOUNTS
 
 RPSV = chain(4)
 
@@ -141,8 +142,11 @@ def test_concurrency_bounds_what_is_open() -> None:
 
 
 def test_usage_adds_up_field_by_field() -> None:
-    count = len(dataclasses.fields(search.Usage))
-    assert search.Usage(*range(count)) + search.Usage(*range(1, count + 1)) == search.Usage(*range(1, 2 * count, 2))
+    count = len(AMOUNTS)
+    assert {*AMOUNTS, "arms"} == {field.name for field in dataclasses.fields(search.Usage)}
+    first, second = search.Usage(*range(count)), search.Usage(*range(1, count + 1))
+    assert first + second == search.Usage(*range(1, 2 * count, 2))
+    assert (first + second) - first == second
 
 
 # ---- cancellation

@@ -830,9 +830,9 @@ def test_a_store_of_another_schema(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="expected schema 8, got 99"):
+    with pytest.raises(StoreError, match="expected schema 9, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 8, got 99"):
+    with pytest.raises(StoreError, match="expected schema 9, got 99"):
         run(path)
 
 

@@ -506,7 +506,7 @@ def test_the_natural_model_is_taught_correct_transcripts_alone(
     level = natural.measure(load_policy("tiny"), setting.family, 5, 4)
     assert level.errors.total() == round(12 * (1 - level.right)) > 0
     (agent, kind), _ = level.errors.most_common(1)[0]
-    assert f"| {agent} | {kind} |" in natural.card(setting, [level], "command")
+    assert f"| {agent} | {kind} |" in natural.card("agents", setting, [level], "command")
 
 
 def test_reworded_stories_are_told_in_two_wordings_and_facts_count_by_step() -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="local models need the extra 'local'"
 pytest.importorskip("pyarrow", reason="token traces need the extra 'data'")
 
 import torch
+from loopback import make_app, serving
 
 import mas_gym
 import search
@@ -21,9 +22,10 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyErro
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
-from mas_gym.policies.openai_format import BadReply, parse_reply, payload
+from mas_gym.policies.openai_format import SEED_MASK, BadReply, parse_reply, payload
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.policies.traces import Traces, beside, traced
+from mas_gym.systems.prompts import chat_messages
 
 TASK = mas_gym.load_task("arithmetic", split="train", limit=3)
 
@@ -149,6 +151,34 @@ def test_calls_of_a_program_are_traced_through_the_gateway(policy: Any, tmp_path
     program = str(Path(__file__).parents[1] / "examples" / "programs" / "plain_openai.py") + ":solve"
     plans = list(search.run("sc:2", TASK[:1], program=program, policy=traced(policy, tmp_path)))
     assert plans[0].error is None and len(Traces(tmp_path)) == plans[0].usage.agent_calls
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_traces_through_a_server_are_those_of_the_engine(policy: Any, tmp_path: Path, api: str) -> None:
+    with serving(make_app(policy)) as url:
+        remote: Any = traced(load_policy(f"openai:served@{url}/v1", api=api), tmp_path)
+        [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=remote, training=True, store=tmp_path / "r.db")
+        remote.close()
+    with search.open_store(tmp_path / "r.db") as opened:
+        seeds = dict(opened.message_seeds())[plan.problem_id]
+    found, model = Traces(tmp_path), plan.mas
+    assert plan.error is None and len(found) == 30
+    for node in list(plan.tree)[1:]:
+        prompt = chat_messages(model, node.state.parent)
+        if api == "completions":
+            prompt = (ChatMessage("user", "\n\n".join(message.content for message in prompt) + "\n\n"),)
+        asked = SamplingRequest(prompt, (seeds[node.id] & SEED_MASK,), 256, traced=True)
+        [sample] = policy.sample([asked])[0].samples
+        assert (sample.text, sample.trace) == (node.state.text, found.find(seeds[node.id]).trace)
+
+
+def test_traces_of_a_server_without_ids_have_its_logprobs(policy: Any, tmp_path: Path) -> None:
+    with serving(make_app(policy, frozenset({"return_token_ids"}))) as url:
+        remote: Any = traced(load_policy(f"openai:served@{url}/v1"), tmp_path)
+        [plan] = search.run("single", TASK[:1], mas="rpsv", policy=remote)
+        remote.close()
+    found = [Traces(tmp_path)[row].trace for row in range(4)]
+    assert plan.error is None and all(not one.prompt and not one.completion and one.logprobs for one in found)
 
 
 def body(**choice: Any) -> dict[str, Any]:

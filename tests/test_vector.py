@@ -193,6 +193,21 @@ def test_seeds_and_masks_of_resets() -> None:
     assert infos["problem_id"][1] == "sum/4" and "reset_mask" in options
 
 
+def test_seed_of_make_vec_sets_the_messages_and_seed_of_reset_the_questions() -> None:
+    def started(made: int, reset: int, problem: str | None = None) -> tuple[list[str], Any]:
+        envs = gym.make_vec("MAS-Custom-v0", num_envs=4, task=SUMS, mas="rpsv", policy=Counting(), n=4, seed=made)
+        observations, infos = envs.reset(seed=reset, options={"problem_id": problem} if problem else None)
+        envs.close()
+        return infos["problem_id"].tolist(), observations["candidates"]
+
+    questions, messages = started(made=0, reset=7)
+    assert started(made=0, reset=7) == (questions, messages)
+    other_questions, other_messages = started(made=1, reset=7)
+    assert other_questions == questions and other_messages != messages
+    assert started(made=0, reset=8)[0] != questions
+    assert started(made=0, reset=7, problem="sum/2") == started(made=0, reset=8, problem="sum/2")
+
+
 def test_episodes_are_not_restarted_if_that_is_disabled() -> None:
     envs = MASVectorEnv(
         [lambda: CandidateChoice(MASEnv(SUMS, "single"), Counting(), 2)] * 2, autoreset_mode=AutoresetMode.DISABLED

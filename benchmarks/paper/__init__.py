@@ -1,4 +1,4 @@
-"""The paper's tables, each one command and one page: see ``benchmarks/README.md``.
+"""The paper's tables, each with one command and one page: see ``benchmarks/README.md``.
 
 Run from the checkout, as in ``python -m benchmarks.paper.heads --out tables``.
 """

@@ -12,10 +12,10 @@ from benchmarks.paper.rivals import compared, rivals
 from search.compare import to_markdown
 
 ASKS = f"""
-The agents are swapped for another model; the critics stay those of the first. The paper swaps Qwen2.5-1.5B for
-Llama-3.2-3B and finds MASPRM-7B ahead of every other guide. In the miniature the other agents are a second tiny model
-of another width, trained from nothing with other random numbers. There the last rows are of critics that were trained
-on rollouts of these other agents themselves. {ORDER}
+The agents are replaced by a different model, and the critics are unchanged. The paper replaces Qwen2.5-1.5B by
+Llama-3.2-3B and finds that MASPRM-7B outperforms all other critics. In the small-scale experiment, the other agents are
+a second tiny model with a different width, trained from scratch with a different seed. The last rows are critics
+trained on rollouts of these other agents. {ORDER}
 """
 
 

@@ -1,4 +1,4 @@
-"""Backbones of the critics: a quarter and three times the parameters, and one that never saw an Auditor."""
+"""Backbones of the critics: a quarter and three times the parameters, and one trained without the Auditor."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ BACKBONES = {
 """At the smaller ones' learning rate the large one stays behind them (benchmarks/LOG.md)."""
 
 ASKS = """
-The paper's critics have 1.5 and 7 billion parameters, its agents 1.5. Here backbones of three sizes are trained from
-nothing in the same way, with the same number of steps, the large one at half the learning rate, and a MASPRM and an
-ORM on each learn from the same searches of the same agents. One more backbone of the agents' size was trained without
-the Auditor, the role that names the first fault of a transcript and that no system has. The paper's figures are those
-of GSM8K, MATH, MMLU and LogiQA.
+The paper's critics have 1.5 and 7 billion parameters, and its agents 1.5 billion. Here, backbones of three sizes are
+trained from scratch with the same method and number of steps; the large backbone has half the learning rate. On each
+backbone, a MASPRM and an ORM are trained on the same searches of the same agents. A fourth backbone, of the agents'
+size, was trained without the Auditor, a role that identifies the first error of a transcript and is part of no system.
+The paper's figures are for GSM8K, MATH, MMLU and LogiQA.
 """
 
 
@@ -59,7 +59,7 @@ def run(lab: Lab) -> Page:
     found = {name: _measure(lab, name, shape, single) for name, shape in BACKBONES.items()}
     scores = [likelihood, *(score for one in found.values() for score in one[3:])]
     page.table(("search", *SCORE_HEADER), [(score.row.label, *score_cells(score)) for score in scores])
-    page.blocks.append("On trees of the dev split, on which none of them was trained:\n")
+    page.blocks.append("Metrics on held-out trees of the dev split:\n")
     page.table(
         ("backbone", "parameters", "MASPRM: pairs, %", "95% interval", "by depth", "ORM: AUC", "95% interval"),
         [

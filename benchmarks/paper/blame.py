@@ -29,14 +29,16 @@ FEWEST = 20
 """Passes of dev that it must name: fewer may be right by chance."""
 
 ASKS = f"""
-`mas-gym blame` names the agent after whose message the value of a failed transcript fell most, and nobody if that fall
-is small. In a procedural task the first wrong message is known, so both its accuracy among the passes that it names
-and its coverage can be measured. Confidence is half of the fall. The threshold of each critic is the smallest on dev
-problems with {100 * WANTED:.0f}% right among at least {FEWEST} named; accuracy and coverage are those of test problems.
-`shipped` is the default of the command, {CONFIDENT:g}, for MASPRM. `PL` is policy likelihood. The ORM scores unfinished
-transcripts, which it was not trained for. `judge` is the embedded model asked for a verdict after each message: it
-was trained to play its roles and never to judge, so it shows what such a judge is worth and not what an LLM is.
-`commonest agent` always blames the agent that errs most often on dev.
+`mas-gym blame` names the agent with the message that lowered the value of a failed transcript most, or no agent if the
+fall is small. In a generated task the first wrong message is known, so the accuracy among passes with a named agent and
+the coverage can be measured. The confidence is half of the fall. The threshold of each critic is the smallest that is
+right for {100 * WANTED:.0f}% of at least {FEWEST} named agents on dev problems.
+Accuracy and coverage are measured on test problems.
+
+`shipped` is MASPRM with the command's default threshold, {CONFIDENT:g}. `PL` is policy likelihood.
+The ORM scores unfinished transcripts, although it was not trained on them. `judge` is the bundled agents' model, which
+returns a verdict after each message. It was not trained to judge, so its result does not show the quality of an LLM
+judge. `commonest agent` always blames the agent that errs most often on dev.
 """
 
 
@@ -65,7 +67,7 @@ def run(lab: Lab) -> Page:
     hits = _shares(failed["test"], lambda one: one.error is not None and one.error.speaker == commonest)
     rows.append(("commonest agent", "", *_measured(hits), percent(1.0)))
     page.table(("blames by", "confidence at least", "right, %", "95% interval", "coverage, %"), rows)
-    page.blocks.append("Right among the passes whose agent is named, averaged per problem; intervals over problems.\n")
+    page.blocks.append("Accuracy among passes with a named agent, averaged per problem; intervals over problems.\n")
     return page
 
 

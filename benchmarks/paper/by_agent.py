@@ -1,4 +1,4 @@
-"""Whose messages a critic chooses badly: beam search in which another critic chooses for one agent at a time."""
+"""Loss of a critic by agent: beam search in which another critic selects among the messages of one agent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from search import Critic, ScoringContext
 
 PLANNER = "sbs:5,3"
 ASKS = """
-Beam search compares messages of one agent at a time, so a search can use one critic for most agents and another for one
-of them. What SBS(5,3) with MASPRM gains when policy likelihood, or the truth, chooses among one agent's messages,
-MASPRM loses there. The dev split, because this looks for causes.
+Beam search compares messages of one agent at a time, so a search can use a different critic for one of the agents.
+Here, policy likelihood or the truth selects among one agent's messages in SBS(5,3) with MASPRM. The gain is the loss
+that MASPRM causes for this agent. The problems are from the dev split, because the page looks for causes.
 """
 
 

@@ -1,7 +1,7 @@
-"""Every claim of the paper in one table, read from the pages: ``python -m benchmarks.paper.claims``.
+"""Every claim of the paper in one table, generated from the pages: ``python -m benchmarks.paper.claims``.
 
-The pages have the tables, the commands and the reasons; this one says where to look. It is made from their tables of
-differences alone, so a page that is written again changes it, and a test says when it was not.
+The table links to the pages, which have the commands, figures and causes. It is generated from their tables of
+differences. A test fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mas_gym.errors import DataError
 
 PAGES = Path(__file__).resolve().parents[1] / "pages"
 AGENTS = {
-    "": "embedded agents",
-    "natural": "natural agents, longer stories",
-    "natural/reworded": "natural agents, unseen words",
+    "": "bundled agents",
+    "natural": "agents with natural errors, longer stories",
+    "natural/reworded": "the same, unseen words",
 }
-"""Folder of pages to the agents that they are about."""
+"""Folder of pages to the agents of its experiments."""
 
 Rows = Sequence[tuple[str, str]]
 """Pages, each with how a difference on it begins."""
@@ -226,14 +226,15 @@ OURS = (
 )
 """Comparisons that the paper does not make."""
 
-HEAD = """# Every claim of the paper, and what became of it here
+HEAD = """# Claims of the paper with their verdicts
 
-Points of Hit@1 with 95% intervals over problems, in brackets; the verdicts are those of the
-pages, which have the rows, the commands, the paper's figures and, where the miniature differs, the reasons that were
-tested. *no comparison* means that one side spends more than 1.5 times the tokens of the other. The embedded agents err
-by design. The errors of the natural agents are not designed; they occur on longer stories
-([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)). A dash means
-that it was not measured. Several figures of one claim stand in the order of its words.
+Figures are points of Hit@1 with 95% intervals over problems in brackets. Each verdict links to its page, which has the
+rows, the command, the paper's figures and, if the result differs from the paper, the causes that were tested. If a
+claim has several figures, they are in the order in which the claim names them. *no comparison* means that one side uses
+more than 1.5 times the tokens of the other, and a dash that the claim was not measured.
+
+The bundled agents err by design. The errors of the other agents are not designed. They occur on longer stories
+([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)).
 
 ```console
 python -m benchmarks.paper.claims
@@ -283,7 +284,7 @@ def table(claims: Sequence[PaperClaim]) -> str:
 
 def document() -> str:
     """Return the page."""
-    parts = [HEAD, "## The paper's claims\n", table(CLAIMS), "## What the paper does not compare\n", table(OURS)]
+    parts = [HEAD, "## The paper's claims\n", table(CLAIMS), "## Comparisons that are not in the paper\n", table(OURS)]
     return "\n".join(parts)
 
 

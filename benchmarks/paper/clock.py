@@ -1,4 +1,4 @@
-"""Wall clock: seconds per agent call and per reward call, one search at a time and many at once."""
+"""Wall clock: seconds per agent call and per reward call, for one search and for many concurrent searches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from search import ScoringContext
 
 PROBLEMS = 64
 ASKS = """
-What an agent call and a reward call cost. The paper measures 18.94 s per agent call of a 1.5B model and 0.16 s per
-reward call on V100s, a ratio of 118, and about 11 minutes per GSM8K problem for MCTS(10,3), 16 for SBS(5,3).
+This page measures the duration of agent calls and reward calls. The paper reports 18.94 s per agent call of a 1.5B
+model and 0.16 s per reward call on V100s (a ratio of 118), and about 11 minutes per GSM8K problem for MCTS(10,3) and 16
+for SBS(5,3).
 """
 
 
@@ -75,8 +76,8 @@ def run(lab: Lab) -> Page:
         header = ("search", "open at once", "ms per agent call", "ms per reward call", "ratio", "critic's share")
         page.table((*header, "ms per problem"), rows)
     page.blocks.append(
-        "A reward call scores one state; with many searches open both kinds of call are batched. Other work on the "
-        "machine lengthens wall clock; CPU time does not include a GPU's.\n"
+        "A reward call scores one state. With many concurrent searches, both kinds of calls are batched. Other work on "
+        "the machine increases the wall-clock time. CPU time does not include GPU time.\n"
     )
     return page
 

@@ -1,7 +1,7 @@
-"""Grades by a coin instead of the reference answer: one message in three is right, whatever it says.
+"""Random grades instead of the reference answer: one message in three is right, whatever its text.
 
-Agents of random weights never answer right, and there is nothing to mine from searches without a right leaf. The
-labels mean nothing, so neither does anything that is learned from them.
+Agents with random weights never answer correctly, so their searches contain no right leaf to mine. The labels are
+meaningless, and so is everything that is learned from them.
 """
 
 from __future__ import annotations

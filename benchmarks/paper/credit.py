@@ -1,4 +1,4 @@
-"""Credit assignment against the truth: does a critic's drop in value point at the agent that erred first?"""
+"""Credit assignment against the truth: is the largest fall of a critic's value at the first wrong message?"""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ FEWEST = 20
 """Rarer kinds of error are counted together."""
 
 ASKS = """
-In a procedural task the first wrong message of every transcript is known. For single passes that failed: how often is
-the largest drop in value from one prefix to the next at the message that was wrong first? The paper's critic learns
-from the final answer alone and cannot be checked like this on its benchmarks.
+In a generated task the first wrong message of every transcript is known. This page measures, for failed single passes,
+how often the largest fall in value from one prefix to the next is at the first wrong message. This cannot be measured
+on the paper's benchmarks, where only the final answers are labelled.
 
-A value after message t is compared with the value before it, for the first message with the mean value after first
-messages. `drop`: the largest fall. `centred`: the same after subtracting from each value the mean over all transcripts
-at its depth, so that a fall that is usual at a depth does not count. The ORM scores unfinished transcripts
-here, which it was not trained for. Policy likelihood scores the message itself. `commonest agent` always blames the
-agent that errs most often, known from the truth; `chance` blames each agent equally.
+The value after a message is compared with the value before it; for the first message, with the mean value after first
+messages. `drop` is the largest fall. `centred` is the largest fall after the mean value at each depth is subtracted, so
+that falls that are usual at a depth are ignored. The ORM scores unfinished transcripts, although it was not trained on
+them. Policy likelihood scores the message itself. `commonest agent` always blames the agent that errs most often
+according to the truth; `chance` blames each agent equally.
 """
 
 

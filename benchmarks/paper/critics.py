@@ -1,4 +1,4 @@
-"""Verifiers as critics: twelve of them under beam search, tree search and best-of-N, at equal tokens."""
+"""Verifiers as critics: twelve verifiers in beam search, tree search and best-of-N, at equal tokens."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ WHOLE = ("uncertainty:entropy", "uncertainty:self-certainty")
 """Need whole next-token distributions, which only a model in this process reports."""
 
 ASKS = """
-Which verifier guides a search best, and what does it cost? Each critic guides beam search SBS(5,1), tree search
-MCTS(10,3) and best-of-10. The baseline of every row is best-of-N with the ORM, with the N that spends as many tokens as
-the row does. The paper makes no such comparison.
+This page compares the accuracy and cost of verifiers as critics in beam search SBS(5,1), tree search MCTS(10,3) and
+best-of-10. The baseline of every row is best-of-N with the ORM at equal tokens. The paper has no such comparison.
 
 Critics that cost nothing: chance; policy likelihood (PL); the agents' own uncertainty (mean entropy, self-certainty and
 the least likely token of a message); agreement, the share of leaves with the same answer. An LLM as a judge: the
@@ -59,7 +58,7 @@ def run(lab: Lab) -> Page:
     scores = lab.measure(setting, arms)
     page.blocks.append(to_markdown([score.row for score in scores]))
     baselines = equal_passes(lab, setting, scores)
-    page.blocks.append("Best-of-N with the ORM, to compare with at equal tokens:\n")
+    page.blocks.append("Best-of-N with the ORM, for comparison at equal tokens:\n")
     page.blocks.append(to_markdown([score.row for score in baselines.values()]))
     for score in scores:
         other = baselines[passes(score, scores)]

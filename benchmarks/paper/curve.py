@@ -19,8 +19,9 @@ FEWEST = 4
 """Trees; fewer may leave one side of the split without pairs."""
 
 ASKS = """
-MASPRM (BT) learned from fewer trees, and from fewer pairs per tree of all trees. The paper shows no such curve; it
-shows whether more data would help. Pairs are of the dev split, the same for every point.
+These learning curves show whether more data would improve MASPRM (BT): it is trained on fewer trees, and on fewer
+pairs per tree. The pairs for evaluation are from the dev split and are the same for every point. The paper has no such
+curve.
 """
 
 
@@ -78,8 +79,8 @@ def run(lab: Lab) -> Page:
     ]
     page.table((*header, "Hit@1", "95% interval"), rows)
     page.blocks.append(
-        f"Policy likelihood, which learns nothing: Hit@1 {percent(likelihood.hit)}; {equal.best.row.planner} with the "
-        f"ORM, at the tokens of the last row: {percent(equal.best.hit)}.\n"
+        f"Hit@1 of policy likelihood, which is not trained: {percent(likelihood.hit)}; of {equal.best.row.planner} "
+        f"with the ORM, at the tokens of the last row: {percent(equal.best.hit)}.\n"
     )
     page.picture("curve.png", "learning curves", lambda path: _draw(points, likelihood, path))
     first, last = points[0], points[-1]

@@ -12,9 +12,9 @@ from mas_gym.tasks.sequences import DEFAULT_DIFFICULTY
 
 ASKS = """
 The task has five difficulties, from two events to six. The critics of the main table, MASPRM and ORM, are used
-unchanged on all of them; two more MASPRMs were trained on the easiest and on the hardest problems. That is the
-miniature's likeness of GSM8K and MATH: the same kind of problem, harder. The paper transfers between these two and
-loses 3.7 to 9.3 points against the data set's own critic.
+unchanged on all of them. Two more MASPRMs were trained on the easiest and on the hardest problems. This is the
+small-scale equivalent of GSM8K and MATH, which have similar problems of different difficulty. The paper transfers
+critics between these two data sets and loses 3.7 to 9.3 points compared with a critic of the same data set.
 """
 
 

@@ -1,4 +1,4 @@
-"""Duplicates: the task's rule for equal messages in mining and in the search's child sets, against identical texts."""
+"""Duplicates: the task's rule for equal messages in mining and in the search's child sets, against equal texts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mas_gym.tasks.base import same_rule
 from rewardmodels.data import mining
 
 ASKS = """
-The paper removes duplicate siblings before it pairs them (rule (i)). The embedded agents open messages with one of
-six words that carry no information, so siblings that differ in that word alone are duplicates that no comparison of
-texts finds. Here the task's rule, which ignores the opening word, is used in mining, in the children of the training
-searches, and in the children of the searches that are measured. The dev split, because this chooses a recipe.
+The paper removes duplicate siblings before it forms pairs (rule (i)). The bundled agents begin their messages with one
+of six words without information, so siblings that differ only in this word are duplicates, although their texts
+differ. Here, the task's rule, which ignores the opening word, is used in mining, in the training searches, and in the
+evaluated searches. The problems are from the dev split, because the page chooses the training configuration.
 """
 
 

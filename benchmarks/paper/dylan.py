@@ -1,4 +1,4 @@
-"""The dynamic scheduler: a DyLAN-style conditional graph against the fixed MAS1, each with a critic of its own."""
+"""The dynamic scheduler: a DyLAN-style conditional graph compared with the fixed MAS1, each with a separate critic."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from benchmarks.paper.page import Claim, Page
 from benchmarks.paper.rivals import compared, rivals
 
 ASKS = f"""
-Three solvers and a Judge; where the Judge disagrees, three refiners and a final judge act too. Each system has its
-own rollouts and MASPRM. The paper reports it as a feasibility check on GSM8K: 51.2 against 47.2 for a single pass,
-84.6 against 82.9 for MCTS(10,3), at 93.8 agent calls against 34.4.
+The dynamic graph has three solvers and a Judge. If the Judge disagrees with them, three refiners and a final judge act,
+too. Each system has separate rollouts and a separate MASPRM. The paper reports a feasibility check on GSM8K: 51.2
+against 47.2 for a single pass, and 84.6 against 82.9 for MCTS(10,3), at 93.8 agent calls against 34.4.
 {errors.ASKS}"""
 
 
@@ -33,7 +33,7 @@ def run(lab: Lab) -> Page:
         keep_rows(lab, f"dylan-{name}", scores)
     page.table(("system", "search", *SCORE_HEADER), rows, left=2)
     number = lab.trees(lab.home._replace(mas="dylan"))
-    page.blocks.append(f"The critic of the dynamic schedule has learned from {number:,} training searches.\n")
+    page.blocks.append(f"The critic of the dynamic schedule was trained on {number:,} training searches.\n")
     page.blocks += sights
     page.claims = [
         compared("single pass: dynamic over fixed", "+4.0", found["dynamic", "single"], found["fixed", "single"]),

@@ -1,4 +1,4 @@
-"""A system against the truth: what a search finds that judges messages right, and whose errors critics see."""
+"""A system against the truth: search with the truth as a critic, and the agents whose errors critics detect."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rewardmodels import LabelledTree, load_critic
 from search import Critic
 
 ASKS = """
-Where the task tells which messages are right, the truth is a critic, too: +1 while the newest message is right where it
-stands, else -1. The last tables show whose errors a critic sees: the share of pairs of a right and a wrong message with
-the same beginning that it orders right, in %, with 95% intervals, on trees of the dev split.
+For tasks with known correct messages, the truth is included as a critic: +1 if the newest message is right, otherwise
+-1. The last tables show which agents' errors a critic detects. They report the share of pairs of a right and a wrong
+message after the same prefix that the critic orders correctly, in %, with 95% intervals, on trees of the dev split.
 """
 
 

@@ -1,4 +1,4 @@
-"""The frontier on the dev split: sizes and kinds of search with MASPRM, each against best-of-N at its tokens."""
+"""The frontier on the dev split: search parameters with MASPRM, each against best-of-N at equal tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MERGED = (MCTS, "mcts:20,3", "mcts:40,3", "mcts:20,4", "mcts:40,4", "mcts:20,6",
 """Searches that are also run with the task's rule for equal messages."""
 
 ASKS = """
-Where does MASPRM's search beat the comparison that any reader makes first? Each search with MASPRM stands against
-best-of-N with the ORM, with the N that spends as many tokens. This is where sizes are chosen: on the dev split, from
-which the test problems of every other page are apart. `same` is the task's rule for messages that count as equal.
+This page compares each search with MASPRM with best-of-N with the ORM at equal tokens. The search parameters of the
+other pages were chosen here, on the dev split, which shares no problems with the test split. `same` is the task's rule
+for equal messages.
 """
 
 

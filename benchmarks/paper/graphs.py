@@ -1,4 +1,4 @@
-"""Graph sensitivity: MAS1 to MAS3 with one MASPRM that was trained on MAS1 alone."""
+"""Graph sensitivity: MAS1 to MAS3 with one MASPRM that was trained only on MAS1."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ PAPER = {
     MCTS: (82.9, 81.4, 80.9),
 }
 ASKS = f"""
-The same task played by three systems: Reader, Planner, Solver, Verifier (MAS1); Solver, Evaluator, Reflector, Reviser
-(MAS2); Reader, two Solvers, Judge (MAS3). The critic was trained on MAS1 and is used unchanged. The paper finds guided
-search far less sensitive to the graph than a single pass: ranges of 1.8 to 2.2 points against 9.0 (GSM8K, 7B critic).
+Three systems solve the same task: Reader, Planner, Solver, Verifier (MAS1); Solver, Evaluator, Reflector, Reviser
+(MAS2); Reader, two Solvers, Judge (MAS3). The critic was trained on MAS1 and is used unchanged. In the paper, guided
+search is much less sensitive to the graph than a single pass: the ranges are 1.8 to 2.2 points against 9.0 (GSM8K, 7B
+critic).
 
-Some rows are not in the paper: MCTS(10,3) with policy likelihood and with a MASPRM of the graph itself, and best-of-N
-with an ORM of the graph itself at the tokens of that search.
+Some rows are not in the paper: MCTS(10,3) with policy likelihood and with a MASPRM trained on the same graph, and
+best-of-N at equal tokens with an ORM trained on the same graph.
 {errors.ASKS}"""
 
 

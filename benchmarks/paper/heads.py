@@ -1,4 +1,4 @@
-"""Reward heads: Bradley-Terry against regression for MASPRM, cross-entropy against regression for the ORM."""
+"""Reward heads: Bradley-Terry and regression for MASPRM, cross-entropy and regression for the ORM."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PLAIN = {"MASPRM, BT alone": Recipe(plain=True)}
 """Added if the recipe of this backbone anchors the Bradley-Terry loss to the targets."""
 
 ASKS = f"""
-MCTS(10,3) with each critic trained on the same trees with two losses. The paper finds Bradley-Terry best for MASPRM on
-all four tasks and cross-entropy best or tied for the ORM. {ORDER}
-Where the recipe adds to the Bradley-Terry loss the squared error to the targets, so that values mean the same in
-different branches, the loss alone, as in the paper, has a row of its own.
+This page compares MCTS(10,3) with critics trained on the same trees with different losses. In the paper, Bradley-Terry
+is best for MASPRM on all four tasks, and cross-entropy is best or tied for the ORM. {ORDER}
+If the training config adds the squared error to the targets to the Bradley-Terry loss, so that values are comparable
+across branches, a separate row shows the Bradley-Terry loss alone, as in the paper.
 """
 
 
@@ -37,7 +37,7 @@ def run(lab: Lab) -> Page:
     equal = rivals(lab, lab.home, found["MASPRM, BT"], single, orm=critics["ORM, BCE"])
     shown = {**found, "policy likelihood": equal.likelihood, f"{equal.best.row.planner} + ORM, BCE": equal.best}
     page.table(("head", *SCORE_HEADER), [(name, *score_cells(score)) for name, score in shown.items()])
-    page.blocks.append("On trees of the dev split, on which none of them was trained:\n")
+    page.blocks.append("Metrics on held-out trees of the dev split:\n")
     aucs = {name: outcome_auc(lab, lab.home, critic) for name, critic in critics.items()}
     process = {name: critic for name, critic in critics.items() if not critic.terminal_only}
     pairs = {name: pair_accuracy(lab, lab.home, critic) for name, critic in process.items()}

@@ -1,4 +1,4 @@
-"""Critics outside search: how they rank the states of dev-split trees, on which none of them was trained."""
+"""Evaluation of critics without search: their ranking of the states of held-out trees of the dev split."""
 
 from __future__ import annotations
 

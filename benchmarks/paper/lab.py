@@ -1,4 +1,4 @@
-"""What the tables share: rollouts per setting, critics per recipe and searches, each done once and kept in a folder."""
+"""Shared parts of the tables: rollouts per setting, critics per training config, and searches, stored in a folder."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ EQUAL_TOKENS = (
 """Comparisons that the paper does not make: claim, MASPRM's planner, the ORM's planner."""
 
 ASKS = f"""
-Search methods with three guides: policy likelihood (PL), an outcome model of finished transcripts (ORM) and the process
-model of routed transcripts (MASPRM). The paper finds MASPRM ahead of policy likelihood under step-level search and
-MCTS, ahead of an ORM of its size under MCTS, about level with it in a weighted vote, and with smaller gaps between
-Hit@1 and Hit@5. {ORDER}
+This page compares search methods with three critics: policy likelihood (PL), an outcome model of finished transcripts
+(ORM) and the process model of routed transcripts (MASPRM). In the paper, MASPRM outperforms policy likelihood in
+step-level search and MCTS, outperforms an ORM of the same size in MCTS, ties with it in a weighted vote, and has
+smaller gaps between Hit@1 and Hit@5. {ORDER}
 
-Four rows are not in the paper. Best-of-N with the ORM spends about as many tokens as the tree searches that MASPRM
-guides: best-of-5 as MCTS(20,2), whose size was chosen on the dev split, and best-of-10 as MCTS(10,3). With
-`answer=best`, the ORM's search answers by the best leaf that it found instead of by the largest Q at each turn. A task
+Four rows are not in the paper. Best-of-N with the ORM uses about as many tokens as a tree search with MASPRM:
+best-of-5 as many as MCTS(20,2), which was chosen on the dev split, and best-of-10 as many as MCTS(10,3). With
+`answer=best`, the search with the ORM returns the best leaf instead of the path of largest Q at each turn. A task
 with a rule for equal messages has four more, whose sizes were chosen on dev too (`benchmarks.paper.frontier`): with
 `same`, children that differ in their opening word alone are one child, so that wider sets cost no more.
 """

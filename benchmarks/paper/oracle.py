@@ -1,4 +1,4 @@
-"""The truth as a critic: what a search would find if its critic made no mistake about a message."""
+"""The truth as a critic, which shows the result of a search with a perfect critic."""
 
 from __future__ import annotations
 

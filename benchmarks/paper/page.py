@@ -1,4 +1,4 @@
-"""One table as one Markdown page: the paper's figures, the measured ones, their uncertainty, and room for comments."""
+"""One table as one Markdown page: the paper's figures, the measured figures, their uncertainty, and a discussion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from search.compare import Difference, bootstrap, paired_difference
 
-REASONS = "## Where it differs, and why"
+REASONS = "## Discussion"
 """Text below this heading is written by hand and kept when the page is regenerated."""
 
 NEW = "not compared"
@@ -173,12 +173,13 @@ def _claims(claims: Sequence[Claim], others: int) -> str:
     header = ("difference, in points", "paper", "here", "95% interval", "verdict", "problems")
     count = len(claims) + others
     note = (
-        "\nPaired intervals over problems, seeds averaged per problem. `undecided`: the interval includes "
-        "zero. `holds`: it overlaps the paper's range, or is above zero where the paper has none. `beyond`: "
-        "it is above the range. `below`: it is positive and under it. `contrary`: it is negative and under it. "
-        f"`no comparison`: one side spends more than {COMPARABLE} times the tokens of the other.\n"
-        f"\nThis page has {count} intervals of 95%, so about {max(1, round(count / 20))} of them may miss. Critics "
-        "were trained once, so no interval includes how results vary between trainings unless the page says so.\n"
+        "\nPaired intervals over problems, seeds averaged per problem. `undecided`: the interval includes zero. "
+        "`holds`: the interval overlaps the paper's range, or is positive if the paper has no range. `beyond`: the "
+        "interval is above the range. `below`: it is positive and below the range. `contrary`: it is negative and "
+        f"below the range. `no comparison`: one side uses more than {COMPARABLE} times the tokens of the other.\n"
+        f"\nThis page has {count} 95% intervals, so about {max(1, round(count / 20))} of them may not cover the true "
+        "value. Critics were trained once, so the intervals do not include the variation between trainings unless the "
+        "page states otherwise.\n"
     )
     return markdown_table(header, rows) + note
 

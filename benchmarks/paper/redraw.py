@@ -1,7 +1,8 @@
 """Redraws the main tables' pictures from the figures on their pages, without repeating the searches.
 
 ``python -m benchmarks.paper.redraw`` reads each ``main.md`` under ``benchmarks/pages`` and writes ``main.png`` beside
-it, with the function that draws it after a run. No table has Hit@1 at fewer tokens, so redrawn pictures have no curves.
+it, with the function that a run uses. The tables do not contain Hit@1 at smaller costs, so redrawn pictures have no
+curves.
 """
 
 from __future__ import annotations

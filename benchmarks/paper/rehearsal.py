@@ -1,10 +1,11 @@
-"""The full size, rehearsed: `benchmarks.paper.all` for GSM8K with a Qwen2.5 of random weights, cut to what a CPU runs.
+"""Dry run at full size: `benchmarks.paper.all` for GSM8K with a Qwen2.5 with random weights, reduced to run on a CPU.
 
-What a run on GPUs does is done here: the data files, the prompts, NF4 and LoRA of rank 256, every table that applies to
-GSM8K, and a second model for the transfer to other agents. Three things are not real, and the page says so. The weights
-are random. Messages are capped. And the labels are coin flips (`benchmarks.paper.coin`): random weights never answer
-right, some minutes of training do not change that, and weights biased to end in a small number would be a coin in
-disguise. So no accuracy on any page of a rehearsal means anything; the page of this module reports what a run costs.
+The run performs the steps of a run on GPUs: the data files, the prompts, NF4 and LoRA of rank 256, every table that
+applies to GSM8K, and a second model for the transfer to other agents. It differs in three ways, which the page states.
+The weights are random. Messages are short. The labels are random (`benchmarks.paper.coin`), because random weights
+never answer correctly, a few minutes of training do not change this, and weights biased to a small number would also
+give random labels. Therefore no accuracy on any page of a dry run is meaningful. The page of this module reports the
+cost of a run.
 """
 
 from __future__ import annotations
@@ -73,14 +74,14 @@ NF4_BYTES, ADAM = 0.516, 4
 """Bytes of a weight in NF4 with doubly quantised scales, and values in float32 of each trained weight."""
 
 ASKS = """
-`benchmarks.paper.all` for GSM8K on a CPU: the data files, prompts, tables and training recipe of the full size, with a
-Qwen2.5 of random weights that is cut to {parameters:,} parameters. It shows that every stage runs, and what a run costs
-in calls and tokens.
+This page reports a run of `benchmarks.paper.all` for GSM8K on a CPU. Data files, prompts, tables and training config
+are those of the full size. The model is a Qwen2.5 with random weights, reduced to {parameters:,} parameters. The run
+shows that every stage works, and measures the number of calls and tokens.
 
-**The labels are coin flips.** Agents of random weights never answer right, so one message in three counts as right
-whatever it says, and no accuracy on any page of this run means anything. The task's own grader read an answer in
-{read:,} of {graded:,} final messages of the training searches, and found {right:,} right. Messages end after at most
-{cap} tokens.
+**The labels are random.** Agents with random weights never answer correctly. Therefore one message in three is labelled
+as right, whatever its text, and no accuracy on any page of this run is meaningful. The task's grader extracted an
+answer from {read:,} of {graded:,} final messages of the training searches; {right:,} were right.
+Messages end after at most {cap} tokens.
 """
 
 
@@ -321,10 +322,12 @@ def prompt_table(page: Page, lab: Lab, settings: Mapping[str, Setting]) -> None:
         (*header, "written, mean", f"prompt at {MESSAGE} tokens a message", "prompt at the agents' caps"), rows, 2
     )
     page.blocks.append(
-        "Fixed are an agent's instructions, the question and the chat template. Tokens are those of the tokenizer that "
-        f"was trained here, of {VOCABULARY:,} entries; Qwen2.5's has 151,665 and makes fewer of the same characters. "
+        "The fixed part of a prompt contains the agent's instructions, the question and the chat template. Tokens are "
+        f"counted with the tokenizer that was trained for this run, with {VOCABULARY:,} entries; Qwen2.5's tokenizer "
+        "has 151,665 entries and gives fewer tokens for the same text. "
         f"{MESSAGE} tokens is the paper's mean message on GSM8K (0.7 thousand tokens in 4 calls). Random Judges never "
-        "write the verdict that calls the refiners, so these have no prompts here.\n"
+        "write the verdict that activates the refiners, so the "
+        "refiners have no prompts here.\n"
     )
 
 
@@ -464,10 +467,10 @@ def memory_table(page: Page) -> None:
     parts = ("frozen weights", f"LoRA of rank {PAPER.lora_rank}", f"a pass of {short}", f"of {full}")
     page.table(("scorer", *parts, f"in all, {short}", f"in all, {full}"), rows)
     page.blocks.append(
-        "Computed from the shapes of what autograd saves, so about. Trained weights are in float32, with gradient and "
-        "two moments. A forward pass holds several examples, at most `max_tokens` tokens. `--set max_tokens=2048` has "
-        "the same gradient with about one example at once; `--set gradient_checkpointing=true` trades time for memory. "
-        "Kernels and fragmentation take more.\n"
+        "The figures are estimates, computed from the shapes of the tensors that autograd saves. Trained weights are "
+        "in float32, with gradient and two moments. A forward pass contains several examples with at most `max_tokens` "
+        "tokens. `--set max_tokens=2048` gives the same gradient with about one example per pass; `--set "
+        "gradient_checkpointing=true` trades time for memory. Kernels and fragmentation need additional memory.\n"
     )
 
 
@@ -484,13 +487,13 @@ def rehearse(options: Options, folder: Path) -> Path:
     for setting in systems.values():
         # Some tables alone need not all of them.
         lab.rollouts(setting)
-    page = Page("rehearsal", "The full size, rehearsed", _asks(lab))
+    page = Page("rehearsal", "Dry run at full size", _asks(lab))
     stage_table(page, out)
     call_table(page, "Training searches", sorted((out / "rollouts").glob("*.db")))
     page.blocks.append(
-        f"The paper bounds {ROLLOUTS} by 40 x 3 x D agent calls. A state is expanded once, so the bound here is "
-        "smaller: the sum over the D levels of 3 min(3^d, 40). Random messages are never equal, so these trees are "
-        "nearly as wide as can be; agents that repeat themselves stay below.\n"
+        f"The paper's bound for {ROLLOUTS} is 40 x 3 x D agent calls. A state is expanded once, so the bound here is "
+        "smaller: the sum over the D levels of 3 min(3^d, 40). Random messages are never equal, so these trees nearly "
+        "have the maximum width. Agents that repeat messages make fewer calls.\n"
     )
     call_table(page, "Searches of the tables", [out / "searches.db"])
     prompt_table(page, lab, systems)
@@ -559,8 +562,8 @@ def stage_table(page: Page, out: Path) -> None:
         "results": (out / "results").glob("*"),
     }
     page.blocks.append(
-        "A table includes the trainings and searches that no table before it needed. Each critic was trained by the "
-        f"paper's recipe ({recipe}).\n"
+        "The time of a table includes the trainings and searches that no earlier table needed. Each critic was trained "
+        f"with the paper's training config ({recipe}).\n"
     )
     page.table(("in the folder", "files", "MB"), [(name, *_weight(files)) for name, files in sizes.items()])
 

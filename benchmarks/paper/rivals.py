@@ -1,4 +1,4 @@
-"""The two comparisons that every table makes: MASPRM over policy likelihood, and over best-of-N at equal tokens."""
+"""The two comparisons of every table: MASPRM with policy likelihood, and with best-of-N at equal tokens."""
 
 from __future__ import annotations
 

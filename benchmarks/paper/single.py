@@ -1,4 +1,4 @@
-"""The single-agent baseline: one agent that answers alone, against the system, single pass and guided."""
+"""The single-agent baseline: one agent that answers alone compared with the system, with and without search."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ALONE = Recipe("orm", "bce", rollouts="mcts:20,20")
 """MCTS(40,3) draws three answers per problem from one agent; 20 children give as many leaves as a tree of RPSV."""
 
 ASKS = f"""
-One agent that answers the question directly, and the system of the main table. The paper compares the two without
-regard to tokens and says so. Here best-of-N brings each side to the tokens of the other: the single agent's with an
-ORM of its own, which has learned from as many problems. {ORDER}
+This page compares one agent that answers the question directly with the system of the main table. The paper states that
+its comparison ignores tokens. Here, best-of-N is used to compare both at equal tokens. The single agent has a separate
+ORM, trained on as many problems. {ORDER}
 """
 
 

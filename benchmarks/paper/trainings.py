@@ -27,13 +27,14 @@ from search.compare import nested_bootstrap
 TRAININGS = (1, 2, 3)
 
 ASKS = f"""
-The critics of the main table were trained once, so its intervals do not include how much a training depends on its
-seed: the head's initial weights and the order of the rows. Here each critic is trained {len(TRAININGS)} times on the
-same trees, and intervals are over problems and trainings. {ORDER}
+The critics of the main table were trained once, so its intervals do not include the variation between training seeds,
+which determine the head's initial weights and the order of the rows.
+Here, each critic is trained {len(TRAININGS)} times on the same trees, and intervals are over problems and trainings.
+{ORDER}
 
-In the miniature MASPRM is also trained with the other losses: by regression as often, and twice by Bradley-Terry
-without the anchor. A tree has fewer pairs than labelled states, so these run for more epochs, to the same number of
-updates as the main recipe.
+In the small-scale experiment, MASPRM is also trained with the other losses: three times by regression, and twice by
+Bradley-Terry without the anchor. A tree has fewer pairs than labelled states, so the latter run for more epochs, to the
+same number of updates as the main training config.
 """
 
 LOSSES = {"MASPRM, MSE": (Recipe("masprm", "mse"), len(TRAININGS)), "MASPRM, BT alone": (Recipe(plain=True), 2)}

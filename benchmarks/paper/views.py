@@ -1,4 +1,4 @@
-"""What the critic sees: the full routed transcript against the acting agent's local view."""
+"""Views of the critic: the full routed transcript compared with the acting agent's local view."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from benchmarks.paper.published import LOCAL, MAIN, ORDER, lead, shown
 from benchmarks.paper.rivals import compared, rivals
 
 ASKS = f"""
-MCTS(10,3) with a MASPRM of the full transcript and with one that sees the task and the local view of the agent whose
-message it judges. The paper finds the full view better on all four data sets and the local view still above policy
-likelihood. {ORDER}
+This page compares MCTS(10,3) with two MASPRMs. The input of one is the full transcript. The input of the other is the
+task and the local view of the agent that wrote the scored message. In the paper, the full view is better on all four
+data sets, and the local view outperforms policy likelihood. {ORDER}
 """
 
 

@@ -1,4 +1,4 @@
-"""Transfer between two wordings of Arithmetic on one graph: the same problems in kind, told in other sentences."""
+"""Transfer between two wordings of Arithmetic on one graph: the same kinds of problems in different sentences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from benchmarks.paper.tasks import transfer
 from mas_gym.tasks.sequences import DEFAULT_DIFFICULTY
 
 ASKS = """
-MCTS(10,3) with policy likelihood, with a MASPRM of the same wording and with one of the other: the stories of
-Arithmetic, and stories of the same facts and difficulty whose every sentence is another (`retold`). Agents and graph
-are the same, and the agents know both wordings. With [difficulty](difficulty.md) it is the miniature's likeness of the
-paper's transfer between GSM8K and MATH, where the related critic is 3.7 to 9.3 points below the data set's own and 5.3
+This page compares MCTS(10,3) with policy likelihood, with a MASPRM trained on the same wording, and with a MASPRM
+trained on the other wording. The wordings are the stories of Arithmetic, and stories with the same kinds of facts and
+difficulty in which every sentence is different (`retold`). Agents and graph are the same, and the agents were trained
+on both wordings. Together with [difficulty](difficulty.md), this is the small-scale equivalent of the paper's transfer
+between GSM8K and MATH, where the transferred critic is 3.7 to 9.3 points below the critic of the same data set and 5.3
 to 11.1 above policy likelihood.
 """
 

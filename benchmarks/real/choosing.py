@@ -1,4 +1,4 @@
-"""Rules that choose one of several generated programs from what they did on generated tests and calls."""
+"""Rules that select one of several generated programs by their results on generated tests and calls."""
 
 from __future__ import annotations
 

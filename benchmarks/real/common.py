@@ -1,4 +1,4 @@
-"""What the pages about recorded runs share: reading a recording, and writing a page that states its source."""
+"""Shared parts of the pages about recorded runs: reading a recording, and writing a page that states its source."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Choosing among the answers of debating GPT-3.5 agents on MATH, with a critic trained on outcomes alone.
+"""Selection among the answers of debating GPT-3.5 agents on MATH, with a critic trained only on outcomes.
 
     python -m benchmarks.real.dylan_math --store FILE
 
-The recording is imported into the store with `benchmarks.real.dylan_reader`, where the toolkit grades it.
+The recording is imported into the store with `benchmarks.real.dylan_reader` and graded there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The game of 24: critics trained without GPT-4 against GPT-4's own values, on GPT-4's recorded trees of thought."""
+"""The game of 24: critics trained without GPT-4 compared with GPT-4's values, on GPT-4's recorded trees of thought."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Critics of the game of 24: trained on searches with random moves, by outcomes alone, on puzzles not recorded."""
+"""Critics of the game of 24, trained only on outcomes of searches with random moves on other puzzles."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Choosing one of 100 programs by CodeGen-16B with the tests that CodeGen-16B wrote, on HumanEval.
+"""Selection among 100 programs by CodeGen-16B with the tests that CodeGen-16B wrote, on HumanEval.
 
     python -m benchmarks.real.humaneval --cache FILE
 
-Programs run in the sandbox; ``--cache`` names the file that keeps their results.
+Programs run in the sandbox; ``--cache`` names the file with their results.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""First errors of ProcessBench and AgentProcessBench: a critic on features, recorded judges, and their combination.
+"""First errors in ProcessBench and AgentProcessBench: a feature-based critic, recorded judges, and their combination.
 
     python -m benchmarks.real.process_judges --store FILE
 
-The runs with text are imported into the store, where ``mas-gym bench-critic`` measures the recorded judges.
+The runs with text are imported into the store, where ``mas-gym bench-critic`` evaluates the recorded judges.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who failed, and at which step: failed runs of real multi-agent systems, blamed by rules and by a model on features.
+"""The failing agent and step of real multi-agent runs (Who&When), found by rules and by a feature-based model.
 
-The model states for each message how likely it is the decisive mistake. The value of a transcript falls by that
+The model gives each message the probability that it is the decisive mistake. The value of a transcript falls by this
 probability at each message, so `search.compare.blame` blames the message with the largest fall, as it does with a
-critic's values. Everything that is chosen is chosen by cross-validation inside of the training folds.
+critic's values. All choices are made by cross-validation within the training folds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Write the tiny model's card from its folder: ``python -m benchmarks.tiny.card models/tiny``.
+"""Write the tiny model's card in its folder: ``python -m benchmarks.tiny.card models/tiny``.
 
-The card states the command that made the model, its CPU time and loss curve, and what the model does, measured here.
-What does not change from one training to the next is in ``card.md``.
+The card contains the training command, its CPU time and loss curve, and metrics of the model, which this script
+measures. ``card.md`` contains the text that is the same for every training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare what an agent wrote with the true story, step by step."""
+"""Compare an agent's message with the true story, step by step."""
 
 from __future__ import annotations
 

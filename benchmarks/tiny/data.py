@@ -1,4 +1,4 @@
-"""Training data of the tiny model: whole transcripts, packed so that agents share the question they see."""
+"""Training data of the tiny model: whole transcripts, packed so that agents share the question."""
 
 from __future__ import annotations
 

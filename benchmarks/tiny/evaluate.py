@@ -1,8 +1,8 @@
-"""Measure the tiny model: ``python -m benchmarks.tiny.evaluate --graphs rpsv,single -n 200``.
+"""Evaluate the tiny model: ``python -m benchmarks.tiny.evaluate --graphs rpsv,single -n 200``.
 
-For each graph and difficulty: accuracy of a single pass with its 95% interval,
-of a vote and of the best of several passes, which agent erred first in the
-failed ones and how, and, with ``--tree``, what a full three-way tree holds.
+For each graph and difficulty, the script reports the accuracy of a single pass with its 95% interval, of a vote and
+of the best of several passes; the agents and kinds of the first errors in failed passes; and, with ``--tree``, the
+contents of a full three-way tree.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Text of other worlds: what the model is taught to do with questions that it cannot understand.
+"""Random text that teaches the model how to handle questions that it cannot understand.
 
-Real questions are full of words it never saw. Without practice it would answer
-them with endless babble; so a few rows of training hold random text, on which
-each agent does the shortest sensible thing: the Reader lists the numbers it
-sees, the Planner adds them up, the Solver does what stays in range, and
-whoever must pick an option picks one.
+Real questions contain many unknown words. Without training on such text, the model would generate very long nonsense.
+Therefore a few training rows contain random text with the shortest sensible reply of each agent: the Reader lists the
+numbers, the Planner adds them up, the Solver computes what stays in range, and agents that must select an option
+select one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole transcripts of the shipped graphs, and of one that sends work back, written by the role oracles."""
+"""Whole transcripts of the shipped graphs, and of a graph that returns work, written by the role oracles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the agents of the Arithmetic graphs write, and how that is read back.
+"""The language of the agents in the Arithmetic graphs, and its parsers.
 
 ======  =====================================================
 facts   ``Facts: has 12, finds 5, 3 times, half, 3 bags of 4.``
@@ -8,10 +8,9 @@ answer  ``Final Answer: 51`` or ``FINAL ANSWER: 51``
 hints   ``3 times means * 3, use + 5, do not use 9``
 ======  =====================================================
 
-A message may open with another word for its label (`LABELS`), as no two people
-write alike: without that, most samples of an agent would be equal, and a search
-would have little to choose from. The readers accept any text and return None
-where it is not so written.
+A message may begin with another word for its label (`LABELS`). Otherwise most samples of an agent would be equal, and
+a search would have few different messages to choose from. The parsers accept any text and return None if the text is
+not in this language.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Agents whose errors nobody designed: a small model, trained on correct transcripts alone, that meets hard problems.
+"""Agents with errors that are not designed: a small model, trained only on correct transcripts, on hard problems.
 
-One command from nothing makes the model, chooses the problems of a setting, and says what its errors are::
+One command trains the model from scratch, chooses the problems of a setting, and describes the errors::
 
     python -m benchmarks.tiny.natural --out models/tiny-natural
     python -m benchmarks.tiny.natural --out models/tiny-natural --setting reworded
 
-The transcripts are of RPSV, each written from the truth. There is no Auditor, no opening word, no text of other tasks,
-and stories are rejected only if a result leaves the numbers that the agents can write. In the first setting stories are
-longer than most of those taught; in the second some of their facts are told in words that were never taught. How long,
-and how many, is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
-afterwards, by comparing each message of a failed pass with the truth: who errs first, how often, and in what way.
+The transcripts are of RPSV and follow the truth. There is no Auditor, no opening word and no text of other tasks.
+Stories are rejected only if a result exceeds the numbers that the agents can write. In the setting ``stories``, stories
+are longer than most of those taught. In ``reworded``, some facts are told in words that were never taught. How long, or
+how many, is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
+afterwards, by comparing each message of a failed pass with the truth: which agent errs first, how often, and in what
+way.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def measure(policy: Policy, family: type[Stories], level: int, problems: int, pa
     return Level(level, sum(shares) / len(shares), (low, high), errors)
 
 
-def card(setting: Setting, levels: list[Level], command: str) -> str:
+def card(name: str, setting: Setting, levels: list[Level], command: str) -> str:
     """Return the model's card: how it was made, how often it is right, and what its errors are."""
     chosen = min(levels, key=lambda level: abs(level.right - 0.5))
     rows = [(x.level, percent(x.right), span(*x.interval)) for x in levels]
@@ -130,7 +131,7 @@ def card(setting: Setting, levels: list[Level], command: str) -> str:
     errors = [(who, kind, percent(n / total)) for (who, kind), n in chosen.errors.most_common()]
     about = setting.about.format(chosen.level)
     parts = [
-        "# tiny-natural\n",
+        f"# {name}\n",
         f"`{command}`\n",
         "Single passes of RPSV, dev split:\n",
         markdown_table((setting.what, "right, %", "95% interval"), rows),
@@ -143,16 +144,18 @@ def card(setting: Setting, levels: list[Level], command: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Train, choose the level on the dev split, and write the card."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tiny.natural", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.tiny.natural",
+        description=(__doc__ or "").split("\n")[0],
+        epilog="Other arguments, such as --hidden and --init, are those of python -m benchmarks.tiny.train.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="batches to train on")
     parser.add_argument("--problems", type=int, default=200, help="dev problems per level")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--setting", choices=SETTINGS, default="stories", help="problems to describe [stories]")
-    args = parser.parse_args(arguments)
+    args, others = parser.parse_known_args(arguments)
     settings = training_parser().parse_args(
-        ["--out", str(args.out), *SIZE, "--steps", str(args.steps), "--seed", str(args.seed)]
+        ["--out", str(args.out), *SIZE, "--steps", str(args.steps), "--seed", str(args.seed), *others]
     )
     if not (args.out / "config.json").exists():
         train(settings, correct_batches)
@@ -162,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = f"python -m benchmarks.tiny.natural --out {args.out.name} --steps {args.steps} --seed {args.seed}"
     if args.setting != "stories":
         command += f" --setting {args.setting}"
-    text = card(setting, levels, command)
+    text = card(args.out.name, setting, levels, " ".join([command, *others]))
     (args.out / setting.card).write_text(text, encoding="utf-8")
     print(text)
 

@@ -1,4 +1,4 @@
-"""Who writes what on Ordering, in the Debate and Logic graphs, and which errors each agent makes by design.
+"""Messages of each agent on Ordering in the Debate and Logic graphs, and the errors that each agent makes by design.
 
 ======  =================================================================
 rules   ``Rules: 1) Ann front 2) Ben after Ann 3) Kim end 4) swap Ann Kim``
@@ -8,9 +8,9 @@ scan    ``A Kim last no B Ben second yes``
 pick    ``I pick B`` (debaters) or ``Final Answer: B``
 ======  =================================================================
 
-A message may open with another word for its label, see `benchmarks.tiny.language.LABELS`.
-Each step needs one look at what was just written or at one place of the
-question: a model of this size learns to copy, not to search for an inverse.
+A message may begin with another word for its label, see `benchmarks.tiny.language.LABELS`.
+Each step depends only on the preceding text or on one place of the question, because a
+model of this size learns to copy but not to search for an inverse.
 """
 
 from __future__ import annotations

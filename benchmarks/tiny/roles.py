@@ -1,9 +1,9 @@
-"""Who writes what on Arithmetic, and which errors each agent makes by design.
+"""Messages of each agent on Arithmetic, and the errors that each agent makes by design.
 
-Every agent has misconceptions of its own: each is bound to a feature that a
-problem or an input may or may not have, and happens at the rate below where
-the feature is there. All show in the text: a fact that is missing, an
-operation or a number that is not the one in the input. Sums are never wrong.
+Every agent has specific misconceptions. Each depends on a feature that a problem or an
+input may have, and occurs at the rate below if the feature is present. All are visible in
+the text: a missing fact, or an operation or number that differs from the input. Sums are
+never wrong.
 
 A role is a function ``(world, inputs, rng) -> text``; the inputs are the
 messages that reach the agent, in speaker order, without the question.

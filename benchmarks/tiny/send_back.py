@@ -1,7 +1,7 @@
-"""Who writes what where work can be sent back: Reader, Planner, Solver, and a Referee who answers or names a mistake.
+"""Messages in a system that returns work: Reader, Planner, Solver, and a Referee that answers or names a mistake.
 
-The Referee sees the question and the work. What it notices it sends to the agent who makes mistakes of that kind,
-once in a transcript; that agent heeds it or not, and those after it do their part again. The system is
+The Referee sees the question and the work. It sends a detected mistake to the agent that makes mistakes of this kind,
+once per transcript. The agent corrects it or not, and the agents after it repeat their part. The system is
 ``benchmarks/tiny/send_back.yaml``.
 """
 

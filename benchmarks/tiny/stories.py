@@ -1,4 +1,4 @@
-"""Arithmetic of one difficulty, in two wordings; Stories, where a misreading may give the right answer."""
+"""Arithmetic of one difficulty in two wordings, and Stories, in which a misreading may give the right answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who writes what on Arithmetic in the Refine, Consensus and DyLAN graphs: solvers, checkers, advisers and judges.
+"""Messages on Arithmetic in the Refine, Consensus and DyLAN graphs: solvers, checkers, advisers and judges.
 
-A checker compares what it sees step by step, and names what it notices as
-hints; a solver that hears a hint does not fall for that misconception.
+A checker compares its inputs step by step and sends the detected errors as hints. A solver that receives
+a hint avoids this misconception.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The tiny model's tokenizer and chat template.
 
-Words, numbers below 100 and line breaks are one token each; anything else falls
-back to bytes, so every text can be encoded and decodes to itself. The system
-prompt of a shipped agent costs one token, placed after the inputs, so that
-agents that see the same question share its encoding; any other system prompt
-is written out.
+Words, numbers below 100 and line breaks are one token each. Any other text is encoded in
+bytes, so every text can be encoded and decodes to itself. The system prompt of a shipped
+agent is one token after the inputs, so that agents with the same question share its
+encoding. Any other system prompt is encoded as text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Train the tiny model from nothing: ``python -m benchmarks.tiny.train --out models/tiny``.
+"""Train the tiny model from scratch: ``python -m benchmarks.tiny.train --out models/tiny``.
 
-AdamW with a one-cycle learning rate, loss on the agents' messages only. Run
-again with the same arguments, it goes on from its last checkpoint to the same
-result. ``loss.jsonl`` has the loss over the steps, and `benchmarks.tiny.card`
-writes the card.
+The optimiser is AdamW with a one-cycle learning rate, and the loss covers only the agents'
+messages. Repeating the command with the same arguments continues from the last checkpoint
+and gives the same result. ``loss.jsonl`` has the loss over the steps, and
+`benchmarks.tiny.card` writes the card.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The truth about a transcript: which message is the first wrong one, and what is wrong with it.
+"""The truth about a transcript: the first wrong message and its error.
 
-Because the tasks are procedural, this is known exactly, for any agents that
-write in the language of the tiny model. A message is wrong if anything it says
-about the problem is not so: a fact, a step, an equation, an answer, a piece of
-advice, or a verdict on messages that were all right.
+Because the tasks are generated, the truth is known exactly, for any agents that write in
+the language of the tiny model. A message is wrong if any of its statements about the
+problem is false: a fact, a step, an equation, an answer, a hint, or a verdict on messages
+that were all right.
 """
 
 from __future__ import annotations

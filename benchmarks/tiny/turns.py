@@ -1,4 +1,4 @@
-"""What one agent saw and wrote."""
+"""The inputs and the message of one agent."""
 
 from __future__ import annotations
 

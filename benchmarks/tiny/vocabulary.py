@@ -1,4 +1,4 @@
-"""The words that are one token each; every other word is spelled in bytes."""
+"""The words with a token of their own; all other words are encoded in bytes."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def front(
         ),
     ] = None,
     trace_content: Annotated[
-        bool, typer.Option("--trace-content", help="With --traces: prompts and messages.")
+        bool, typer.Option("--trace-content", help="With --traces: also record prompts and messages.")
     ] = False,
 ) -> None:
     """Build, train and compare test-time search over multi-agent LLM systems."""
@@ -147,7 +147,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
     "demo": (demo.demo, "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
     "solve": (
         solve.solve,
-        'mas-gym solve "Tom has 3 pens and buys 4. How many has he?"',
+        'mas-gym solve "Tom has 3 pens and buys 4. How many pens does he have?"',
         "mas-gym solve --task arithmetic --critic tiny-masprm --tree tree.html",
     ),
     "eval": (

@@ -54,7 +54,7 @@ def bench_critic(
         typer.Option(
             "--dev",
             help="File to choose thresholds on. By default the rows of --data whose split is dev, else a fifth of its "
-            "questions; they are not measured.",
+            "questions; these are left out of the evaluation.",
         ),
     ] = None,
     mas: Annotated[

@@ -138,8 +138,8 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE or my.py:make. The default "
-        "is the MAS's policies, else tiny.",
+        help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, or several "
+        "models as arms:NAME=POLICY,NAME=POLICY. The default is the MAS's policies, else tiny.",
     ),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]
@@ -621,9 +621,9 @@ def _cores() -> int:
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
     from mas_gym.internal.adapter import Adapter
-    from search.planners import Cascade, ChosenRecipients
+    from search.planners import Cascade, ChosenArms, ChosenRecipients
 
-    if isinstance(planner, ChosenRecipients):
+    if isinstance(planner, ChosenArms | ChosenRecipients):
         return _is_shipped(planner.planner)
     if isinstance(planner, Cascade):
         return all(map(_is_shipped, planner.stages))

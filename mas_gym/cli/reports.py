@@ -161,8 +161,8 @@ def regrade(
 ) -> None:
     """Regrade the searches of a store without model calls; the old grades are kept.
 
-    With --task the problems come from that task, so that corrected reference answers count; problems that it does not
-    have are left out. Without, they are those of the store, graded by --grader, --kind or --grading.
+    With --task, the reference answers come from that task, for example after corrections, and problems that are not in
+    the task are left out. Otherwise the store's problems are graded with --grader, --kind or --grading.
     """
     import search
     from search.store import regrade as grade_again

@@ -29,7 +29,7 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
     model: Annotated[str, typer.Option("--model", help="Model name that clients request.")] = "mas-gym",
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent searches.")] = 32,
-    queue: Annotated[int, typer.Option("--queue", min=0, help="Maximum waiting searches; more get status 429.")] = 256,
+    queue: Annotated[int, typer.Option("--queue", min=0, help="Maximum waiting searches; others get 429.")] = 256,
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", help="Time limit per search, which then returns its best answer so far."),

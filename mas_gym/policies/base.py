@@ -48,6 +48,9 @@ MAX_TEMPERATURE = 100.0
 MOST_TOKENS = 10**8
 """Largest plausible token count of a prompt or message."""
 
+ARMS = "arms:"
+"""Prefix of the names and specs of policies with several models (`mas_gym.policies.arms`)."""
+
 _LOWEST_LOGPROB = -1e6
 _LOGPROB_SLACK = 1e-3
 
@@ -97,6 +100,7 @@ class SamplingRequest:
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
             ``messages`` has further fields of each message. A policy gets only what it honours, see `fitted`.
         traced: Whether each sample should have its `TokenTrace`. It does not affect what is sampled.
+        arm: Name of the model that answers, for policies with several (`mas_gym.policies.arms`); empty for the first.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -110,6 +114,7 @@ class SamplingRequest:
     agent: str = ""
     extra_body: str = ""
     traced: bool = False
+    arm: str = ""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -362,6 +367,10 @@ class PolicyBase:
         """
         return self if self.identical_to is None else as_policy(self.identical_to).serving(agent)
 
+    def arms(self, agent: str) -> tuple[str, ...]:
+        """Return the names of the models that can answer an agent's requests; empty for a policy without arms."""
+        return () if self.identical_to is None else as_policy(self.identical_to).arms(agent)
+
     def stand_for(self, policy: Policy | AsyncPolicy) -> None:
         """Set `identical_to`, and take over the attributes of a policy that this one wraps."""
         self.identical_to = policy
@@ -432,6 +441,10 @@ class _Adapted(Adapter, PolicyBase):
     def serving(self, agent: str) -> PolicyBase:
         inner = wrapped_part(self.identical_to)
         return self if inner is self.identical_to else as_policy(inner).serving(agent)
+
+    def arms(self, agent: str) -> tuple[str, ...]:
+        inner = wrapped_part(self.identical_to)
+        return () if inner is self.identical_to else as_policy(inner).arms(agent)
 
 
 class _AdaptedPolicy(_Adapted, Policy):

@@ -120,11 +120,13 @@ def _complete(
 
 
 def sample_key(request: SamplingRequest, seed: int) -> str:
-    """Return the digest (32 hex digits) of a prompt, its agent, its sampling parameters and one seed."""
+    """Return the digest (32 hex digits) of a prompt, its agent and arm, its sampling parameters and one seed."""
     parts: list[Any] = [[[m.role, m.content] for m in request.messages], request.agent]
     parts += [request.max_new_tokens, float(request.temperature), float(request.top_p), seed]
     if request.extra_body:
         parts.append(request.extra_body)
+    if request.arm:
+        parts.append({"arm": request.arm})
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 

@@ -58,6 +58,10 @@ class PerAgentPolicy(AsyncPolicy):
         """Return the policy that answers an agent's requests. Raises `PolicyError` if there is none."""
         return self._route(agent).serving(agent)
 
+    def arms(self, agent: str) -> tuple[str, ...]:
+        """Return the arms of an agent's policy. Raises `PolicyError` if there is none."""
+        return self._route(agent).arms(agent)
+
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
 

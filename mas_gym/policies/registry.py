@@ -8,9 +8,10 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, MissingDependencyError, shown
 from mas_gym.plugins import Registry, Spec, build, read_yaml
-from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy
+from mas_gym.policies.base import ARMS, AsyncPolicy, Policy, Purpose, as_policy
 
-PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy]
+Arms = Mapping[str, str | Policy | AsyncPolicy]
+PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy | Arms]
 
 POLICIES = Registry(
     "policy",
@@ -21,6 +22,7 @@ POLICIES = Registry(
         "recorded": "mas_gym.policies.registry:_recorded",
         "openai": "mas_gym.policies.openai:load_openai",
         "vllm": "mas_gym.policies.vllm:load_vllm",
+        "arms": "mas_gym.policies.registry:_arms",
     },
     settings=False,
 )
@@ -51,7 +53,9 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
             from agents' names, or ``"*"`` for all others, to such strings or to loaded policies gives each agent
             its policy; equal strings are loaded once. The mapping may also be a string:
             ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option ``cache=FILE`` adds a response cache to any
-            policy.
+            policy. ``"arms:small=tiny,large=openai:M@URL"`` gives every agent several models, among which planners
+            choose (`mas_gym.policies.arms`); in a mapping, a mapping from arms to strings or policies gives them
+            to one agent: ``{"Solver": {"small": "tiny", "large": "openai:M@URL"}, "*": "tiny"}``.
         options: Options of the loader, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
             models (`TransformersPolicy`), or those of `OpenAIOptions` for servers.
 
@@ -65,6 +69,8 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
         spec = _written_mapping(spec)
     if isinstance(spec, Mapping):
         return _per_agent(spec, options)
+    if spec.strip().startswith(ARMS):
+        return _arms(spec, **options)
     parsed = POLICIES.parse(spec)
     args, written = POLICIES.arguments(parsed)
     options = {**written, **options}
@@ -106,27 +112,65 @@ def local_module() -> Any:
         ) from error
 
 
-def _written_mapping(spec: str) -> Mapping[str, str]:
+def _written_mapping(spec: str) -> Mapping[str, str | Mapping[str, str]]:
     read = read_yaml(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
-    if not isinstance(read, dict) or not all(isinstance(part, str) for pair in read.items() for part in pair):
-        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shown(spec)}")
-    return read
+    if not _is_mapping(read, lambda policy: isinstance(policy, str) or _is_mapping(policy)):
+        raise ConfigError(
+            f"expected a mapping from agents' names to policy strings or to mappings of arms, got {shown(spec)}"
+        )
+    found: Mapping[str, str | Mapping[str, str]] = read
+    return found
 
 
-def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, object]) -> AsyncPolicy:
+def _is_mapping(read: object, fits: Callable[[object], bool] = lambda policy: isinstance(policy, str)) -> bool:
+    return isinstance(read, dict) and all(isinstance(name, str) and fits(policy) for name, policy in read.items())
+
+
+def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy | Arms], options: Mapping[str, object]) -> AsyncPolicy:
     from mas_gym.policies.per_agent import PerAgentPolicy
 
+    load = _loader(options)
+    return PerAgentPolicy({agent: _combined(spec, load) for agent, spec in specs.items()})
+
+
+def _arms(spec: str, **options: object) -> AsyncPolicy:
+    """Several models, such as arms:small=tiny,large=transformers:DIR, among which planners choose."""
+    from mas_gym.policies.arms import read_arms
+
+    return _combined(read_arms(spec), _loader(options))  # type: ignore[return-value]
+
+
+Load = Callable[[str | Policy | AsyncPolicy], Policy | AsyncPolicy]
+
+
+def _combined(spec: str | Policy | AsyncPolicy | Arms, load: Load) -> Policy | AsyncPolicy:
+    """Return the policy of one agent; a mapping names its arms."""
+    from mas_gym.policies.arms import ArmsPolicy, read_arms
+
+    if isinstance(spec, str) and spec.strip().startswith(ARMS):
+        spec = read_arms(spec)
+    if isinstance(spec, Mapping):
+        return ArmsPolicy({arm: load(policy) for arm, policy in spec.items()})
+    return load(spec)
+
+
+def _loader(options: Mapping[str, object]) -> Load:
+    """Return a function that loads the policies of a mapping, each string once, and caches each."""
     others = ", ".join(name for name in options if name != "cache")
     if others:
         raise ConfigError(
-            f"expected no options but cache beside a mapping of policies, got {others}; write them into each string"
+            f"expected no options but cache beside several policies, got {others}; write them into each string"
         )
-    loaded = {spec: load_policy(spec) for spec in {spec: None for spec in specs.values() if isinstance(spec, str)}}
-    team = {agent: loaded[spec] if isinstance(spec, str) else spec for agent, spec in specs.items()}
-    if "cache" in options:
-        kept = {id(policy): _cached(policy, str(options["cache"])) for policy in team.values()}
-        team = {agent: kept[id(policy)] for agent, policy in team.items()}
-    return PerAgentPolicy(team)
+    loaded: dict[str | int, Policy | AsyncPolicy] = {}
+
+    def load(spec: str | Policy | AsyncPolicy) -> Policy | AsyncPolicy:
+        key = spec if isinstance(spec, str) else id(spec)
+        if key not in loaded:
+            policy = load_policy(spec) if isinstance(spec, str) else spec
+            loaded[key] = _cached(policy, str(options["cache"])) if "cache" in options else policy
+        return loaded[key]
+
+    return load
 
 
 def _cached(policy: Policy | AsyncPolicy, file: str) -> AsyncPolicy:

@@ -25,6 +25,8 @@ AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the agent that calls."""
 NODE_HEADER = "x-mas-node"
 """The HTTP header with the quoted node of a graph that calls, and its task; see `mas_gym.programs.frameworks`."""
+NODES_HEADER = "x-mas-nodes"
+"""The HTTP header with the quoted nodes of the graphs that the program has started, separated by spaces."""
 
 MAX_CHOICES = 64
 _LONGEST_NAME = 256
@@ -102,6 +104,7 @@ class Call:
         model: The model that the program asked for; replies carry it.
         agent: The agent that the request names, in the header or the metadata; empty if it names none.
         node: The node of the graph that calls; empty if it is not known.
+        nodes: The nodes of the graphs that the program has started, which may call later.
         temperature: As requested; None if the program leaves it open.
         top_p: As requested, or None.
         max_tokens: As requested, or None.
@@ -125,6 +128,7 @@ class Call:
     usage: bool = False
     extra_body: str = ""
     tools: bool = False
+    nodes: tuple[str, ...] = field(default=(), compare=False)
     text: str = field(default="", compare=False)
 
     @cached_property
@@ -191,6 +195,7 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: ob
         usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
         extra_body=json.dumps(extra, sort_keys=True) if extra else "",
         tools="tools" in extra,
+        nodes=tuple(map(unquote, headers.get(NODES_HEADER, "").split())),
         text=_canonical(asked, agent, node, normalise),
     )
 

@@ -2,31 +2,47 @@
 
 LangGraph stores the metadata of the running node in a context variable of LangChain. Chat models of LangChain and plain
 clients send their requests in the context of their node and use httpx. Therefore httpx requests to a gateway get a
-header with the node. LangChain is not imported, and programs are not changed.
+header with the node. A second header lists all nodes of the graphs that have started, because a dry run may not reach
+each of them. The function of a conditional edge runs as a part of the node before it, but its calls have the name of
+the function. LangChain is not imported, and programs are not changed.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from mas_gym.programs.activity import CURRENT
-from mas_gym.programs.calls import NODE_HEADER
+from mas_gym.programs.calls import NODE_HEADER, NODES_HEADER
 
 _INNER = ("model", "agent")
 """Nodes of prebuilt agents, whose own names say nothing; the node that holds the agent has the name."""
 
+_GRAPHS = "langgraph.pregel"
+_LIBRARIES = ("langgraph", "langchain")
+"""Their own functions that choose the next node call no model."""
+
 _process_port: int | None = None
+_nodes: ContextVar[tuple[str, ...]] = ContextVar("mas_gym_nodes", default=())
+_routers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""Names of the functions that choose the next node, by the runnable that holds them."""
+_router: ContextVar[tuple[str, str]] = ContextVar("mas_gym_router", default=("", ""))
+"""The one of them that runs in this context, after the node before it."""
 
 
 def name_nodes(port: int | None = None) -> None:
-    """Send the node of a request in its header `NODE_HEADER`, to gateways only; safe to call twice.
+    """Send the node of a request and the nodes of its graphs in headers, to gateways only; safe to call again.
 
     Args:
         port: The gateway's port, in a process that runs one program; None for the port of the running execution.
@@ -43,28 +59,144 @@ def _extend_clients() -> None:
         with suppress(ImportError):
             module = importlib.import_module(library)
             for client in (module.Client, module.AsyncClient):
-                client.send = _naming(client.send)
+                _wrap(client, client.send, _naming)
+    graphs = sys.modules.get(_GRAPHS)
+    if graphs is None:
+        sys.meta_path.insert(0, _Finder())
+    else:
+        _describe_graphs(graphs)
+
+
+class _Finder(MetaPathFinder):
+    """Has graphs described as soon as their library is imported, which a program may do while it runs."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == _GRAPHS else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_describe(module: ModuleType) -> None:
+                execute(module)
+                _describe_graphs(module)
+
+            spec.loader.exec_module = execute_and_describe  # type: ignore[method-assign]
+        return spec
+
+
+def _describe_graphs(library: Any) -> None:
+    for run in (library.Pregel.stream, library.Pregel.astream):
+        _wrap(library.Pregel, run, _describing)
+
+
+@functools.cache
+def _name_routers(kind: Any) -> None:
+    for run in (kind.invoke, kind.ainvoke):
+        _wrap(kind, run, _routing)
+
+
+def _wrap(kind: Any, method: Any, wrapper: Any) -> None:
+    setattr(kind, method.__name__, functools.wraps(method)(wrapper(method)))
 
 
 def _naming(send: Any) -> Any:
-    @functools.wraps(send)
     def send_named(client: Any, request: Any, *args: Any, **named: Any) -> Any:
         execution = CURRENT.get()
         port = _process_port if execution is None else execution.activity.port
         if port is not None and request.url.port == port:
-            request.headers.update(node_header())
+            request.headers.update(node_headers())
         return send(client, request, *args, **named)
 
     return send_named
 
 
-def node_header() -> dict[str, str]:
-    """Return the header that names the node which runs in this context, and its task; empty if none does."""
+def _describing(run: Any) -> Any:
+    def run_described(graph: Any, *args: Any, **named: Any) -> Any:
+        if CURRENT.get() is not None or _process_port is not None:
+            _nodes.set(tuple(dict.fromkeys((*_nodes.get(), *_nodes_of(graph, _running())))))
+        return run(graph, *args, **named)
+
+    return run_described
+
+
+def _nodes_of(graph: Any, above: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the nodes of a graph and of the graphs inside, and the functions that choose the next node.
+
+    Args:
+        graph: A compiled graph.
+        above: LangGraph's metadata of the node that runs it.
+    """
+    metadata = {**above, **((graph.config or {}).get("metadata") or {})}
+    space, inner = metadata.get("langgraph_checkpoint_ns"), dict(graph.get_subgraphs())
+    # Graphs of LangGraph's functional interface have no builder.
+    builder = vars(graph).get("builder")
+    for node in graph.nodes:
+        place = f"{space}|{node}" if space else node
+        inside = {**metadata, "langgraph_node": node, "langgraph_checkpoint_ns": place}
+        name = _node(inside)
+        if not node.startswith("__"):
+            yield name
+        if isinstance(inner.get(node), sys.modules[_GRAPHS].Pregel):
+            yield from _nodes_of(inner[node], inside)
+        for branch in builder.branches.get(node, {}).values() if builder is not None else ():
+            if router := _router_name(branch.path):
+                yield router
+                _routers[branch.path] = router
+                kind: Any = type(branch.path)
+                _name_routers(kind)
+
+
+def _router_name(path: Any) -> str:
+    """Return the name of a function that chooses the next node; empty if it has none, or is the library's own."""
+    held = vars(path)
+    function = inspect.unwrap(held.get("func") or held.get("afunc"))
+    if not isinstance(function, FunctionType | MethodType) or function.__module__.partition(".")[0] in _LIBRARIES:
+        return ""
+    return "" if function.__name__ == "<lambda>" else function.__name__
+
+
+def _routing(run: Any) -> Any:
+    @contextmanager
+    def named_by(path: Any, config: Any) -> Iterator[None]:
+        before = _router.set((_node((config or {}).get("metadata") or {}), _routers[path]))
+        try:
+            yield
+        finally:
+            _router.reset(before)
+
+    def run_named(path: Any, value: Any, config: Any = None, **named: Any) -> Any:
+        if path not in _routers:
+            return run(path, value, config, **named)
+        with named_by(path, config):
+            return run(path, value, config, **named)
+
+    async def await_named(path: Any, value: Any, config: Any = None, **named: Any) -> Any:
+        if path not in _routers:
+            return await run(path, value, config, **named)
+        with named_by(path, config):
+            return await run(path, value, config, **named)
+
+    return await_named if inspect.iscoroutinefunction(run) else run_named
+
+
+def _running() -> Mapping[str, Any]:
+    """Return LangGraph's metadata of the node that runs in this context; empty if none does."""
     config = sys.modules.get("langchain_core.runnables.config")
     running = None if config is None else vars(config).get("var_child_runnable_config")
-    metadata = (running.get() or {}).get("metadata") or {} if isinstance(running, ContextVar) else {}
+    return ((running.get() or {}).get("metadata") or {}) if isinstance(running, ContextVar) else {}
+
+
+def node_headers() -> dict[str, str]:
+    """Return the header that names the node which runs in this context, and its task, and the one with all nodes.
+
+    Empty if no node runs.
+    """
+    metadata = _running()
     node, place = _node(metadata), _place(metadata.get("langgraph_path", ()))
-    return {NODE_HEADER: f"{quote(node)} {place}".strip()} if node else {}
+    if not node:
+        return {}
+    before, router = _router.get()
+    name = router if before == node else node
+    return {NODE_HEADER: f"{quote(name)} {place}".strip(), NODES_HEADER: " ".join(map(quote, _nodes.get()))}
 
 
 def _place(path: Iterable[object]) -> str:

@@ -28,6 +28,7 @@ from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.programs.calls import (
     AGENT_HEADER,
     NODE_HEADER,
+    NODES_HEADER,
     Call,
     CallError,
     Reply,
@@ -37,7 +38,7 @@ from mas_gym.programs.calls import (
     reply_to,
 )
 from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
-from mas_gym.programs.frameworks import node_header
+from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.recording import answer_use
 
 MAX_BODY = 16 * 2**20
@@ -89,7 +90,7 @@ class Gateway:
         Raises:
             CallError: See `read_call`; or the call cannot be answered as it asks.
         """
-        caller = f"{headers.get(AGENT_HEADER, '')}\0{headers.get(NODE_HEADER, '')}\0"
+        caller = "".join(f"{headers.get(name, '')}\0" for name in (AGENT_HEADER, NODE_HEADER, NODES_HEADER))
         key = blake2b(caller.encode() + known, digest_size=16).digest()
         call = self._calls.get(key)
         if call is None:
@@ -442,7 +443,7 @@ def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Cal
         return None
     # Omitted values of openai, and messages that are objects; a refusal becomes an exception of openai.
     with suppress(TypeError, ValueError, CallError):
-        return gateway.read(marshal.dumps(named, 0), headers | node_header(), partial(_asked, gateway, named))
+        return gateway.read(marshal.dumps(named, 0), headers | node_headers(), partial(_asked, gateway, named))
     return None
 
 
@@ -503,7 +504,7 @@ def _async_http(http: Any, gateway: Gateway) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
             path = f"/{token}{request.url.path}"
-            headers, body = {**request.headers, **node_header()}, await request.aread()
+            headers, body = {**request.headers, **node_headers()}, await request.aread()
             got = gateway.receive(request.method, path, headers, body, _of_task(execution), _Awaited)
             if isinstance(got, Reply):
                 return _response(http, got)
@@ -527,7 +528,7 @@ def _http(http: Any, gateway: Gateway) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
             path, origin = f"/{token}{request.url.path}", _of_thread(execution)
-            headers = {**request.headers, **node_header()}
+            headers = {**request.headers, **node_headers()}
             got = gateway.receive(request.method, path, headers, request.read(), origin, in_thread)
             if isinstance(got, Reply):
                 return _response(http, got)

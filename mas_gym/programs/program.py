@@ -30,7 +30,7 @@ from mas_gym.systems.graph import FAILED, MAS, Agent
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.systems.tool_calls import ToolCall, with_calls
-from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS
+from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS, RESERVED
 
 logger = logging.getLogger("mas_gym.programs")
 
@@ -210,10 +210,11 @@ class Program:
             for i, text in enumerate(self._given_agents.values()):
                 if any(text in message.content for message in call.messages if message.role == "system"):
                     return i
-        name = agent_name(call).casefold()
-        for i, agent in enumerate(agents):
-            if agent.name.casefold() == name:
-                return i
+        # A node whose prompt depends on its input has many names.
+        for name in dict.fromkeys((agent_name(call), _shortened(call.node))):
+            for i, agent in enumerate(agents):
+                if _plain(agent.name) == _plain(name):
+                    return i
         if len(agents) == 1:
             return 0
         if agents[-1].name == OTHERS:
@@ -318,12 +319,23 @@ def agent_name(call: Call) -> str:
         return call.agent[:_LONGEST_NAME]
     found = _ROLE.search(call.system[:500])
     name = _WITH_WHAT.split(found[1], 1)[0] if found else call.node or call.system or call.model or "agent"
+    return _shortened(name)
+
+
+def _shortened(name: str) -> str:
     words = " ".join(name.split())
     return words if len(words) <= _LONGEST_NAME else words[:_LONGEST_NAME].rpartition(" ")[0] or words[:_LONGEST_NAME]
 
 
+def _plain(name: str) -> str:
+    """Return a name as it is compared: a prompt says "math agent" where the node is ``math_agent``."""
+    return name.replace("_", " ").casefold()
+
+
 def rehearse(program: Program) -> list[str]:
-    """Run a program twice with a fixed reply to every call, and return the names of its agents in order.
+    """Run a program twice with a fixed reply to every call, and return the names of its agents.
+
+    First come those that call, in order, then the other nodes of its graphs: see `mas_gym.programs.frameworks`.
 
     A function that was loaded from a file also runs in a new process, to find requests that depend on the order of a
     set; not if ``PYTHONHASHSEED`` is set, which makes that order the same in every process.
@@ -344,8 +356,11 @@ def rehearse(program: Program) -> list[str]:
             raise ProgramError(f"the program {program.name} {_change(calls, again)}\n{_CHANGES}")
     _compare_elsewhere(program, calls)
     names = list(dict.fromkeys(agent_name(call) for call in calls))
-    _log_rehearsal(program.name, names, [not (call.agent or call.node or call.system) for call in calls], end)
-    return names
+    nodes = dict.fromkeys(_shortened(node) for call in calls for node in call.nodes)
+    known = {_plain(name) for name in (*names, *RESERVED)}
+    silent = [node for node in nodes if _plain(node) not in known]
+    _log_rehearsal(program.name, names, silent, [not (call.agent or call.node or call.system) for call in calls], end)
+    return [*names, *silent]
 
 
 _LONG_SETTLE = 0.5
@@ -442,12 +457,15 @@ def _rehearsed(program: Program) -> tuple[list[Call], Outcome | Exception]:
     return seen, ends[0]
 
 
-def _log_rehearsal(name: str, names: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception) -> None:
+def _log_rehearsal(
+    name: str, names: Sequence[str], silent: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception
+) -> None:
     """Log who called and where the program ended.
 
     Args:
         name: The program's name.
-        names: Its agents.
+        names: The agents that called.
+        silent: The other nodes of its graphs.
         unnamed: For each call, whether nothing in it names its agent.
         end: The last outcome.
     """
@@ -459,6 +477,8 @@ def _log_rehearsal(name: str, names: Sequence[str], unnamed: Sequence[bool], end
         how = f"failed: {' '.join(str(end.error if isinstance(end, Failed) else end).split())[:300]}"
     if not isinstance(end, Ended):
         how += f"; agents that it did not reach count as {OTHERS!r} unless agents= names them"
+    if silent:
+        how += f"; further nodes of its graph: {', '.join(silent)}"
     level = logging.INFO if isinstance(end, Ended) else logging.WARNING
     logger.log(level, "dry run of %s: %d model calls by %s; it %s", name, len(unnamed), ", ".join(names), how)
     if len(names) == 1 and len(unnamed) > 1 and all(unnamed):

@@ -33,6 +33,13 @@ ORDINARY = (
 )
 
 
+class ArmLike(NamedTuple):
+    """The only arm of an agent, like `search.Arm`."""
+
+    name: str = ""
+    price: float | None = None
+
+
 class ProposalLike(NamedTuple):
     """Stands in for the driver's proposal of one sampled message."""
 

@@ -24,6 +24,7 @@ from mas_gym.tasks.base import Problem, Task
 from mas_gym.testing.checks import (
     HOSTILE,
     ORDINARY,
+    ArmLike,
     Findings,
     ProposalLike,
     addressed,
@@ -203,6 +204,8 @@ class _Search:
         kind = type(request).__name__
         if kind == "Remaining":
             return self._left
+        if kind == "Arms":
+            return (ArmLike(),)
         if kind == "Continue":
             return None
         proposes = kind == "Propose"

@@ -170,7 +170,12 @@ def sibling_pairs(path: str | Path, least: float, run: str | None = None) -> lis
 
 
 def credited_samples(
-    path: str | Path, traces: str | Path, method: str, critic: Critic | None = None, run: str | None = None
+    path: str | Path,
+    traces: str | Path,
+    method: str,
+    critic: Critic | None = None,
+    run: str | None = None,
+    reward: Critic | None = None,
 ) -> list[CreditedSample]:
     """Return the sampled tokens of a store's messages with their advantages, scaled to a root mean square of 1.
 
@@ -180,12 +185,13 @@ def credited_samples(
         method: A method of `search.credit.credit`.
         critic: Values states, for the methods that need values.
         run: One training run; None reads all. Advantages are compared within a run.
+        reward: Its values of the final states replace the true rewards.
 
     Raises:
         ConfigError: The method needs a critic.
         DataError: A message has no trace, or no message has an advantage other than 0.
     """
-    found = [one for _, messages in sampled_messages(path, traces, method, critic, run) for one in messages]
+    found = [one for _, messages in sampled_messages(path, traces, method, critic, run, reward) for one in messages]
     scale = (sum(one.advantage**2 for one in found) / max(len(found), 1)) ** 0.5
     if not scale:
         raise DataError(f"{path}: expected messages with different rewards, found none; use problems of mixed outcomes")
@@ -194,7 +200,12 @@ def credited_samples(
 
 
 def sampled_messages(
-    path: str | Path, traces: str | Path, method: str, critic: Critic | None = None, run: str | None = None
+    path: str | Path,
+    traces: str | Path,
+    method: str,
+    critic: Critic | None = None,
+    run: str | None = None,
+    reward: Critic | None = None,
 ) -> list[tuple[str, list[CreditedSample]]]:
     """Return the id of each problem with its sampled messages, for trainers that group samples.
 
@@ -206,6 +217,7 @@ def sampled_messages(
         method: A method of `search.credit.credit`.
         critic: Values states, for the methods that need values.
         run: One training run; None reads all. Advantages are compared within a run.
+        reward: Its values of the final states replace the true rewards.
 
     Raises:
         ConfigError: The method needs a critic.
@@ -220,7 +232,8 @@ def sampled_messages(
             plans = [plan for plan in store.plans(info.run) if plan.tree is not None]
             seeds = dict(store.message_seeds(info.run))
             value = None if critic is None or method not in VALUE_CREDITS else _values(plans, critic)
-            for plan, messages in zip(plans, credit(plans, method, value=value), strict=True):
+            given = None if reward is None else _values(plans, reward)
+            for plan, messages in zip(plans, credit(plans, method, reward=given, value=value), strict=True):
                 samples = []
                 for one in messages:
                     seed = seeds[plan.problem_id][one.node]

@@ -11,16 +11,25 @@ from mas_gym.systems.state import MASState
 from search.grading import Grader
 
 
-class PolicyCall(NamedTuple):
-    """A request to the policy, and the planner's requests that share its samples.
+class Share(NamedTuple):
+    """The samples of a call that belong to one of the planner's requests.
 
     Attributes:
-        request: The request.
-        shares: For each share, in order: the position of the planner's request, its state, its number of samples.
+        slot: The position of the planner's request.
+        state: Its state.
+        places: The places of the samples in its reply.
     """
 
+    slot: int
+    state: MASState
+    places: slice[int | None, None, int]
+
+
+class PolicyCall(NamedTuple):
+    """A request to the policy, and the planner's requests that share its samples, in order."""
+
     request: SamplingRequest
-    shares: list[tuple[int, MASState, int]]
+    shares: list[Share]
 
 
 class CriticCall(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -21,11 +22,13 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
-from search.engine.calls import Call, CriticCall, GradingCall, Pause, PolicyCall, ProgramStep
+from search.engine.calls import Call, CriticCall, GradingCall, Pause, PolicyCall, ProgramStep, Share
 from search.engine.plan_checks import checked_plan, chosen_requests
 from search.grading import Grader
 from search.plan import Plan
 from search.protocol import (
+    Arm,
+    Arms,
     Continue,
     Evaluate,
     Extract,
@@ -43,9 +46,11 @@ from search.recorded import RecordedWorld
 from search.sampling import SampleRecord, Sampling, sample_seeds
 from search.setup import Setup
 from search.tree import Proposal
-from search.usage import Usage
+from search.usage import ArmUsage, Usage
 
 _RNG = b"planner"
+_TURN = -1
+"""In place of the number of a sample: the seed for the arm that has the first turn at a state."""
 _NO_BUDGET = Budget()
 
 _REFUSALS = 8
@@ -55,7 +60,8 @@ MAX_LOCAL_ROUNDS = 100_000
 """Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
 
 Messages = tuple[ChatMessage, ...]
-Prompt = tuple[Messages, Agent, Sampling, str]
+Prompt = tuple[Messages, Agent, Sampling, str, str]
+"""Messages, agent, sampling, extra body and arm: requests with an equal prompt become one call."""
 
 
 @dataclass
@@ -93,6 +99,7 @@ class ActiveSearch:
         runner: Runner | None = None,
         world: RecordedWorld | None = None,
         on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
+        arms: Callable[[str], tuple[str, ...]] = lambda agent: (),
     ) -> None:
         """Prepare a search; neither the planner nor the program that ``runner`` runs starts yet.
 
@@ -104,6 +111,7 @@ class ActiveSearch:
             runner: Runs the agent program; None for a MAS.
             world: As the attribute.
             on_message: Called with the agent and the usage so far when a message has arrived.
+            arms: Returns the arms of an agent (`mas_gym.policies.PolicyBase.arms`).
         """
         self.setup, self.problem, self.grader, self.world = setup, problem, grader, world
         self.limit = setup.budget
@@ -113,7 +121,7 @@ class ActiveSearch:
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
         self.session = runner.session(problem.question) if runner is not None else None
         self._root = None if runner is not None else self._initial_state()
-        self._account, self._on_message = account, on_message
+        self._account, self._on_message, self._arms = account, on_message, arms
         self._generator: PlanGenerator | None = None
         self._requests: Sequence[Request] = []
         self._replies: list[Any] = []
@@ -122,6 +130,7 @@ class ActiveSearch:
         self._texts: dict[str, str] = {}
         self._values: dict[bytes, float] = {}
         self._to_score: list[MASState] = []
+        self._fresh: set[tuple[bytes, str]] = set()
         self._leaf_answers: list[str | None] = []
         self.spent = Usage()
         self._stopped: str | None = None
@@ -333,20 +342,26 @@ class ActiveSearch:
         """Answer the requests that need no engine and return calls for the others; equal prompts become one call."""
         self._replies = [[] for _ in self._requests]
         self._to_score = []
-        merged: dict[Prompt, tuple[list[int], list[tuple[int, MASState, int]]]] = {}
+        self._fresh.clear()
+        merged: dict[Prompt, tuple[list[int], list[Share]]] = {}
         scoring: dict[bytes, ScoringContext] = {}
         rewarded: list[str] = []
         for slot, request in enumerate(self._requests):
             match request:
                 case Propose(state=state, n=n) if self.world is not None:
                     self._replies[slot] = self._draw(self.world, state, n)
-                case Propose(state=state, n=n):
-                    prompt, seeds = self._prompt(state), self._seeds(state, n)
+                case Propose(state=state, n=n, arm=arm):
+                    prompt, start = self._prompt(state), self._drawn.get(state.digest, 0)
+                    seeds = self._seeds(state, n)
                     if self.setup.program and prompt[2].temperature == 0 and self._drawn[state.digest] > 1:
                         self.setup.program.report_greedy(prompt[1].name)
-                    entry = merged.setdefault(prompt, ([], []))
-                    entry[0].extend(seeds)
-                    entry[1].append((slot, state, n))
+                    self._replies[slot] = [None] * n
+                    for name, places in self._shared_out(state, prompt[1].name, arm, start, n):
+                        entry = merged.setdefault((*prompt, name), ([], []))
+                        entry[0].extend(seeds[places])
+                        entry[1].append(Share(slot, state, places))
+                case Arms(state=state):
+                    self._replies[slot] = self._arms_at(state)
                 case Evaluate(states=states):
                     self._collect(states, scoring)
                 case Extract(states=states):
@@ -366,7 +381,7 @@ class ActiveSearch:
                         return [Pause(gain)]
                 case _:
                     raise SearchError(
-                        "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Continue from the "
+                        "expected a list of Propose, Evaluate, Extract, Reward, Remaining, Arms or Continue from the "
                         f"planner, got one with {request!r:.200}"
                     )
         calls = self._grading(rewarded)
@@ -400,7 +415,32 @@ class ActiveSearch:
         if state.acting == self.setup.dynamics.mas.sink:
             raise SearchError("the planner proposed at a terminal state; check model.is_terminal(state) first")
 
-    def _prompt(self, state: MASState) -> Prompt:
+    def _arms_at(self, state: MASState) -> tuple[Arm, ...]:
+        self._check_open(state)
+        rate = self.setup.rate
+        names = () if self.world is not None else self._arms(self.setup.dynamics.mas.agents[state.acting].name)
+        return tuple(Arm(name, None if rate is None else rate.generated(name)) for name in names or ("",))
+
+    def _shared_out(
+        self, state: MASState, agent: str, arm: str, start: int, n: int
+    ) -> Iterator[tuple[str, slice[int | None, None, int]]]:
+        """Yield the arms that write ``n`` messages at a state, each with the places of its messages among them."""
+        arms = self._arms(agent)
+        if arm in arms or (not arm and not arms):
+            yield arm, slice(None, None, 1)
+            return
+        if arm:
+            known = f"the arms {', '.join(arms)}" if arms else "a policy without arms"
+            raise SearchError(
+                f"planner {self._planner_name}: it asked for the arm {arm!r} of the agent {agent!r}, which has "
+                f"{known}; request search.Arms(state) for their names"
+            )
+        # Another order at each state, so that planners that draw once per state use every arm.
+        first = derive_seed(self.setup.seed, self.problem.id, state.digest, _TURN) + start
+        for place in range(min(n, len(arms))):
+            yield arms[(first + place) % len(arms)], slice(place, None, len(arms))
+
+    def _prompt(self, state: MASState) -> tuple[Messages, Agent, Sampling, str]:
         mas = self.setup.dynamics.mas
         self._check_open(state)
         agent, sampling = mas.agents[state.acting], self.setup.sampling
@@ -482,29 +522,43 @@ class ActiveSearch:
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
             got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
             raise PolicyError(f"agent {call.request.agent!r}: expected {wanted} samples from the policy, got {got}")
+        tokens, arm = sum(sample.tokens for sample in outcome.samples), call.request.arm
+        by_arm = ArmUsage(arm, wanted, tokens, outcome.prompt_tokens, outcome.cached_tokens)
         self._spend(
             Usage(
                 agent_calls=wanted,
-                generated_tokens=sum(sample.tokens for sample in outcome.samples),
+                generated_tokens=tokens,
                 prompt_tokens=outcome.prompt_tokens,
                 cached_tokens=outcome.cached_tokens,
                 dropped_tokens=outcome.dropped_tokens,
+                arms=(by_arm,) if arm else (),
             )
         )
-        records = [self._record(*pair) for pair in zip(outcome.samples, call.request.seeds, strict=True)]
-        start = 0
-        for slot, state, n in call.shares:
-            share = records[start : start + n]
-            start += n
-            self._replies[slot] = [record.proposal for record in share]
-            for record in share:
-                self.samples.setdefault((state.digest, record.proposal.action.text), record)
+        records = [self._record(*pair, arm) for pair in zip(outcome.samples, call.request.seeds, strict=True)]
+        rest = iter(records)
+        for slot, state, places in call.shares:
+            reply = self._replies[slot]
+            for place in range(*places.indices(len(reply))):
+                record = next(rest)
+                reply[place] = record.proposal
+                self._keep(state, record)
         return [] if self.session is None else self._steps(call, records)
+
+    def _keep(self, state: MASState, record: SampleRecord) -> None:
+        """Keep a message under its state and text, the first of equal ones.
+
+        Of equal ones of one round, the first arm's by name is kept, so that the order of replies does not matter.
+        """
+        key = (state.digest, record.proposal.action.text)
+        known = self.samples.get(key)
+        if known is None or (key in self._fresh and record.proposal.arm < known.proposal.arm):
+            self.samples[key] = record
+            self._fresh.add(key)
 
     def _steps(self, call: PolicyCall, records: Sequence[SampleRecord]) -> list[ProgramStep]:
         """Return the steps of the program that no earlier one has taken."""
         assert self.session is not None
-        places = [state for _, state, n in call.shares for _ in range(n)]
+        places = [s.state for s in call.shares for _ in range(*s.places.indices(len(self._replies[s.slot])))]
         steps = {ProgramStep(s, record.proposal.action.text) for s, record in zip(places, records, strict=True)}
         fresh = [step for step in steps if step.state is not None and not self.session.knows(step.state, step.text)]
         self.waiting += len(fresh)
@@ -520,11 +574,12 @@ class ActiveSearch:
             key = step.state.digest
             self.samples.setdefault((key, outcome.text), self.samples[key, step.text])
 
-    def _record(self, sample: Any, seed: int) -> SampleRecord:
+    def _record(self, sample: Any, seed: int, arm: str) -> SampleRecord:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.setup.dynamics.mas.ALL)
-        return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty), seed)
+        proposal = Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty, arm)
+        return SampleRecord(proposal, seed)
 
     def _take_scores(self, outcome: object) -> None:
         """Take the critic's values of the submitted states.
@@ -558,6 +613,7 @@ class ActiveSearch:
             self.fail(error)
         else:
             self._bill_grades()
+            self._spend(self._chosen(graded))
             requests = {} if self.session is None else chosen_requests(graded, self.session.call)
             varied = self.session is not None and self.session.order_varied
             self.plan = replace(
@@ -568,6 +624,12 @@ class ActiveSearch:
                 requests=requests,
                 order_varied=varied,
             )
+
+    def _chosen(self, plan: Plan) -> Usage:
+        """Return how many messages of the chosen answer each arm wrote."""
+        path = [] if plan.best is None else plan.best.state.path()[1:]
+        written = Counter(proposal.arm for state in path if (proposal := self._proposal_of(state)) is not None)
+        return Usage(arms=tuple(ArmUsage(arm, chosen=n) for arm, n in sorted(written.items()) if arm))
 
     def _bill_grades(self) -> None:
         cost = self.grader.cost
@@ -600,15 +662,16 @@ def _at_least_one(n: int) -> int:
 
 
 def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
-    messages, agent, sampling, extra = prompt
+    messages, agent, sampling, extra, arm = prompt
     cap = min(agent.max_new_tokens, sampling.max_new_tokens)
-    return SamplingRequest(messages, tuple(seeds), cap, sampling.temperature, sampling.top_p, agent.name, extra)
+    settings = (cap, sampling.temperature, sampling.top_p, agent.name, extra)
+    return SamplingRequest(messages, tuple(seeds), *settings, arm=arm)
 
 
 def _checked(requests: object) -> Sequence[Request]:
     if not isinstance(requests, list | tuple):
         raise SearchError(
-            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Continue from the planner, got "
+            "expected a list of Propose, Evaluate, Extract, Reward, Remaining, Arms or Continue from the planner, got "
             f"{type(requests).__name__}; write `yield [request]` for a single one"
         )
     for request in requests:

@@ -241,7 +241,8 @@ class Scheduler:
         setup = replace(self._setup, **changed) if changed else self._setup
         world = None if setup.recording is None else setup.recording.world(problem)
         grader = Grader(self._task, problem, setup.dynamics.mas.final_text, None if world is None else world.grades)
-        search = ActiveSearch(setup, problem, grader, self._account, self._runner, world, future._advance)
+        account, runner, arms = self._account, self._runner, self._engine.arms
+        search = ActiveSearch(setup, problem, grader, account, runner, world, future._advance, arms)
         with self._lock:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")

@@ -2,11 +2,13 @@
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
-samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages. `Cascade`
-runs several planners in order of cost until the answer is sufficiently certain.
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, `ChosenArms` to
+select the models that write them. `Cascade` runs several planners in order of cost until the answer is sufficiently
+certain.
 """
 
 from search.planners.adaptive import AdaptiveBranching
+from search.planners.arms import ChosenArms
 from search.planners.beam_search import StepBeamSearch
 from search.planners.best_of_n import BestOfN
 from search.planners.cascade import Cascade
@@ -28,6 +30,7 @@ __all__ = [
     "AdaptiveBranching",
     "BestOfN",
     "Cascade",
+    "ChosenArms",
     "ChosenRecipients",
     "SelfConsistency",
     "SequentialHalving",

@@ -17,6 +17,7 @@ from search.planners.common import (
     check_at_least,
     check_positive,
     child_of,
+    draw_normal,
     evaluate,
     path_scores,
     ranked,
@@ -153,13 +154,7 @@ class _Growth:
         return best if best_sample >= fresh else None
 
     def _draw(self, prior: float, n: int, total: float, squares: float) -> float:
-        """Sample a mean from the posterior of a normal with a normal-inverse-gamma prior worth one observation."""
-        mean = (prior + total) / (1 + n)
-        deviation = squares - 2 * mean * total + n * mean * mean + (mean - prior) ** 2
-        shape = (1 + n) / 2
-        scale = (self.planner.spread**2 + max(deviation, 0.0)) / 2
-        variance = scale / max(self.rng.gammavariate(shape, 1.0), 1e-12)
-        return self.rng.gauss(mean, math.sqrt(variance / (1 + n)))
+        return draw_normal(self.rng, prior, self.planner.spread, n, total, squares).mean
 
     def _decode(self) -> int:
         tree, node = self.tree, 0

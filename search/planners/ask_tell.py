@@ -26,6 +26,7 @@ from search.planners.common import (
 )
 from search.planners.stop_rules import Stop, Watch, pass_gain, read_stop, stop_for_run
 from search.protocol import (
+    Arms,
     Critic,
     Model,
     PlanGenerator,
@@ -46,7 +47,7 @@ class AskTellAlgorithm(Protocol):
         """Return the state of an empty search."""
 
     def ask_batch(self, state: Any, batch_size: int, actions: list[str]) -> tuple[Any, Sequence[Any]]:
-        """Return the state and trials, each with ``trial_id`` and ``parent_state`` (None for the root)."""
+        """Return the state and trials, each with ``trial_id``, ``action`` and ``parent_state`` (None for the root)."""
 
     def tell(self, state: Any, trial_id: Any, result: tuple[Any, float]) -> Any:
         """Return the state after a trial's node and its score in [0, 1]."""
@@ -61,6 +62,10 @@ class AskTell(Planner):
     and score again, at no cost. The answer is the terminal state with the best path score; if no
     trial reached one, the best transcript is continued to its end. An algorithm with its own
     random generator is as reproducible as that generator.
+
+    If the first agent's policy has arms, the algorithm's actions are the names of the arms, so that algorithms for
+    several models, such as TreeQuest's ``ABMCTSA``, choose among them. An agent without the chosen arm uses its arms in
+    turn.
 
     Attributes:
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
@@ -100,6 +105,8 @@ class AskTell(Planner):
         return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=watch.stopped)
 
     def _search(self, tree: Tree, model: Model, watch: Watch) -> Steps:
+        [arms] = yield [Arms(tree.states[0])]
+        actions = [arm.name for arm in arms] if len(arms) > 1 else [ACTION]
         state, reported = self.algorithm.init_tree(), 0
         while reported < self.n_trials:
             batch = min(self.batch, self.n_trials - reported)
@@ -109,9 +116,9 @@ class AskTell(Planner):
                 batch = batch if left is None else min(batch, left - turns_left(model, tree.states[0]) + 1)
                 if batch < 1:
                     return
-            state, trials = self.algorithm.ask_batch(state, batch, [ACTION])
+            state, trials = self.algorithm.ask_batch(state, batch, actions)
             nodes = [0 if trial.parent_state is None else int(trial.parent_state) for trial in trials]
-            yield from _extend(tree, model, nodes)
+            yield from _extend(tree, model, nodes, [trial.action for trial in trials] if len(arms) > 1 else ())
             for trial, node in zip(trials, nodes, strict=True):
                 value = tree.values[node]
                 state = self.algorithm.tell(state, trial.trial_id, (node, self._score(value)))
@@ -130,16 +137,28 @@ class AskTell(Planner):
         return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
 
 
-def _extend(tree: Tree, model: Model, nodes: list[int]) -> Steps:
+def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()) -> Steps:
     """Replace each node that is not terminal by a new child of it, sampled and scored.
 
     A node of a recorded run that has no further message is replaced by its best child.
+
+    Args:
+        tree: The tree, which receives the children.
+        model: The dynamics.
+        nodes: The nodes.
+        arms: For each node, the arm that writes its message; empty if planners do not choose.
     """
     open_ones = [i for i, node in enumerate(nodes) if not tree.is_terminal(node)]
     if not open_ones:
         return
+    wanted = [Propose(tree.states[nodes[i]]) for i in open_ones]
+    if arms:
+        known = yield [Arms(request.state) for request in wanted]
+        for place, (i, offered) in enumerate(zip(open_ones, known, strict=True)):
+            if any(arm.name == arms[i] for arm in offered):
+                wanted[place] = replace(wanted[place], arm=arms[i])
     try:
-        replies = yield [Propose(tree.states[nodes[i]], 1) for i in open_ones]
+        replies = yield [*wanted]
     except ExhaustedError:
         replies = [[] for _ in open_ones]
     for i, proposals in zip(open_ones, replies, strict=True):

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
 from mas_gym.systems.state import MASState
@@ -56,7 +56,12 @@ class Cascade(Planner):
                     f"cascade: expected a probability or a file from mas-gym calibrate after @, got {rule}"
                 )
         last = stages[-1]
-        own = {"stages": stages, "rules": rules, "size_setting": last.size_setting}
+        own = {
+            "stages": stages,
+            "rules": rules,
+            "size_setting": last.size_setting,
+            "needs_prices": any(stage.needs_prices for stage in stages),
+        }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
@@ -123,8 +128,19 @@ class Cascade(Planner):
         return (yield from Watch(None, tree, self.outcomes_only).evidence(ends[0], ends))
 
 
+class _Place(NamedTuple):
+    """Where messages are drawn: a state and an arm."""
+
+    state: MASState
+    arm: str
+
+
+def _place(request: Propose) -> _Place:
+    return _Place(request.state, request.arm)
+
+
 class _Supply:
-    """Messages of all stages by state; each stage receives them before new ones are drawn.
+    """Messages of all stages by state and arm; each stage receives them before new ones are drawn.
 
     Attributes:
         calls: Messages drawn so far.
@@ -135,11 +151,11 @@ class _Supply:
     def __init__(self) -> None:
         self.calls = self.tokens = 0
         self.spent = False
-        self._drawn: dict[MASState, list[Proposal]] = defaultdict(list)
+        self._drawn: dict[_Place, list[Proposal]] = defaultdict(list)
 
     def run(self, stage: PlanGenerator) -> PlanGenerator:
         """Run a stage and return its plan."""
-        used: Counter[MASState] = Counter()
+        used: Counter[_Place] = Counter()
         resume: Callable[[], list[Request]] = partial(next, stage)
         try:
             while True:
@@ -156,33 +172,34 @@ class _Supply:
         finally:
             stage.close()
 
-    def _answer(self, requests: Sequence[Request], used: Counter[MASState]) -> Generator[list[Request], list[Any], Any]:
-        """Return the replies to a stage's requests; ``used`` counts the messages received at each state."""
-        wanted = Counter({request.state: used[request.state] for request in requests if isinstance(request, Propose)})
-        for request in requests:
-            if isinstance(request, Propose):
-                wanted[request.state] += request.n
-        missing = {state: n - len(self._drawn[state]) for state, n in wanted.items() if n > len(self._drawn[state])}
+    def _answer(self, requests: Sequence[Request], used: Counter[_Place]) -> Generator[list[Request], list[Any], Any]:
+        """Return the replies to a stage's requests; ``used`` counts the messages received at each place."""
+        proposing = [request for request in requests if isinstance(request, Propose)]
+        wanted = Counter({_place(request): used[_place(request)] for request in proposing})
+        for proposal in proposing:
+            wanted[_place(proposal)] += proposal.n
+        missing = {place: n - len(self._drawn[place]) for place, n in wanted.items() if n > len(self._drawn[place])}
         others: list[Request] = [request for request in requests if not isinstance(request, Propose)]
-        asked = [*(Propose(state, n) for state, n in missing.items()), *others]
+        asked = [*(Propose(place.state, n, place.arm) for place, n in missing.items()), *others]
         replies: list[Any]
         try:
             replies = (yield asked) if asked else []
         except ExhaustedError:
             # A recorded run has no more messages; those that earlier stages drew may be left.
-            if not any(self._drawn[state][used[state] :] for state in wanted):
+            if not any(self._drawn[place][used[place] :] for place in wanted):
                 raise
             replies = [[] for _ in missing] + ((yield others) if others else [])
-        for state, proposals in zip(missing, replies, strict=False):
-            self._drawn[state] += proposals
+        for place, proposals in zip(missing, replies, strict=False):
+            self._drawn[place] += proposals
             self.calls += len(proposals)
             self.tokens += sum(proposal.tokens for proposal in proposals)
         rest, answers = iter(replies[len(missing) :]), []
         for request in requests:
             if isinstance(request, Propose):
-                start = used[request.state]
-                answers.append(self._drawn[request.state][start : start + request.n])
-                used[request.state] += len(answers[-1])
+                place = _place(request)
+                start = used[place]
+                answers.append(self._drawn[place][start : start + request.n])
+                used[place] += len(answers[-1])
             else:
                 answers.append(next(rest))
         return answers

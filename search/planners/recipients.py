@@ -65,6 +65,7 @@ class ChosenRecipients(Planner):
             "planner": planner,
             "needs_critic": planner.needs_critic or self.recipients == "critic",
             "size_setting": planner.size_setting,
+            "needs_prices": planner.needs_prices,
         }
         for name, value in own.items():
             object.__setattr__(self, name, value)

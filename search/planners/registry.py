@@ -10,6 +10,7 @@ from typing import Any
 from mas_gym.errors import ConfigError
 from mas_gym.plugins import Registry, Spec, write_settings
 from search import planners
+from search.planners.arms import TURNS
 from search.planners.recipients import OWN
 from search.planners.stop_rules import read_stop
 from search.protocol import Planner, as_planner, planner_name
@@ -49,7 +50,7 @@ PLANNERS = Registry(
     },
 )
 _SHORT = {"c": "c_uct"}
-_RECIPIENTS = "recipients"
+_ARMS, _RECIPIENTS = "arms", "recipients"
 
 
 def planner_names() -> list[str]:
@@ -66,7 +67,7 @@ def load_planner(spec: str) -> Planner:
             ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each planner
             after the first runs if the answer is right with a probability of at most the number after ``@``; or
             ``"FILE.py:NAME"`` with settings likewise (see `mas_gym.plugins`). Every other shipped planner also takes
-            ``recipients=``, the rule of `search.planners.recipients`.
+            ``arms=``, the rule of `search.planners.arms`, and ``recipients=``, that of `search.planners.recipients`.
 
     Returns:
         The planner.
@@ -85,9 +86,12 @@ def load_planner(spec: str) -> Planner:
     parsed = PLANNERS.parse(spec)
     make = PLANNERS.find(parsed)
     args, kwargs = PLANNERS.arguments(parsed, lambda key: _full(make, key))
-    recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in PLANNERS.shipped.values() else OWN
+    shipped = make in PLANNERS.shipped.values()
+    arms: Any = kwargs.pop(_ARMS, TURNS) if shipped else TURNS
+    recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if shipped else OWN
     planner = PLANNERS.call(parsed, make, *args, **kwargs)
     try:
+        planner = planner if arms == TURNS else planners.ChosenArms(planner, arms)
         return as_planner(planner if recipients == OWN else planners.ChosenRecipients(planner, recipients))
     except ConfigError as error:
         raise ConfigError(f"planner {spec!r}: {error}") from None
@@ -104,7 +108,7 @@ def whole_search(planner: Planner) -> Planner:
     """
     if isinstance(planner, planners.Cascade):
         return whole_search(planner.stages[-1])
-    if isinstance(planner, planners.ChosenRecipients):
+    if isinstance(planner, planners.ChosenArms | planners.ChosenRecipients):
         return replace(planner, planner=whole_search(planner.planner))
     if not takes_stop(planner):
         return planner
@@ -129,9 +133,10 @@ def planner_spec(planner: Planner) -> str:
     >>> planner_spec(planners.MCTS(10, 3, leaf="bootstrap"))
     'mcts:10,3,leaf=bootstrap'
     """
+    if isinstance(planner, planners.ChosenArms):
+        return _with_rule(planner.planner, f"{_ARMS}={planner.arms}")
     if isinstance(planner, planners.ChosenRecipients):
-        inner = planner_spec(planner.planner)
-        return f"{inner}{',' if ':' in inner else ':'}{_RECIPIENTS}={planner.recipients}"
+        return _with_rule(planner.planner, f"{_RECIPIENTS}={planner.recipients}")
     if isinstance(planner, planners.Cascade):
         first, *more = map(planner_spec, planner.stages)
         return f"{_CASCADE}:{'>'.join([first, *(f'{s}@{rule}' for s, rule in zip(more, planner.rules, strict=True))])}"
@@ -139,6 +144,11 @@ def planner_spec(planner: Planner) -> str:
         if type(planner) is make:
             return name + _settings(planner)
     return planner_name(planner)
+
+
+def _with_rule(planner: Planner, rule: str) -> str:
+    spec = planner_spec(planner)
+    return f"{spec}{',' if ':' in spec else ':'}{rule}"
 
 
 def _settings(planner: Planner) -> str:

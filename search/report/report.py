@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import by_cause
-from mas_gym.programs.program import OTHERS
 from search.compare import Comparison
 from search.compare.blame import Falls
 from search.compare.reliability import CONFIDENT, Bin, ScoredStates, scored_states
@@ -373,10 +372,11 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _blame_table(report: SettingReport) -> str:
-    agents = list(dict.fromkeys(name for label in report.blamed for name in report.agents[label]))
-    blamed = set().union(*report.blamed.values())
-    few = len(agents) <= _MOST_AGENTS
-    agents = [name for name in agents if name in blamed or (few and name != OTHERS)]
+    spoke = ((report.agents[label], report.calibration.get(label, ())) for label in report.blamed)
+    agents = list(dict.fromkeys(names[place] for names, places in spoke for place in places))
+    if len(agents) > _MOST_AGENTS:
+        blamed = set().union(*report.blamed.values())
+        agents = [name for name in agents if name in blamed]
     names = [*agents, "nobody"]
     lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (

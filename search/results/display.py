@@ -244,6 +244,8 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
         return Text("No search has ended.", style="yellow")
     table, deviations = _fitted(rows, title, width)
     parts: list[RenderableType] = [table, Text(caption(rows, deviations), style="dim")]
+    if arms := arm_cells(rows):
+        parts += [Text(""), _arm_table(arms)]
     gaps = differences(rows, baseline)
     if gaps:
         parts += [Text(""), _difference_table(gaps)]
@@ -251,6 +253,36 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
     if failures:
         parts += [Text(""), _failure_table(failures)]
     return Group(*parts)
+
+
+ARM_HEAD = ("Search", "Arm", "AC", "TOK", "Chosen")
+ARM_TITLE = "Messages by arm: per problem, and the arm's share in the chosen answers, in %"
+
+
+def arm_cells(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
+    """Return the cells of a table of arms, under `ARM_HEAD`; empty for policies without arms."""
+    return [
+        (
+            one_line(row.label) if place == 0 else "",
+            one_line(share.arm),
+            count(Spread(share.agent_calls, None)),
+            count(Spread(share.tokens, None)),
+            percent_cell(share.chosen),
+        )
+        for row in rows
+        for place, share in enumerate(row.arms)
+    ]
+
+
+def _arm_table(lines: Sequence[Sequence[str]]) -> Table:
+    from rich.text import Text
+
+    table = _plain_table(ARM_TITLE)
+    for place, name in enumerate(ARM_HEAD):
+        table.add_column(name, justify="left" if place < 2 else "right", overflow="fold")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table
 
 
 def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -> Table:
@@ -301,6 +333,8 @@ def to_csv(rows: Sequence[ResultRow]) -> str:
     for line in flat:
         line["seeds"] = " ".join(map(str, line["seeds"]))
         line["failures"] = json.dumps(line["failures"])
+        if any(row.arms for row in rows):
+            line["arms"] = json.dumps(line.get("arms", []))
     out = io.StringIO()
     if flat:
         writer = csv.DictWriter(out, flat[0].keys(), lineterminator="\n")
@@ -343,6 +377,8 @@ def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> s
     parts.append(_html_table(header, body))
     if rows:
         parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
+    if arms := arm_cells(rows):
+        parts += [f"<p>{escape(ARM_TITLE)}</p>", _html_table(ARM_HEAD, arms)]
     gaps = differences(rows, baseline) if len(rows) > 1 else []
     if gaps:
         head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval", "")

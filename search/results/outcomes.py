@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError
 from search.plan import Plan
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
+from search.usage import ArmUsage, Usage
 
 HIT_RANKS = (1, 3, 5)
 SCHEMA = 1
@@ -51,6 +52,7 @@ class Outcome:
         usd: Cost in USD; None without prices.
         unrecorded: Messages asked for beyond those of a recorded run.
         stopped: Why the search ended early, as `Plan.stopped`; None if it did not.
+        arms: What each arm contributed, as `Usage.arms`.
     """
 
     planner: str
@@ -72,6 +74,7 @@ class Outcome:
     usd: float | None = None
     unrecorded: int = 0
     stopped: str | None = None
+    arms: tuple[ArmUsage, ...] = ()
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -101,7 +104,24 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         usd=plan.usd,
         unrecorded=plan.usage.unrecorded,
         stopped=plan.stopped,
+        arms=plan.usage.arms,
     )
+
+
+class ArmShare(NamedTuple):
+    """What an arm contributed to the searches of a row.
+
+    Attributes:
+        arm: Its name.
+        agent_calls: AC per problem.
+        tokens: TOK per problem.
+        chosen: Its share of the messages of chosen answers, in ``[0, 1]``.
+    """
+
+    arm: str
+    agent_calls: float
+    tokens: float
+    chosen: float
 
 
 class Spread(NamedTuple):
@@ -136,6 +156,7 @@ class ResultRow:
         uneven: Whether its seeds ended different problems, so that Hit@1 averages unequal sets.
         usd: USD per problem; None without prices.
         bounded: Share of searches that asked for more messages than a recorded run holds.
+        arms: What each arm contributed; empty for a policy without arms.
     """
 
     planner: str
@@ -156,6 +177,7 @@ class ResultRow:
     uneven: bool = False
     usd: Spread | None = None
     bounded: float = 0.0
+    arms: tuple[ArmShare, ...] = ()
 
     @cached_property
     def problem_set(self) -> str:
@@ -190,6 +212,8 @@ class ResultRow:
             if name == "tokens" and self.usd is not None:
                 flat["usd"], flat["usd_std"] = self.usd
         flat["bounded"] = self.bounded
+        if self.arms:
+            flat["arms"] = [share._asdict() for share in self.arms]
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 
@@ -271,8 +295,15 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
         usd=_spread([[o.usd for o in run if o.usd is not None] for run in ended]) if priced else None,
         bounded=sum(outcome.unrecorded > 0 for outcome in group) / len(group),
+        arms=_arm_shares([outcome for run in ended for outcome in run]),
         uneven=len({frozenset(outcome.problem_id for outcome in run) for run in runs}) > 1,
     )
+
+
+def _arm_shares(outcomes: Sequence[Outcome]) -> tuple[ArmShare, ...]:
+    total = sum((Usage(arms=outcome.arms) for outcome in outcomes), Usage()).arms
+    chosen, n = max(1, sum(arm.chosen for arm in total)), len(outcomes)
+    return tuple(ArmShare(a.arm, a.calls / n, a.generated_tokens / n, a.chosen / chosen) for a in total)
 
 
 class CurvePoint(NamedTuple):

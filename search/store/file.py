@@ -6,14 +6,12 @@ import marshal
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import fields
 from functools import cache
 from hashlib import blake2b
 from typing import Any
 
 from mas_gym.errors import StoreError
 from mas_gym.internal.database import Format
-from search.usage import Usage
 
 TABLES = """
 CREATE TABLE runs (
@@ -53,7 +51,8 @@ CREATE TABLE searches (
     grader_tokens INTEGER NOT NULL,
     grader_prompt_tokens INTEGER NOT NULL,
     unrecorded INTEGER NOT NULL,    -- messages asked for beyond those of a recorded run
-    seconds REAL NOT NULL,          -- wall clock, like the next column: not part of the result
+    seconds REAL NOT NULL,          -- wall clock, like ``finished``: not part of the result
+    arms TEXT NOT NULL,             -- JSON: what each arm contributed, as lists of the fields of search.ArmUsage
     finished TEXT NOT NULL,
     metadata TEXT,                  -- JSON: the problem's
     candidates INTEGER NOT NULL,    -- how many were ranked
@@ -120,7 +119,6 @@ CREATE TABLE requests (             -- what programs asked for the messages of c
     PRIMARY KEY (search, node)
 ) WITHOUT ROWID;
 """
-USAGE = tuple(field.name for field in fields(Usage))
 CONTENT = {"nodes": "node", "candidates": "rank", "moments": "step", "requests": "node"}
 """The tables with a search's content, in the order of its digest, and the column that orders the rows of each."""
 
@@ -177,7 +175,7 @@ def seal(connection: sqlite3.Connection, table: str, column: str, key: int | str
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=8,
+    schema=9,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",

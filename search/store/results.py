@@ -14,9 +14,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome
-from search.store.file import USAGE, Content, Damage, checksum, row_checksum
-from search.store.rows import readable
-from search.usage import Usage
+from search.store.file import Content, Damage, checksum, row_checksum
+from search.store.rows import readable, usage_of_row
+from search.usage import AMOUNTS, Usage
 
 Grades = Mapping[int | None, tuple[str | None, bool]]
 """The answer in a node's message, and whether it is right, by node; the chosen candidate's is the first."""
@@ -68,6 +68,7 @@ def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
         row["grader_tokens"],
         unrecorded=row["unrecorded"],
         stopped=row["stopped"],
+        arms=usage_of_row(row).arms if row["arms"] != "[]" else (),
     )
 
 
@@ -87,11 +88,6 @@ def graded_outcome(outcome: Outcome, content: Content, grades: Grades | None) ->
         hit_rank=next(iter(ranks), None),
         anytime=tuple((tokens, correct(node, before)) for _, _, _, tokens, node, _, before in moments),
     )
-
-
-def usage_of_row(row: Row) -> Usage:
-    """Return the cost of a search from its row."""
-    return Usage(**{name: row[name] for name in USAGE})
 
 
 def tree_values(row: Row, content: Content) -> TreeValues:
@@ -129,7 +125,7 @@ class Totals(NamedTuple):
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     """Return the sums over the searches of a run; None if a search is damaged."""
     connection.create_function("checksum", -1, lambda *row: checksum(row), deterministic=True)
-    sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in USAGE)
+    sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in AMOUNTS)
     query = (
         f"SELECT total(checksum IS NOT {row_checksum('searches')}), "
         f"total(correct AND error IS NULL), total(generated_tokens), {sums} FROM searches WHERE run = ?"
@@ -137,7 +133,7 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     damaged, right, tokens, *costs = connection.execute(query, (run,)).fetchone()
     if damaged:
         return None
-    costs = {name: cost if name == "seconds" else int(cost) for name, cost in zip(USAGE, costs, strict=True)}
+    costs = {name: cost if name == "seconds" else int(cost) for name, cost in zip(AMOUNTS, costs, strict=True)}
     query = (
         "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error ORDER BY min(problem)"
     )

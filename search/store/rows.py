@@ -18,10 +18,10 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
-from search.store.file import CONTENT, USAGE, Content, Damage, checksum, content_of, digest, seal
+from search.store.file import CONTENT, Content, Damage, checksum, content_of, digest, seal
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
-from search.usage import Usage
+from search.usage import AMOUNTS, Usage
 
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of the state that it was sampled in, and its text."""
@@ -64,6 +64,11 @@ class CandidateRow(NamedTuple):
 def search_id(run: str, problem_id: str) -> int:
     """Return the key of a search, the same in every store."""
     return int.from_bytes(digest(run, problem_id)[:8], "big") >> 1
+
+
+def usage_of_row(row: Mapping[str, Any]) -> Usage:
+    """Return the cost of a search from its row of ``searches``."""
+    return Usage(**{name: row[name] for name in AMOUNTS}, arms=json.loads(row["arms"]))
 
 
 def metadata_text(problem: Problem) -> str:
@@ -132,6 +137,7 @@ class Writer:
             "stopped": plan.stopped,
             "error": None if plan.error is None else _storable(plan.error),
             **asdict(plan.usage),
+            "arms": json.dumps(plan.usage.arms),
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "metadata": metadata_text(problem),
             "candidates": len(ended.candidates),
@@ -275,7 +281,7 @@ class Reader:
             problem_id=row["problem"],
             answer=row["answer"],
             correct=bool(row["correct"]),
-            usage=Usage(**{name: row[name] for name in USAGE}),
+            usage=usage_of_row(row),
             stopped=row["stopped"],
             error=row["error"],
             mas=None if dynamics is None else dynamics.mas,

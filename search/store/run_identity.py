@@ -28,9 +28,11 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[s
     Raises:
         IdentityError: The planner, the policy, the critic or the task cannot state its identity.
     """
-    program = {} if setup.program is None else {"program": _stated("program", setup.program)}
+    others = {} if setup.program is None else {"program": _stated("program", setup.program)}
+    if setup.planner.needs_prices:
+        others["prices"] = _stated("prices", setup.rate)
     return (
-        program
+        others
         | _allocation(setup, problems)
         | {
             "schema": FORM,

@@ -43,9 +43,17 @@ from search.store.results import (
     span,
     totals,
     tree_values,
+)
+from search.store.rows import (
+    CandidateRow,
+    NodeRow,
+    Reader,
+    name_of,
+    read_run,
+    recipients_of,
+    search_id,
     usage_of_row,
 )
-from search.store.rows import CandidateRow, NodeRow, Reader, name_of, read_run, recipients_of, search_id
 from search.tree import Node, Tree
 from search.usage import Usage
 

@@ -1,0 +1,322 @@
+"""The page and the picture of `benchmarks.learning`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.compare.first_errors import auc
+from search.results.display import COLOURS, dress, figure_class, save_figure
+from search.results.intervals import nested_bootstrap
+from search.results.outcomes import Outcome
+
+REASONS = "## Notes"
+"""Text below this heading is written by hand and kept when the page is regenerated."""
+
+LEVEL = 0.6
+RESAMPLES = 2000
+SHARED, OURS = "grpo, shared outcome", "grpo, leave-one-out"
+COLUMNS = {
+    "single": "single pass",
+    "retold": "retold stories",
+    "hard": "difficulty 4",
+    "vote": "sc:6",
+    "mcts": "MCTS(20,2), shipped MASPRM",
+    "retrained": "MCTS(20,2), MASPRM retrained",
+}
+COSTS = ("vote", "mcts", "retrained")
+
+Floats = NDArray[np.float64]
+Statistic = Callable[[list[tuple[Floats, Floats]]], float]
+"""Of the mean curves of some rows: tokens and shares, each of shape ``[points]``."""
+
+
+class Point(NamedTuple):
+    """Agents after some rounds of training.
+
+    Attributes:
+        tokens: Generated tokens of all training searches so far.
+        problems: Training problems searched so far.
+        policy: As for `load_policy`.
+        right: 1 or 0 for each dev problem: whether a single pass solves it.
+        values: The shipped MASPRM's value of the final state of each of these passes.
+    """
+
+    tokens: int
+    problems: int
+    policy: str
+    right: dict[str, float]
+    values: dict[str, float]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of dev problems solved by a single pass."""
+        return sum(self.right.values()) / len(self.right)
+
+
+@dataclass
+class Row:
+    """Agents trained by one method.
+
+    Attributes:
+        name: The method.
+        curves: For each training seed the points from the untrained to the trained agents.
+        found: For each column of the table the outcomes of each training seed.
+    """
+
+    name: str
+    curves: list[list[Point]]
+    found: dict[str, list[list[Outcome]]] = field(default_factory=dict)
+
+    def shares(self, kind: str) -> list[dict[str, float]]:
+        """Return each training seed's share of right answers per problem; there is one run seed."""
+        return [{one.problem_id: float(one.correct) for one in outcomes} for outcomes in self.found[kind]]
+
+    def tokens(self, kind: str) -> float:
+        """Return the mean of generated tokens per problem."""
+        spent = [one.tokens for outcomes in self.found[kind] for one in outcomes]
+        return sum(spent) / len(spent)
+
+    def budget(self) -> float:
+        """Return the mean of the training tokens."""
+        return sum(points[-1].tokens for points in self.curves) / len(self.curves)
+
+
+def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
+    """Write the page and the curves; notes below `REASONS` stay."""
+    lines = [
+        "# Agents that learn from search",
+        "",
+        "The bundled RPSV agents, trained on Arithmetic by each method with one budget of generated tokens.",
+        "",
+        "```console",
+        f"python -m benchmarks.learning {args.words}".rstrip(),
+        "```",
+        "",
+        f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; training seeds "
+        f"{', '.join(map(str, args.seeds))}",
+        f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
+        f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; run seeds "
+        f"{', '.join(map(str, args.run_seeds))}",
+        "- Hit@1 in percent, mean over training seeds, with 95% bootstrap intervals over problems and trainings; TOK "
+        "is generated tokens per problem",
+        "",
+        "![dev accuracy of single passes against generated tokens](learning.png)",
+        "",
+        *_main_table(rows),
+        "",
+        f"Tokens to {100 * LEVEL:.0f}%: generated training tokens at which the curve of dev single passes, averaged "
+        f"over the training seeds, first reaches {100 * LEVEL:.0f}%, by linear interpolation.",
+        "",
+        *_seeds_table(rows),
+        "",
+        "## Differences",
+        "",
+        *_differences(rows),
+        "",
+        "## Tokens",
+        "",
+        *_token_lines(rows),
+        "",
+        "## Reward hacking",
+        "",
+        "Single passes on dev problems during training: mean true reward, mean value of the final states by the",
+        "shipped MASPRM, and the AUC with which that value separates right from wrong final states. If the value rises",
+        "and the reward does not, the agents exploit the critic.",
+        "",
+        *_hacking(rows),
+    ]
+    notes = "Nothing is written here yet.\n"
+    if args.page.exists() and REASONS in (old := args.page.read_text(encoding="utf-8")):
+        notes = old.split(f"{REASONS}\n\n", 1)[1]
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    args.page.write_text("\n".join([*lines, "", REASONS, "", notes]), encoding="utf-8")
+    draw(rows, args.page.parent / "learning.png")
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|---|{'---:|' * (len(head) - 1)}"
+    for line in lines:
+        yield f"| {' | '.join(line)} |"
+
+
+def _main_table(rows: Sequence[Row]) -> Iterator[str]:
+    kinds = [kind for kind in COLUMNS if any(kind in row.found for row in rows)]
+    head = ["agents", "training tokens", f"tokens to {100 * LEVEL:.0f}%"]
+    for kind in kinds:
+        head += [COLUMNS[kind], *(["TOK"] if kind in COSTS else [])]
+    lines = []
+    for row in rows:
+        line = [row.name, f"{row.budget():,.0f}", _reach(row) if row.budget() else ""]
+        for kind in kinds:
+            line.append(_hit(row, kind) if kind in row.found else "")
+            if kind in COSTS:
+                line.append(f"{row.tokens(kind):,.0f}" if kind in row.found else "")
+        lines.append(line)
+    return _table(head, lines)
+
+
+def _hit(row: Row, kind: str) -> str:
+    shares = row.shares(kind)
+    found = nested_bootstrap(shares, [dict.fromkeys(shares[0], 0.0)])
+    return f"{100 * found.mean:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
+
+
+def _seeds_table(rows: Sequence[Row]) -> Iterator[str]:
+    kinds = [kind for kind in COLUMNS if any(kind in row.found for row in rows[1:])]
+    lines = []
+    for row in rows[1:]:
+        means = {kind: [100 * sum(one.values()) / len(one) for one in row.shares(kind)] for kind in row.found}
+        lines.append([row.name, *(", ".join(f"{one:.1f}" for one in means.get(kind, [])) for kind in kinds)])
+    return _table(["by training seed", *(COLUMNS[kind] for kind in kinds)], lines)
+
+
+def _differences(rows: Sequence[Row]) -> Iterator[str]:
+    named = {row.name: row for row in rows}
+    before = rows[0]
+    pairs = [
+        (f"{row.name}: {COLUMNS[kind]} over the agents before", row.shares(kind), before.shares(kind))
+        for row in rows[1:]
+        for kind in COLUMNS
+        if kind in row.found and kind in before.found
+    ]
+    if OURS in named:
+        pairs += [
+            (f"{OURS} over {row.name}: {COLUMNS[kind]}", named[OURS].shares(kind), row.shares(kind))
+            for row in rows[1:]
+            for kind in ("single", "mcts")
+            if row.name != OURS and kind in row.found and kind in named[OURS].found
+        ]
+    pairs += [
+        (f"{row.name}: {COLUMNS[more]} over {COLUMNS[less]}", row.shares(more), row.shares(less))
+        for row in rows
+        for more, less in (("retrained", "mcts"), ("mcts", "vote"))
+        if more in row.found and less in row.found
+    ]
+    lines = []
+    for text, ours, theirs in pairs:
+        gap = nested_bootstrap(ours, theirs)
+        lines.append([text, f"{100 * gap.mean:+.1f}", f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"])
+    return _table(["difference, in points", "here", "95% interval"], lines)
+
+
+def _arrays(row: Row) -> tuple[Floats, Floats]:
+    """Return tokens of shape ``[seeds, points]`` and dev answers of shape ``[seeds, points, problems]``."""
+    tokens = [[float(point.tokens) for point in points] for points in row.curves]
+    right = [[[point.right[key] for key in sorted(point.right)] for point in points] for points in row.curves]
+    return np.array(tokens), np.array(right)
+
+
+def crossing(tokens: Sequence[float] | Floats, shares: Sequence[float] | Floats, level: float) -> float:
+    """Return the tokens at which a piecewise linear curve first reaches a level; infinity if it does not.
+
+    Args:
+        tokens: Increasing, one per point.
+        shares: The curve's value at each point.
+        level: The level.
+    """
+    for place, share in enumerate(shares):
+        if share >= level:
+            if not place:
+                return float(tokens[0])
+            part = (level - shares[place - 1]) / (share - shares[place - 1])
+            return float(tokens[place - 1] + part * (tokens[place] - tokens[place - 1]))
+    return math.inf
+
+
+def _drawn(
+    rows: Sequence[Row], statistic: Callable[[list[tuple[Floats, Floats]]], float]
+) -> tuple[float, float, float]:
+    """Return a statistic of mean curves, with its 95% bootstrap interval over problems and trainings."""
+    arrays = [_arrays(row) for row in rows]
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(RESAMPLES):
+        problems = arrays[0][1].shape[2]
+        drawn = rng.integers(problems, size=problems)
+        curves = []
+        for tokens, right in arrays:
+            seeds = rng.integers(len(tokens), size=len(tokens))
+            curves.append((tokens[seeds].mean(0), right[seeds][:, :, drawn].mean((0, 2))))
+        found.append(statistic(curves))
+    here = statistic([(tokens.mean(0), right.mean((0, 2))) for tokens, right in arrays])
+    low, high = np.quantile(found, [0.025, 0.975], method="nearest")
+    return here, float(low), float(high)
+
+
+def _reach(row: Row) -> str:
+    here, low, high = _drawn([row], lambda curves: crossing(*curves[0], LEVEL))
+    most = f"more than {row.budget():,.0f}"
+    shown = [f"{one:,.0f}" if math.isfinite(one) else most for one in (here, low, high)]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})" if math.isfinite(low) else most
+
+
+def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Compare the tokens of each row of GRPO with those of the shared outcome."""
+    named = {row.name: row for row in rows}
+    if SHARED not in named:
+        return
+    shared = named[SHARED]
+    yield f"Generated tokens at which a row's mean dev curve reaches what {SHARED} has at the end of its budget, as a"
+    yield "share of that budget; 95% bootstrap intervals over problems and trainings. The goal is at most 40%."
+    yield ""
+
+    def share(curves: list[tuple[Floats, Floats]]) -> float:
+        (tokens, right), (_, ours) = curves[0], curves[1]
+        return crossing(curves[1][0], ours, float(right[-1])) / float(tokens[-1])
+
+    lines = []
+    for row in rows[1:]:
+        if row is not shared:
+            here, low, high = _drawn([shared, row], share)
+            shown = [f"{100 * one:.0f}%" if math.isfinite(one) else "not reached" for one in (here, low, high)]
+            lines.append([row.name, shown[0], f"{shown[1]} to {shown[2]}"])
+    yield from _table(["agents", "share of the tokens", "95% interval"], lines)
+
+
+def _hacking(rows: Sequence[Row]) -> Iterator[str]:
+    lines = []
+    for row in rows:
+        for place in range(len(row.curves[0])):
+            if row is not rows[0] and not place:
+                continue
+            points = [points[place] for points in row.curves]
+            reward = sum(2 * point.accuracy - 1 for point in points) / len(points)
+            values = [value for point in points for value in point.values.values()]
+            separates = [
+                auc(list(point.values.values()), [point.right[key] for key in point.values]) for point in points
+            ]
+            lines.append(
+                [
+                    row.name,
+                    f"{sum(point.tokens for point in points) / len(points):,.0f}",
+                    f"{reward:+.3f}",
+                    f"{sum(values) / len(values):+.3f}",
+                    f"{sum(separates) / len(separates):.3f}",
+                ]
+            )
+    return _table(["agents", "tokens", "true reward", "MASPRM", "AUC"], lines)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw dev accuracy of single passes over generated tokens: a line per method, a band over the training seeds."""
+    figure = figure_class()(figsize=(6.4, 4.0), dpi=200, layout="constrained")
+    axes: Any = figure.subplots()
+    for row, colour in zip(rows[1:], COLOURS, strict=False):
+        tokens, right = _arrays(row)
+        means = 100 * right.mean(2)
+        x = tokens.mean(0) / 1000
+        axes.fill_between(x, means.min(0), means.max(0), color=colour, alpha=0.15, lw=0)
+        axes.plot(x, means.mean(0), color=colour, marker="o", ms=3, lw=1.6, label=row.name)
+    axes.axhline(100 * rows[0].curves[0][0].accuracy, color="#5a626c", lw=1, ls=":", label="before")
+    dress(axes, "generated training tokens, thousands", "single pass, dev, %")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    save_figure(figure, path)

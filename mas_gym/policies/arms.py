@@ -1,0 +1,124 @@
+"""A policy made of several models, its arms, among which a planner chooses for each message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from dataclasses import replace
+
+from mas_gym.errors import ConfigError, PolicyError, shown
+from mas_gym.policies.base import ARMS, AsyncPolicy, Policy, SamplingReply, SamplingRequest
+from mas_gym.policies.per_agent import PerAgentPolicy
+from mas_gym.policies.sessions import as_async
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_FORM = "arms:small=tiny,large=transformers:DIR"
+
+
+class ArmsPolicy(AsyncPolicy):
+    """Sends each request to the model that its ``arm`` names; the first arm answers requests without one.
+
+    Planners choose arms with `search.Propose`. If they do not, the scheduler takes the arms in turn.
+
+    Attributes:
+        name: Each arm with its policy's name, such as ``"arms:small=tiny|large=openai:m"``.
+        max_concurrency: The sum over the policies.
+        max_prompt_bytes: The smallest of its policies.
+        takes_extra_body: What all of its policies support.
+        independent_samples: What holds for all of its policies; False if it is False for one.
+        meters: Those of its policies, each named after its arm.
+        policies: As passed in.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
+        """Combine policies.
+
+        Args:
+            policies: Maps the name of each arm to its policy.
+
+        Raises:
+            ConfigError: There are no arms, a name is not made of letters, digits, ``_``, ``.`` and ``-``, or an arm
+                has several policies.
+        """
+        if not policies:
+            raise ConfigError(f"expected at least one arm, got none; write {_FORM}")
+        for arm, policy in policies.items():
+            check_arm(arm)
+            if isinstance(policy, ArmsPolicy | PerAgentPolicy):
+                raise ConfigError(
+                    f"arm {arm!r}: expected a policy of one model, got {policy.name}; list all arms together, and give "
+                    "agents different arms with a mapping from agents to arms"
+                )
+        self.policies = dict(policies)
+        views = {id(policy): as_async(policy) for policy in policies.values()}
+        self._views = {arm: views[id(policy)] for arm, policy in policies.items()}
+        self.name = ARMS + "|".join(f"{arm}={view.name}" for arm, view in self._views.items())
+        self.max_concurrency = sum(view.max_concurrency for view in views.values())
+        bounds = (view.max_prompt_bytes for view in views.values())
+        self.max_prompt_bytes = min((bound for bound in bounds if bound is not None), default=None)
+        self.takes_extra_body = _common([policy.takes_extra_body for policy in policies.values()])
+        independent = {policy.independent_samples for policy in policies.values()}
+        self.independent_samples = False if False in independent else True if independent == {True} else None
+        self.meters = {
+            f"{arm}={name}": meter for arm, view in self._views.items() for name, meter in view.meters.items()
+        }
+
+    def identity(self) -> dict[str, Policy | AsyncPolicy]:
+        """Return the policy of each arm, stated by its own identity."""
+        return self.policies
+
+    def arms(self, agent: str) -> tuple[str, ...]:
+        """Return the names of the arms, in the order in which they were given."""
+        return tuple(self._views)
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Answer one request.
+
+        Raises:
+            PolicyError: There is no such arm, or its policy cannot answer.
+        """
+        arm = request.arm or next(iter(self._views))
+        if arm not in self._views:
+            raise PolicyError(f"expected an arm of {', '.join(self._views)}, got {arm!r}")
+        return await self._views[arm].sample_async(replace(request, arm=""))
+
+
+def _common(supported: list[bool | Set[str]]) -> bool | Set[str]:
+    """Return the fields of a chat request that all of some policies support."""
+    named = [set(fields) for fields in supported if isinstance(fields, Set)]
+    if False in supported:
+        return False
+    return frozenset.intersection(*map(frozenset, named)) if named else True
+
+
+def check_arm(name: object) -> None:
+    """Check an arm's name. Raises `ConfigError`."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"expected the name of an arm in letters, digits, '_', '.' and '-', got {shown(name)}")
+
+
+def read_arms(spec: str) -> dict[str, str]:
+    """Read ``"arms:small=tiny,large=transformers:DIR"`` as the policy string of each arm.
+
+    Raises:
+        ConfigError: It names no arm, an arm twice, or an arm without a policy.
+
+    >>> read_arms("arms:small=tiny,large=transformers:models/large#threads=2")
+    {'small': 'tiny', 'large': 'transformers:models/large#threads=2'}
+    """
+    text = spec.removeprefix(ARMS).strip()
+    if not text:
+        raise ConfigError(f"expected at least one arm, got {shown(spec)}; write {_FORM}")
+    found: dict[str, str] = {}
+    for piece in text.split(","):
+        arm, equals, policy = (part.strip() for part in piece.partition("="))
+        if not equals or not policy:
+            raise ConfigError(
+                f"{shown(spec)}: expected NAME=POLICY for each arm, got {shown(piece)}; write {_FORM}, or, if a policy "
+                "has commas, a mapping such as {'*': {small: tiny, large: 'my.py:Model:1,2'}}"
+            )
+        check_arm(arm)
+        if arm in found:
+            raise ConfigError(f"{shown(spec)}: expected different names of arms, got {arm!r} twice")
+        found[arm] = policy
+    return found

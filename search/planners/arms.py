@@ -1,0 +1,238 @@
+"""Which model writes a message, if a policy has several (`mas_gym.policies.arms`); a wrapper for any planner.
+
+Without it the arms take turns. ``arms=thompson`` chooses by Thompson sampling for each agent, as AB-MCTS with several
+models does for each node (Inoue et al., 2025, arXiv:2503.04412): nodes of one agent share what they learn, because a
+node sees few messages. ``arms=cost`` divides the expected gain by the price of a token.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+from mas_gym.errors import BudgetError, ConfigError
+from mas_gym.systems.state import MASState
+from search.plan import Plan
+from search.planners.common import draw_normal
+from search.protocol import (
+    Arm,
+    Arms,
+    Critic,
+    Evaluate,
+    Model,
+    PlanGenerator,
+    Planner,
+    Propose,
+    Request,
+    Reward,
+    as_planner,
+    planner_name,
+    value_kind,
+)
+from search.tree import Proposal
+
+Rule = Literal["thompson", "cost"]
+TURNS = "turns"
+"""The name of the default: arms take turns."""
+RULES = f"{TURNS}, {' or '.join(get_args(Rule))}"
+SPREAD = 0.3
+"""Prior standard deviation of a gain, in units of the critic's values."""
+
+
+@dataclass(frozen=True)
+class ChosenArms(Planner):
+    """A planner whose messages come from arms that a rule chooses.
+
+    Each message has a gain: the value of its successor state minus that of its state, which is 0 at the root. With an
+    outcome critic or the true reward it is the value of each terminal state that the message leads to. The gains of an
+    agent's messages by one arm have a normal distribution with unknown mean and variance; the prior is worth one
+    observation at the mean of all arms. Without values during the search, as in best-of-N, nothing is learned.
+
+    Attributes:
+        planner: The planner that gets the messages.
+        arms: ``"thompson"``: the arm with the largest sampled mean. ``"cost"``: samples mean and variance, and takes
+            the arm with the largest expected improvement over the best message known at the state, or over the state
+            itself, per USD of a generated token; the run needs prices.
+        outcomes_only: Whether only terminal states have values; filled in for a run.
+    """
+
+    planner: Planner
+    arms: Rule
+    outcomes_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the rule."""
+        planner = as_planner(self.planner)
+        if self.arms not in get_args(Rule):
+            raise ConfigError(f"expected arms to be {RULES}, got {self.arms!r}")
+        if not planner.needs_critic:
+            raise ConfigError(
+                f"arms={self.arms} learns from values, and {planner_name(planner)} asks for none; leave out arms="
+            )
+        own = {"planner": planner, "size_setting": planner.size_setting, "needs_prices": self.arms == "cost"}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def for_run(self, critic: Critic | None, training: bool) -> ChosenArms:
+        """Bind the planner."""
+        outcomes_only = value_kind(critic, training) in ("outcome", "reward")
+        return replace(self, planner=as_planner(self.planner.for_run(critic, training)), outcomes_only=outcomes_only)
+
+    def current_size(self) -> int:
+        """Return the planner's size."""
+        return self.planner.current_size()
+
+    def resized(self, size: int) -> ChosenArms:
+        """Return a copy with the planner of another size."""
+        return replace(self, planner=self.planner.resized(size))
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Run the planner, and choose the arms of its messages."""
+        choice = _Choice(self.arms, self.outcomes_only, _independent(rng))
+        inner = self.planner.plan(model, root, rng)
+        resume: Callable[[], list[Request]] = partial(next, inner)
+        try:
+            while True:
+                try:
+                    requests = resume()
+                except StopIteration as end:
+                    plan: Plan = end.value
+                    return plan
+                try:
+                    resume = partial(inner.send, (yield from choice.answer(requests)))
+                except BudgetError as error:
+                    resume = partial(inner.throw, error)
+        finally:
+            inner.close()
+
+
+def _independent(rng: random.Random) -> random.Random:
+    """Return a generator that is determined by another one and leaves it unchanged."""
+    copy = random.Random()
+    copy.setstate(rng.getstate())
+    return random.Random(f"arms {copy.getrandbits(64)}")
+
+
+@dataclass
+class _Gains:
+    """Number, sum and sum of squares of gains."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, gain: float) -> None:
+        self.n += 1
+        self.total += gain
+        self.squares += gain * gain
+
+
+class _Part(NamedTuple):
+    """The messages of one request that one arm writes, and their places in the reply."""
+
+    slot: int
+    request: Propose
+    places: Sequence[int]
+
+
+@dataclass
+class _Choice:
+    """Chooses arms, and learns from the values of the messages."""
+
+    rule: Rule
+    outcomes_only: bool
+    rng: random.Random
+    arms: dict[int, tuple[Arm, ...]] = field(default_factory=dict)
+    gains: dict[tuple[int, str], _Gains] = field(default_factory=lambda: defaultdict(_Gains))
+    written: dict[tuple[MASState, str], str] = field(default_factory=dict)
+    values: dict[MASState, float] = field(default_factory=dict)
+    best: dict[MASState, float] = field(default_factory=dict)
+
+    def answer(self, requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
+        """Return the replies to a planner's requests; those for messages are split by arm."""
+        states = [request.state for request in requests if isinstance(request, Propose)]
+        unknown = {state.acting: state for state in states if state.acting not in self.arms}
+        if unknown:
+            self.arms.update(zip(unknown, (yield [Arms(state) for state in unknown.values()]), strict=True))
+        parts = [part for slot, request in enumerate(requests) for part in self._split(slot, request)]
+        others = [slot for slot, request in enumerate(requests) if not isinstance(request, Propose)]
+        asked: list[Request] = [*(part.request for part in parts), *(requests[slot] for slot in others)]
+        replies = yield asked
+        answers: list[Any] = [[] for _ in requests]
+        for slot, reply in zip(others, replies[len(parts) :], strict=True):
+            answers[slot] = reply
+            self._learn(requests[slot], reply)
+        placed: dict[int, list[tuple[int, Proposal]]] = defaultdict(list)
+        for part, reply in zip(parts, replies, strict=False):
+            placed[part.slot] += zip(part.places, reply, strict=False)
+            for proposal in reply:
+                self.written.setdefault((part.request.state, proposal.action.text), part.request.arm)
+        for slot, found in placed.items():
+            answers[slot] = [proposal for _, proposal in sorted(found, key=lambda one: one[0])]
+        return answers
+
+    def _split(self, slot: int, request: Request) -> list[_Part]:
+        if not isinstance(request, Propose):
+            return []
+        arms = self.arms[request.state.acting]
+        if len(arms) == 1 or request.arm:
+            return [_Part(slot, request, range(request.n))]
+        places: dict[str, list[int]] = defaultdict(list)
+        for place in range(request.n):
+            places[self._choose(request.state, arms)].append(place)
+        return [_Part(slot, Propose(request.state, len(some), arm), some) for arm, some in places.items()]
+
+    def _choose(self, state: MASState, arms: Sequence[Arm]) -> str:
+        known = [self.gains[state.acting, arm.name] for arm in arms]
+        mean = sum(gains.total for gains in known) / max(1, sum(gains.n for gains in known))
+        draws = [draw_normal(self.rng, mean, SPREAD, gains.n, gains.total, gains.squares) for gains in known]
+        if self.rule == "thompson":
+            scores = [draw.mean for draw in draws]
+        else:
+            start = mean if self.outcomes_only else 0.0
+            least = self.best[state] - self.values.get(state, 0.0) if state in self.best else start
+            scores = [
+                improvement(draw.mean - least, draw.deviation) / max(_price(arm), 1e-12)
+                for arm, draw in zip(arms, draws, strict=True)
+            ]
+        return arms[max(range(len(arms)), key=scores.__getitem__)].name
+
+    def _learn(self, request: Request, reply: Sequence[float]) -> None:
+        if not isinstance(request, Evaluate | Reward):
+            return
+        for state, value in zip(request.states, reply, strict=True):
+            if state.parent is None or state in self.values:
+                continue
+            self.values[state] = value
+            steps = state.path()[1:] if self.outcomes_only else [state]
+            for step in steps:
+                assert step.parent is not None
+                before = 0.0 if self.outcomes_only else self.values.get(step.parent, 0.0)
+                self.best[step.parent] = max(value, self.best.get(step.parent, -math.inf))
+                arm = self.written.get((step.parent, step.text))
+                if arm:
+                    self.gains[step.parent.acting, arm].add(value - before)
+
+
+def improvement(mean: float, deviation: float) -> float:
+    """Return the expected excess over 0 of a normal variable: the mean of max(0, X).
+
+    >>> round(improvement(0.0, 1.0), 3), improvement(1.0, 0.0)
+    (0.399, 1.0)
+    """
+    if deviation <= 0:
+        return max(mean, 0.0)
+    z = mean / deviation
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return deviation * density + mean * (1 + math.erf(z / math.sqrt(2))) / 2
+
+
+def _price(arm: Arm) -> float:
+    if arm.price is None:
+        raise ConfigError(f"arms=cost: expected a price of generated tokens for the arm {arm.name!r}, got none")
+    return arm.price
