@@ -1,13 +1,13 @@
-r"""A small and a larger model as arms of one policy, against each alone, at equal cost.
+r"""A small and a larger model as arms of one policy, compared with each model alone at equal cost.
 
     python -m benchmarks.tiny.natural --out models/natural-large --steps 800 --hidden 192 --layers 4 \
         --init mas_gym/tiny/weights --lr 1e-3 --bf16 --compile
     python -m benchmarks.arms --large models/natural-large --cache replies.db
 
-Both models are natural agents (`benchmarks.tiny.natural`), trained on correct transcripts alone, so that their errors
-are not designed. A token that a model reads or writes costs its number of parameters. The reference is the large model
-alone. Every other row has the largest size whose mean cost on dev is at most 60% of the reference's on dev; its
-accuracy and cost on test are compared with the reference's, paired over problems.
+Both models are natural agents (`benchmarks.tiny.natural`), trained only on correct transcripts, so that their errors
+are not designed. The cost of a token that a model reads or writes is the model's number of parameters. The reference is
+the large model alone. Every other row has the largest size whose mean cost on dev is at most 60% of the reference's
+cost on dev. Its accuracy and cost on test are compared with the reference's, paired over problems.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from mas_gym.errors import ConfigError, shown
+from mas_gym.internal.json_types import JSONObject
 from search.prices import Rate
 from search.usage import Usage
 
@@ -80,7 +80,7 @@ class Budget:
             raise ConfigError(f"budget: usd={self.usd:g} needs prices: pass prices=, or --prices prices.yaml")
         return replace(self, rate=rate)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return what a run's identity states: prices change results only through a limit of USD."""
         stated = asdict(self)
         return stated if self.usd is not None else {name: stated[name] for name in LIMITS if name != "usd"}

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 from mas_gym.errors import DataError, is_number, shown
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from search.critics import Combination
 from search.protocol import Critic, ScoringContext
 
@@ -87,15 +88,15 @@ class CalibratedModel:
     final: Curve
     folds: tuple[Curve, ...]
     questions: Mapping[str, int]
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+    metrics: JSONMapping = field(default_factory=dict)
+    data: JSONMapping = field(default_factory=dict)
 
     def probability(self, question: str, values: Sequence[float]) -> float:
         """Return the probability that a state is right, by a curve that was fitted without its question."""
         fold = self.questions.get(question_key(question))
         return (self.final if fold is None else self.folds[fold]).probability(values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the JSON-able form."""
         return {"schema": SCHEMA, **asdict(self)}
 
@@ -127,7 +128,7 @@ def read_model(data: object) -> CalibratedModel:
 
 
 def _curve(data: object, method: str, members: int) -> Curve:
-    fields: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    fields: JSONMapping = data if isinstance(data, Mapping) else {}
     columns = {name: fields.get(name) for name in ("mean", "scale", "weights", "at", "level")}
     sizes = {"mean": members, "scale": members, "weights": 2 * members} if method == "logistic" else {}
     for name, values in columns.items():

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from mas_gym.errors import ConfigError, UnknownNameError, did_you_mean, refuse_unknown, shown
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.policies.base import ARMS
 from mas_gym.policies.meters import Price, check_price
 from mas_gym.systems.loading import read_yaml
@@ -50,7 +51,7 @@ class ModelPrice:
                 check_price(name, price)
 
     @classmethod
-    def read(cls, entry: Mapping[str, Any]) -> ModelPrice:
+    def read(cls, entry: JSONMapping) -> ModelPrice:
         """Read ``{"prompt": 0.15, "generated": 0.6}``; cached tokens cost as much as prompt tokens by default.
 
         Raises:
@@ -207,7 +208,7 @@ def _models_of(policy: str) -> dict[str, list[str]]:
     return found
 
 
-PricesSource: TypeAlias = Prices | str | os.PathLike[str] | Mapping[str, Mapping[str, Any]]
+PricesSource: TypeAlias = Prices | str | os.PathLike[str] | Mapping[str, JSONMapping]
 """What `as_prices` takes."""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mas_gym.errors import DataError, MASGymError
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import Certainty, mean_logprob
 from mas_gym.systems.state import Action, MASState
 
@@ -198,7 +199,7 @@ class Tree:
         """Return the number of turns taken at a node."""
         return self.states[node].depth
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a JSON-able form, column by column, each text once; `from_dict` reads it back."""
         texts: dict[str, int] = {}
         rest = self.states[1:]
@@ -218,7 +219,7 @@ class Tree:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], model: Any) -> Tree:
+    def from_dict(cls, data: JSONMapping, model: Any) -> Tree:
         """Read back `to_dict`, replaying every transition.
 
         Args:

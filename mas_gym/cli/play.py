@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from mas_gym.errors import unknown_name
 from mas_gym.internal.text import cut, one_line
 
 if TYPE_CHECKING:
-    from mas_gym.envs.env import MASEnv
+    from mas_gym.envs.env import Info, MASEnv, Observation
     from mas_gym.policies import AsyncPolicy, Policy, SamplingRequest
 
 EVERYONE = "all"
@@ -93,8 +93,8 @@ def _seats(env: MASEnv, agent: str) -> frozenset[int]:
 
 def _episode(
     env: MASEnv,
-    observation: dict[str, Any],
-    info: dict[str, Any],
+    observation: Observation,
+    info: Info,
     mine: frozenset[int],
     others: Policy | AsyncPolicy | None,
     seed: int,
@@ -130,7 +130,7 @@ def _order(env: MASEnv, mine: frozenset[int]) -> str:
     return arrow.join(f"[{a.name}, you]" if i in mine else a.name for i, a in enumerate(env.mas.agents))
 
 
-def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
+def _show_view(env: MASEnv, observation: Observation) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
@@ -157,7 +157,7 @@ def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
         console.print(Text("No message has reached you.", style="dim"))
 
 
-def _ask(env: MASEnv, info: dict[str, Any]) -> tuple[str, int]:
+def _ask(env: MASEnv, info: Info) -> tuple[str, int]:
     from rich.text import Text
 
     console = stdout()
@@ -228,7 +228,7 @@ def answer(policy: Policy | AsyncPolicy, request: SamplingRequest) -> str:
     return policy.sample([request])[0].samples[0].text
 
 
-def _finish(env: MASEnv, info: dict[str, Any], reward: float) -> None:
+def _finish(env: MASEnv, info: Info, reward: float) -> None:
     from rich.text import Text
 
     read = "no answer" if info.get("extracted") is None else f"answer {one_line(info['extracted'])}"

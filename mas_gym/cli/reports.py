@@ -13,6 +13,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.errors import ConfigError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _scores(plan: Plan, critic: Critic) -> list[float]:
     return finite_values(critic, [context.state for context in contexts], scores_of(critic, contexts))
 
 
-def _row(one: Blame, agents: Sequence[str], least: float) -> dict[str, Any]:
+def _row(one: Blame, agents: Sequence[str], least: float) -> JSONObject:
     named = one.confidence >= least
     return {
         "problem": one.problem_id,
@@ -259,7 +260,7 @@ def _brief(text: str | None, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _as_json(result: Regrade, label: str) -> dict[str, Any]:
+def _as_json(result: Regrade, label: str) -> JSONObject:
     facts = {"run": result.run.run, "name": result.run.name, "label": result.run.label, "grading": label}
     counts = {"searches": result.searches, "correct_before": result.before, "correct": result.after}
     return {

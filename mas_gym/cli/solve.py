@@ -112,7 +112,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
 
 def _cost(plan: Plan) -> str:
     from search.results.display import dollars
-    from search.results.outcomes import Spread
+    from search.results.summary import Spread
 
     usage = plan.usage
     parts = [

@@ -33,6 +33,7 @@ from mas_gym.errors import (
     shown,
     whole_number,
 )
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import SamplingRequest
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
@@ -68,12 +69,12 @@ class Snapshot(NamedTuple):
     over: bool
     rng: str | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a JSON-able form; `from_dict` reads it back."""
         return {"schema": SNAPSHOT_SCHEMA, **self._asdict(), "state": self.state.to_dict()}
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any], dynamics: Dynamics) -> Snapshot:
+    def from_dict(data: JSONMapping, dynamics: Dynamics) -> Snapshot:
         """Read back `to_dict`.
 
         Args:
@@ -428,14 +429,14 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
         return state_text(self.mas, self.state, self._facts) if self.render_mode == "ansi" else None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Pickle without the data set if it can be loaded again."""
         state = dict(self.__dict__)
         if self._source.by_name:
             state["_task"] = None
         return state
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> MASEnv:
+    def __deepcopy__(self, memo: dict[int, object]) -> MASEnv:
         """Copy the episode and the generators; share the data set and everything immutable."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin

@@ -264,7 +264,7 @@ class SharedBatch(Sequence[Any]):
         """Decode every slot."""
         return (self[i] for i in range(self._n))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[Any, ...]:
+    def __deepcopy__(self, memo: dict[int, object]) -> tuple[Any, ...]:
         """Return the current values, because vector environments return deep copies of their observations."""
         return tuple(self)
 

@@ -225,7 +225,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         legal = [self._fits(sample) and sample.text not in texts[:i] for i, sample in enumerate(self._samples)]
         return np.array(legal + [False] * (self.n - len(legal)), dtype=np.int8)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CandidateChoice:
+    def __deepcopy__(self, memo: dict[int, object]) -> CandidateChoice:
         """Copy the episode and share the policy."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin

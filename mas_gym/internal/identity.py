@@ -42,6 +42,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
 from mas_gym.internal.adapter import wrapped_part
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.source_files import (
     NO_CODE,
     STANDARD,
@@ -261,9 +262,9 @@ _in_module: ContextVar[bool] = ContextVar("in_module", default=False)
 """Whether the variables of a module are being stated, beside which stand the files of their classes."""
 
 
-def _code_of(part: Any) -> dict[str, Any]:
+def _code_of(part: Any) -> JSONObject:
     """Name a class or function, and state the code that it depends on; that of this project is left out."""
-    name: dict[str, Any] = {"class" if isinstance(part, type) else "function": part.__qualname__}
+    name: JSONObject = {"class" if isinstance(part, type) else "function": part.__qualname__}
     module, outer = _module_of(part), _being_stated.get()
     if module.partition(".")[0] in (*_SHIPPED, "builtins"):
         return name
@@ -316,7 +317,7 @@ def _has_file(part: object) -> bool:
 
 
 @_once
-def _code_behind(modules: tuple[str, ...]) -> dict[str, Any]:
+def _code_behind(modules: tuple[str, ...]) -> JSONObject:
     """Return what determines the behaviour of modules: their files, packages and variables.
 
     Returns:
@@ -327,7 +328,7 @@ def _code_behind(modules: tuple[str, ...]) -> dict[str, Any]:
     """
     files: dict[str, str] = {}
     packages: dict[str, str] = {}
-    values: dict[str, Any] = {}
+    values: JSONObject = {}
     # Variables of modules that functions import are left out: whether those are loaded differs between processes.
     left, later, seen = list(modules), list[str](), set[str]()
     while left or later:
@@ -360,7 +361,7 @@ def _content(file: str) -> bytes:
         raise IdentityError(f"the file {file} cannot be read ({error.strerror}); {_REMEDY}") from error
 
 
-def _variables(module: str, code: Code) -> dict[str, Any]:
+def _variables(module: str, code: Code) -> JSONObject:
     """Return the variables of a module that functions use and that its file alone does not determine."""
     if _in_module.get():
         return {}
@@ -390,10 +391,10 @@ def _short(value: object) -> Any:
     return value if len(_text(value)) <= _LONGEST_VALUE else {"digest": digest_of(value)}
 
 
-def _members(part: type) -> dict[str, Any]:
+def _members(part: type) -> JSONObject:
     """State what a class has got since its file was written: variables of functions around it, changed attributes."""
-    places: dict[str, Any] = {}
-    values: dict[str, Any] = {}
+    places: JSONObject = {}
+    values: JSONObject = {}
     for base in part.__mro__:
         if not _is_users(_module_of(base)):
             continue
@@ -431,11 +432,11 @@ def _place(code: types.CodeType) -> Any:
     return [*min((p[0], p[2]) for p in places), *max((p[1], p[3]) for p in places)]
 
 
-def _typed(part: object) -> dict[str, Any]:
+def _typed(part: object) -> JSONObject:
     """State code without a file: its compiled form, and everything that its names refer to."""
     sources: list[str] = []
     modules: set[str] = set()
-    values: dict[str, Any] = {}
+    values: JSONObject = {}
     left, seen = [part], set[int]()
     while left:
         code = left.pop()

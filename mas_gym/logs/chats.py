@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mas_gym.errors import shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs.messages import History, read_history, written
 from mas_gym.logs.transcript import Transcript, number, small_facts, truth
 from mas_gym.logs.values import is_history, is_message
@@ -110,9 +111,9 @@ def ag2(row: object) -> Transcript:
     return chat(row)
 
 
-def _from_events(events: list[Any]) -> list[dict[str, Any]]:
+def _from_events(events: list[Any]) -> list[JSONObject]:
     """Return the requests, replies and tool results among AG2's events as chat messages."""
-    found: list[dict[str, Any]] = []
+    found: list[JSONObject] = []
     answered: set[object] = set()
     for event in events:
         kind = _event(event)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mas_gym.errors import shown
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import QUESTION, first_of, made, reference_of, text_or_none
 from mas_gym.logs.messages import read_history
 from mas_gym.logs.transcript import (
@@ -176,7 +177,7 @@ def prm800k(row: Any) -> Transcript:
     )
 
 
-def _published_prm800k(row: Mapping[str, Any]) -> Transcript:
+def _published_prm800k(row: JSONMapping) -> Transcript:
     question, label = row["question"], row["label"]
     if not isinstance(question, Mapping) or not isinstance(label.get("steps"), list):
         raise BadRow("expected question.problem and label.steps of PRM800K")

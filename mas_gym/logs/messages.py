@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import shown
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name, verdicts_of
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.rows import BadRow
@@ -202,11 +203,11 @@ def _message(entry: object, names: dict[str, str]) -> RawMessage:
     return RawMessage(known, name is not None, message, left_out)
 
 
-def _fields(entry: object) -> tuple[Mapping[str, Any], str]:
+def _fields(entry: object) -> tuple[JSONMapping, str]:
     """Return a message's fields and its role in its dialect."""
     if not isinstance(entry, Mapping):
         raise BadRow(f"expected a message with role and content, got {shown(entry)}")
-    fields: Mapping[str, Any] = entry
+    fields: JSONMapping = entry
     kind = entry.get("type")
     if kind == "constructor" and isinstance(entry.get("kwargs"), Mapping):
         path = entry.get("id")

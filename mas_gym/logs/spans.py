@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from mas_gym.errors import shown
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import REFERENCE, first_of, reference_of, text_or_none
 from mas_gym.logs.messages import content_of, read_message, written
 from mas_gym.logs.transcript import (
@@ -51,7 +52,7 @@ _TEXT_KEYS = (
     "response",
 )
 
-Span = dict[str, Any]
+Span = JSONObject
 """Keys: trace, id, parent, kind, agent, name, start, input, output, tokens and facts."""
 
 
@@ -126,7 +127,7 @@ def _gen_ai(
     name: str,
     start: object,
     attributes: Mapping[str, object],
-    events: list[tuple[str, dict[str, Any]]],
+    events: list[tuple[str, JSONObject]],
 ) -> Span:
     operation = attributes.get("gen_ai.operation.name")
     outputs = _messages(attributes, "gen_ai.output.messages") or _indexed(attributes, "gen_ai.completion")
@@ -166,7 +167,7 @@ def _gen_ai(
     return _span(*identity, parent, kind, agent, str(tool or name), start, inputs, output, tokens, facts)
 
 
-def _attributes(entries: object) -> dict[str, Any]:
+def _attributes(entries: object) -> JSONObject:
     if isinstance(entries, Mapping):
         return dict(entries)
     pairs = [(_get(entry, "key"), _get(entry, "value")) for entry in _list(entries)]
@@ -196,7 +197,7 @@ def _messages(attributes: Mapping[str, object], name: str) -> list[Any]:
 
 def _indexed(attributes: Mapping[str, object], prefix: str) -> list[Any]:
     """Read ``gen_ai.prompt.0.role`` and the like."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, JSONObject] = {}
     for key, value in attributes.items():
         if key.startswith(prefix + "."):
             place, _, field = key[len(prefix) + 1 :].partition(".")
@@ -208,7 +209,7 @@ def _indexed(attributes: Mapping[str, object], prefix: str) -> list[Any]:
 # ---------------------------------------------------------- Langfuse and LangSmith
 
 
-def _langfuse_trace(row: Mapping[str, Any]) -> Iterator[Span]:
+def _langfuse_trace(row: JSONMapping) -> Iterator[Span]:
     trace = row.get("id")
     facts = _scores(row.get("scores")) | _metadata(row.get("metadata"))
     start = row.get("timestamp", row.get("createdAt"))
@@ -240,7 +241,7 @@ def _langfuse_observation(row: Mapping[str, object]) -> Iterator[Span]:
 
 def _langsmith(row: Mapping[str, object]) -> Iterator[Span]:
     # Children may be nested to any depth.
-    waiting: list[tuple[Mapping[str, Any], Any]] = [(row, row.get("parent_run_id"))]
+    waiting: list[tuple[JSONMapping, Any]] = [(row, row.get("parent_run_id"))]
     trace = row.get("trace_id") or row.get("id")
     while waiting:
         run, parent = waiting.pop()
@@ -258,19 +259,19 @@ def _langsmith(row: Mapping[str, object]) -> Iterator[Span]:
         waiting += [(child, run.get("id")) for child in _list(run.get("child_runs")) if isinstance(child, Mapping)]
 
 
-def _scores(entries: object) -> dict[str, Any]:
+def _scores(entries: object) -> JSONObject:
     return {f"score.{_get(one, 'name')}": _get(one, "value", "stringValue") for one in _list(entries)}
 
 
-def _feedback(stats: object) -> dict[str, Any]:
+def _feedback(stats: object) -> JSONObject:
     return {f"score.{key}": _get(one, "avg") for key, one in stats.items()} if isinstance(stats, Mapping) else {}
 
 
-def _references(outputs: object) -> dict[str, Any]:
+def _references(outputs: object) -> JSONObject:
     return {"reference": text_of(outputs, last=True)} if outputs else {}
 
 
-def _metadata(found: object) -> dict[str, Any]:
+def _metadata(found: object) -> JSONObject:
     if isinstance(found, str):
         found = parsed(found)
     return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
@@ -329,7 +330,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
     messages: list[LoggedMessage] = []
     prompts: dict[str, str] = {}
     question: str | None = None
-    facts: dict[str, Any] = {}
+    facts: JSONObject = {}
     for span in ordered:
         above = places[span["id"]]
         if above.root:
@@ -546,7 +547,7 @@ def _unpacked(value: object) -> Any:
     return value
 
 
-def _object(value: object) -> dict[str, Any]:
+def _object(value: object) -> JSONObject:
     found = _unpacked(value)
     return dict(found) if isinstance(found, Mapping) else {} if found is None else {"content": found}
 

@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import shown
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.tasks.base import KINDS, Kind
 from mas_gym.tasks.rows import BadRow
@@ -86,7 +87,7 @@ class Transcript:
     sample_id: str | None = None
     kind: Kind | None = None
     agents: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: JSONMapping = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     place: str = ""
 
@@ -230,9 +231,9 @@ def verdicts_of(value: object) -> dict[str, float]:
     return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
-def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[dict[str, Any], dict[str, int]]:
+def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[JSONObject, dict[str, int]]:
     """Return the other fields of a row that are short texts or numbers, and the names of those that are left out."""
-    facts: dict[str, Any] = {}
+    facts: JSONObject = {}
     dropped: dict[str, int] = {}
     for key, value in row.items():
         if key in but or value is None:

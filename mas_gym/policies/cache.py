@@ -18,7 +18,7 @@ import asyncio
 import json
 import logging
 import sqlite3
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import (
     AsyncPolicy,
     Certainty,
@@ -350,7 +351,7 @@ class _Recording:
                 lines.append({"key": key, "agent": request.agent, "seed": seed, **said, **tokens})
         self.append(lines)
 
-    def append(self, lines: Sequence[dict[str, Any]]) -> None:
+    def append(self, lines: Sequence[JSONObject]) -> None:
         if lines:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("ab") as stream:
@@ -440,7 +441,7 @@ def _read(file: Path) -> tuple[str, dict[str, _Entry], int]:
     return policy, records, intact
 
 
-def _sample(entry: Mapping[str, Any]) -> Sample:
+def _sample(entry: JSONMapping) -> Sample:
     text, tokens, logprob, reason = (entry[name] for name in Sample._fields[:4])
     # Recordings of earlier versions have no certainty.
     certainty = entry.get("certainty")

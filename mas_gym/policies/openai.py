@@ -26,6 +26,7 @@ from mas_gym.errors import (
     need,
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.connections import Connections
@@ -93,7 +94,7 @@ class OpenAIOptions:
     max_attempts: int = 6
     key_env: str = "OPENAI_API_KEY"
     price: Price | str | None = None
-    extra_body: Mapping[str, Any] | None = None
+    extra_body: JSONMapping | None = None
     revision: str | None = None
 
     def __post_init__(self) -> None:
@@ -184,7 +185,7 @@ class OpenAIPolicy(AsyncPolicy):
         self._hold_until = self._silent_until = 0.0
         self._answered = float("-inf")
         self._down = self._warned = False
-        self._served: dict[str, Any] | None = None
+        self._served: JSONObject | None = None
         self._describing = threading.Lock()
 
     def identity(self) -> dict[str, object]:
@@ -292,7 +293,7 @@ class OpenAIPolicy(AsyncPolicy):
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
 
-    async def post(self, url: str, body: Mapping[str, object], limit: int) -> dict[str, Any]:
+    async def post(self, url: str, body: Mapping[str, object], limit: int) -> JSONObject:
         """Post JSON to an address of the server; return the JSON object of at most ``limit`` bytes that it answers.
 
         Raises:
@@ -302,7 +303,7 @@ class OpenAIPolicy(AsyncPolicy):
         assert found is not None
         return found
 
-    async def _describe(self) -> dict[str, Any]:
+    async def _describe(self) -> JSONObject:
         """Return what the server's model list says about this model; empty without a usable list."""
 
         def absent(fault: Fault) -> bool:
@@ -313,7 +314,7 @@ class OpenAIPolicy(AsyncPolicy):
 
     async def _json(
         self, call: Callable[[Any], Any], limit: int, absent: Callable[[Fault], bool] = lambda fault: False
-    ) -> dict[str, Any] | None:
+    ) -> JSONObject | None:
         """Make a call until it gives a JSON object; None if a fault means that there is none."""
         tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
@@ -358,7 +359,7 @@ class OpenAIPolicy(AsyncPolicy):
         body = self._body(request, seeds, top)
         want = "logprobs" in body
         api = self.options.api
-        inputs: dict[str, Any] = {"messages": []} if api == "chat" else {"prompt": ""}
+        inputs: JSONObject = {"messages": []} if api == "chat" else {"prompt": ""}
 
         def call(client: Any) -> Any:
             endpoint = client.chat.completions if api == "chat" else client.completions
@@ -390,7 +391,7 @@ class OpenAIPolicy(AsyncPolicy):
             raise BadReply(f"it is larger than {limit:,} bytes")
         return raw
 
-    def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> dict[str, Any]:
+    def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> JSONObject:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
         body["max_tokens"] = min(body["max_tokens"], self._cap)
         for name in self._refused & {"logprobs", "return_token_ids", "seed"}:

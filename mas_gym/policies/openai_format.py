@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import (
     MOST_TOKENS,
     Certainty,
@@ -95,7 +96,7 @@ async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
 
 
 @asynccontextmanager
-async def posted(client: Any, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+async def posted(client: Any, url: str, body: JSONMapping) -> AsyncIterator[Any]:
     """Post JSON with the official client to an address that it has no method for; yield the unread response."""
     headers = {"X-Stainless-Raw-Response": "stream"}
     response = await client.post(url, cast_to=object, body=dict(body), options={"headers": headers})
@@ -139,7 +140,7 @@ def defuse(text: str) -> str:
 
 def payload(
     request: SamplingRequest, seeds: tuple[int, ...], model: str, api: Api, logprobs: bool, top: int = 0
-) -> dict[str, Any]:
+) -> JSONObject:
     """Return the body that requests ``len(seeds)`` samples, seeded with the first seed.
 
     Args:
@@ -150,7 +151,7 @@ def payload(
         logprobs: Ask for log-probabilities of the generated tokens.
         top: And for those of this many most likely tokens.
     """
-    body: dict[str, Any] = {
+    body: JSONObject = {
         "model": model,
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -237,7 +238,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
     return WireReply(samples, prompt, cached, sum(counts), first)
 
 
-def model_facts(body: dict[str, Any], model: str) -> dict[str, Any]:
+def model_facts(body: JSONObject, model: str) -> JSONObject:
     """Return what a server's model list says about ``model`` that affects its samples; empty if it is not listed."""
     entries = body.get("data")
     for entry in entries if isinstance(entries, list) else ():
@@ -251,7 +252,7 @@ def model_facts(body: dict[str, Any], model: str) -> dict[str, Any]:
     return {}
 
 
-def load_object(raw: bytes) -> dict[str, Any]:
+def load_object(raw: bytes) -> JSONObject:
     """Return the JSON object in ``raw``. Raises `BadReply` if there is none."""
 
     def refuse(constant: str) -> float:
@@ -266,7 +267,7 @@ def load_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _choice(choice: dict[str, Any], api: Api, logprobs: bool, tools: bool) -> tuple[str, list[float] | None, str]:
+def _choice(choice: JSONObject, api: Api, logprobs: bool, tools: bool) -> tuple[str, list[float] | None, str]:
     """Return the text, the tokens' log-probabilities if known, and the finish reason of one choice."""
     calls: list[ToolCall] = []
     if api == "chat":
@@ -317,7 +318,7 @@ def _logprobs(found: object, api: Api) -> list[float] | None:
         raise BadReply(f"a log-probability is {error}") from error
 
 
-def _trace(body: dict[str, Any], choice: dict[str, Any], values: list[float] | None) -> TokenTrace | None:
+def _trace(body: JSONObject, choice: JSONObject, values: list[float] | None) -> TokenTrace | None:
     """Return the tokens of a choice, with ids if the server sent them; None without log-probabilities."""
     if values is None:
         return None
@@ -358,7 +359,7 @@ def _token_counts(known: list[int | None], total: int) -> list[int]:
     return [share + (i < rest) for i in range(len(known))]
 
 
-def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
+def _part(body: JSONObject, name: str) -> JSONObject:
     part = body.get(name)
     if part is None:
         return {}
@@ -367,7 +368,7 @@ def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
     return part
 
 
-def _count(part: dict[str, Any], name: str) -> int:
+def _count(part: JSONObject, name: str) -> int:
     """Return a count; 0 if the server left it out."""
     value = part.get(name)
     try:

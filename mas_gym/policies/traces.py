@@ -28,6 +28,7 @@ import numpy as np
 
 from mas_gym.errors import DataError, DataNotFoundError, PolicyError, StoreError, need
 from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
@@ -102,7 +103,7 @@ class _Log:
         except OSError as error:
             raise StoreError(f"cannot write token traces to {self._folder}: {error}; free some space") from error
 
-    def _row(self, request: SamplingRequest, seed: int, sample: Sample) -> dict[str, Any]:
+    def _row(self, request: SamplingRequest, seed: int, sample: Sample) -> JSONObject:
         if sample.trace is None:
             raise PolicyError(
                 f"{self._policy.name}: expected token ids for the traces, got none; trace a local model, vLLM, or a "

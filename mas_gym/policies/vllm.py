@@ -16,6 +16,7 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError, shown
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.plugins import build
 from mas_gym.policies.base import (
     AsyncPolicy,
@@ -393,13 +394,13 @@ class VLLMPolicy(AsyncPolicy):
         return PolicyError(f"{self.name}: vLLM refused a request: {type(error).__name__}: {error}")
 
 
-def asked_parameters(extra_body: str) -> dict[str, Any]:
+def asked_parameters(extra_body: str) -> JSONObject:
     """Return the arguments of vLLM's ``SamplingParams`` that the further fields of a chat request ask for.
 
     Raises:
         PolicyError: A field has a form that vLLM's engine does not take.
     """
-    asked: dict[str, Any] = json.loads(extra_body) if extra_body else {}
+    asked: JSONObject = json.loads(extra_body) if extra_body else {}
     found = {name: value for name, value in asked.items() if name in _PARAMETERS or name == "stop"}
     try:
         if "logit_bias" in found:
@@ -414,7 +415,7 @@ def asked_parameters(extra_body: str) -> dict[str, Any]:
     return found
 
 
-def _form(asked: Any) -> dict[str, Any]:
+def _form(asked: Any) -> JSONObject:
     """Return the constraint that a ``response_format`` means. Raises `ValueError`, `KeyError`, `TypeError`."""
     match asked:
         case None | {"type": "text"}:

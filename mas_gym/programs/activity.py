@@ -17,20 +17,34 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from enum import Enum
 from pathlib import Path
 from time import monotonic
 from types import BuiltinMethodType, CoroutineType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from mas_gym.internal.text import name_of
 
-CURRENT: ContextVar[Any] = ContextVar("mas_gym_program", default=None)
-"""The `mas_gym.programs.execution.Execution` that a function runs in; None outside of programs."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Running(Protocol):
+    """The part of `mas_gym.programs.execution.Execution` that is needed to observe it."""
+
+    token: str
+    activity: Activity
+
+    def fail(self, reason: str) -> None:
+        """End the execution with an error."""
+
+
+CURRENT: ContextVar[Running | None] = ContextVar("mas_gym_program", default=None)
+"""The execution that a function runs in; None outside of programs."""
 
 BUSY_SECONDS = 3.0
 """How long a decision waits for what sleeps or waits for a connection."""
@@ -91,7 +105,7 @@ def usage_of(thread: int) -> Usage:
     return Usage(now, 0.0, 0)
 
 
-def _name(function: Any, args: tuple[Any, ...]) -> str:
+def _name(function: Any, args: tuple[object, ...]) -> str:
     """Return the name of the function that a job calls, directly or in a context or both."""
     while True:
         if isinstance(function, functools.partial):
@@ -128,7 +142,11 @@ class Job:
     __slots__ = ("__weakref__", "execution", "handle", "name", "native", "pool", "thread")
 
     def __init__(
-        self, execution: Any, function: Any, args: tuple[Any, ...] = (), pool: ThreadPoolExecutor | None = None
+        self,
+        execution: Running,
+        function: Callable[..., object],
+        args: tuple[object, ...] = (),
+        pool: ThreadPoolExecutor | None = None,
     ) -> None:
         """Describe a job that has not begun."""
         self.name = _name(function, args)
@@ -141,7 +159,7 @@ class Job:
         """Note that the job runs on the calling thread."""
         self.native, self.thread = threading.get_native_id(), threading.get_ident()
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    def run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
         """Call the function as a part of the program."""
         if self.pool is not None:
             _RUNNING.setdefault(self.pool, WeakSet()).add(self)
@@ -200,12 +218,12 @@ class Activity:
         """Start idle."""
         self.alone = True
         self.port: int | None = None
-        self.executor: Any = None
+        self.executor: Executor | None = None
         self.loop_thread: int | None = None
         self._jobs: set[Job] = set()
         self._results: dict[asyncio.Future[Any], Job | None] = {}
         self._sleeps: dict[asyncio.Future[Any], str] = {}
-        self._connections: list[ref[Any]] = []
+        self._connections: list[ref[asyncio.BaseTransport]] = []
 
     def begin(self, job: Job) -> None:
         """Note a job; all but the one that is the program itself run beside it."""
@@ -240,7 +258,7 @@ class Activity:
         self._sleeps[timer] = name_of(coroutine) if named else ""
         timer.add_done_callback(lambda done: self._sleeps.pop(done, None))
 
-    def connected(self, transport: Any, address: Any) -> None:
+    def connected(self, transport: asyncio.BaseTransport, address: object) -> None:
         """Note a connection; those to the gateway are no activity of their own."""
         if not (isinstance(address, tuple) and address[1] == self.port):
             self._connections.append(ref(transport))
@@ -299,7 +317,9 @@ def track() -> None:
     start = threading.Thread.start
 
     @functools.wraps(submit)
-    def submit_job(pool: ThreadPoolExecutor, function: Any, /, *args: Any, **named: Any) -> Future[Any]:
+    def submit_job(
+        pool: ThreadPoolExecutor, function: Callable[..., object], /, *args: object, **named: object
+    ) -> Future[Any]:
         execution = CURRENT.get()
         if execution is None:
             return submit(pool, function, *args, **named)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote
 
 from mas_gym.errors import MASGymError, shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import MAX_TEMPERATURE
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
@@ -137,7 +138,7 @@ class Call:
         return blake2b(self.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JSONObject:
         """The temperature and top-p that it asks for."""
         asked = {"temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in asked.items() if value is not None}
@@ -171,7 +172,7 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None)
     return parsed_call(asked, headers, normalise)
 
 
-def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: object = None) -> Call:
+def parsed_call(asked: JSONObject, headers: Mapping[str, str], normalise: object = None) -> Call:
     """Return the call of a parsed request; see `read_call`."""
     for key in asked:
         if key in _REFUSED and _asks(asked, key):
@@ -205,7 +206,7 @@ def _asks(asked: Mapping[str, object], key: str) -> bool:
     return value is not None and value not in _IDLE.get(key, ())
 
 
-def _extra(asked: dict[str, Any], more: list[dict[str, Any]]) -> dict[str, Any]:
+def _extra(asked: JSONObject, more: list[JSONObject]) -> JSONObject:
     """Return the fields of a request that are left to the policy, and those of its messages."""
     tools = asked.get("tools")
     if tools and not (isinstance(tools, list) and all(_is_function(tool) for tool in tools)):
@@ -238,7 +239,7 @@ def unsupported(asked: Mapping[str, object]) -> str:
     return ""
 
 
-def _canonical(asked: dict[str, Any], agent: str, node: str, normalise: Any) -> str:
+def _canonical(asked: JSONObject, agent: str, node: str, normalise: Any) -> str:
     kept: Any = {key: value for key, value in asked.items() if value is not None}
     if agent:
         kept["agent"] = agent
@@ -256,7 +257,7 @@ def _canonical(asked: dict[str, Any], agent: str, node: str, normalise: Any) -> 
         raise CallError(f"normalise: expected a JSON-able value, got {shown(kept)} ({error})", 500) from None
 
 
-def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[dict[str, Any]]]:
+def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]:
     """Return the messages, and for each the fields that a plain one lacks or has otherwise."""
     if not isinstance(value, list) or not value:
         raise CallError(f"messages: expected a list of at least one message, got {shown(value)}")
@@ -264,7 +265,7 @@ def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[dict[str, An
     return tuple(message for message, _ in pairs), [more for _, more in pairs]
 
 
-def _message(place: str, entry: Any) -> tuple[ChatMessage, dict[str, Any]]:
+def _message(place: str, entry: Any) -> tuple[ChatMessage, JSONObject]:
     role = entry.get("role") if isinstance(entry, dict) else None
     if role not in _ROLES:
         raise CallError(f"{place}: expected the role {', '.join(_ROLES)}, got {shown(role)}")
@@ -296,7 +297,7 @@ def _message(place: str, entry: Any) -> tuple[ChatMessage, dict[str, Any]]:
     return ChatMessage(role, text), {"content": content or None, "tool_calls": calls, **named}
 
 
-def _number(asked: dict[str, Any], key: str, least: float, most: float) -> float | None:
+def _number(asked: JSONObject, key: str, least: float, most: float) -> float | None:
     value = asked.get(key)
     if value is None:
         return None
@@ -305,7 +306,7 @@ def _number(asked: dict[str, Any], key: str, least: float, most: float) -> float
     return value
 
 
-def _whole(asked: dict[str, Any], key: str, most: int = 2**31) -> int | None:
+def _whole(asked: JSONObject, key: str, most: int = 2**31) -> int | None:
     value = asked.get(key)
     if value is None:
         return None
@@ -333,7 +334,7 @@ def reply_to(call: Call, texts: list[str]) -> Reply:
     return Reply(200, "application/json", json.dumps(completion(call, texts)).encode())
 
 
-def completion(call: Call, texts: list[str]) -> dict[str, Any]:
+def completion(call: Call, texts: list[str]) -> JSONObject:
     """Return the whole reply, with one choice per text."""
     choices = []
     for i, text in enumerate(texts):
@@ -342,7 +343,7 @@ def completion(call: Call, texts: list[str]) -> dict[str, Any]:
     return _head(call, "chat.completion") | {"choices": choices, "usage": _USAGE}
 
 
-def _said(call: Call, choice: int, text: str) -> tuple[dict[str, Any], str]:
+def _said(call: Call, choice: int, text: str) -> tuple[JSONObject, str]:
     """Return a message in OpenAI's format, and its finish reason."""
     content, calls = split_calls(text) if call.tools else (text, ())
     if not calls:
@@ -353,7 +354,7 @@ def _said(call: Call, choice: int, text: str) -> tuple[dict[str, Any], str]:
     return {"role": "assistant", "content": content or None, "tool_calls": listed}, "tool_calls"
 
 
-def _head(call: Call, kind: str) -> dict[str, Any]:
+def _head(call: Call, kind: str) -> JSONObject:
     return {"id": f"chatcmpl-{call.digest.hex()}", "created": 0, "model": call.model, "object": kind}
 
 

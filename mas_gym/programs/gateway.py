@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from mas_gym.errors import MissingDependencyError, PolicyError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.calls import (
     AGENT_HEADER,
     NODE_HEADER,
@@ -59,7 +60,7 @@ class Gateway:
 
     def __init__(
         self,
-        normalise: Callable[[dict[str, Any]], Any] | None = None,
+        normalise: Callable[[JSONObject], Any] | None = None,
         fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         """Start without executions."""
@@ -79,7 +80,7 @@ class Gateway:
         """Return the execution whose token a path begins with; None if there is none."""
         return self._open.get(path.strip("/").partition("/")[0])
 
-    def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], dict[str, Any]] | None = None) -> Call:
+    def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], JSONObject] | None = None) -> Call:
         """Read a request; one that a search has seen already is looked up.
 
         Args:
@@ -433,7 +434,7 @@ def _completed(resource: Any, kind: Any, name: str, asynchronous: bool) -> Any:
     raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
-def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Call | None:
+def _plain(gateway: Gateway, execution: Execution, named: JSONObject) -> Call | None:
     """Return the call that a plain request asks for; None if it is not plain, or must be refused."""
     headers: dict[str, str] = {}
     if "extra_headers" in named:
@@ -447,7 +448,7 @@ def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Cal
     return None
 
 
-def _asked(gateway: Gateway, named: dict[str, Any]) -> dict[str, Any]:
+def _asked(gateway: Gateway, named: JSONObject) -> JSONObject:
     # A hook may change what it gets, which is JSON.
     return named if gateway.normalise is None else json.loads(json.dumps(named))
 

@@ -8,13 +8,13 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from mas_gym.programs.activity import CURRENT, job_of
 from mas_gym.programs.execution import Execution, ProgramStopped
@@ -23,6 +23,7 @@ from mas_gym.programs.sources import failed, interrupt
 _BUSY_SECONDS = 0.3
 _MAX_THREADS = 4096
 _CLOSE_SECONDS = 10.0
+T = TypeVar("T")
 
 
 class _IdleSelector(selectors.DefaultSelector):
@@ -30,7 +31,7 @@ class _IdleSelector(selectors.DefaultSelector):
 
     idle: Callable[[], bool] = staticmethod(lambda: False)
 
-    def select(self, timeout: float | None = None) -> Any:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.idle():
             timeout = 0
         return super().select(timeout)
@@ -65,21 +66,21 @@ class _Task(asyncio.Task[Any]):
 class _SelectorLoop(asyncio.SelectorEventLoop):
     """An event loop that programs share: none can end it for the others, and each one's activity is known."""
 
-    def _make_socket_transport(self, sock: Any, *args: Any, **named: Any) -> Any:
+    def _make_socket_transport(self, sock: socket.socket, *args: object, **named: object) -> asyncio.Transport:
         return self._observed(_Transport(self, sock, *args, **named), sock)
 
-    def _make_ssl_transport(self, sock: Any, *args: Any, **named: Any) -> Any:
+    def _make_ssl_transport(self, sock: socket.socket, *args: object, **named: object) -> asyncio.Transport:
         made = super()._make_ssl_transport(sock, *args, **named)  # type: ignore[misc]
         return self._observed(made, sock)
 
-    def _observed(self, transport: object, sock: socket.socket) -> Any:
+    def _observed(self, transport: asyncio.Transport, sock: socket.socket) -> asyncio.Transport:
         execution = CURRENT.get()
         if execution is not None:
             with suppress(OSError):
                 execution.activity.connected(transport, sock.getpeername())
         return transport
 
-    async def sock_connect(self, sock: Any, address: Any) -> None:
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         execution = CURRENT.get()
         if execution is None:
             return await super().sock_connect(sock, address)
@@ -91,14 +92,16 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
             connected.cancel()
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Any, *args: Any, context: Any = None
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         execution = CURRENT.get()
         if execution is not None and callback is _WAKE:
             execution.activity.sleeps(args[0], when - self.time())
         return super().call_at(when, callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
+    def run_in_executor(
+        self, executor: Executor | None, function: Callable[..., T], *args: object
+    ) -> asyncio.Future[T]:
         execution = CURRENT.get()
         if execution is None:
             return super().run_in_executor(executor, function, *args)
@@ -108,7 +111,7 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         execution.activity.awaits(result, job_of(future))
         return result
 
-    def set_default_executor(self, executor: Any) -> None:
+    def set_default_executor(self, executor: ThreadPoolExecutor) -> None:  # type: ignore[override]
         execution = CURRENT.get()
         if execution is None:
             super().set_default_executor(executor)
@@ -127,9 +130,9 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         if not _blamed("loop.shutdown_asyncgens()"):
             await super().shutdown_asyncgens()
 
-    def set_task_factory(self, factory: Any) -> None:
+    def set_task_factory(self, factory: object) -> None:
         if not _blamed("loop.set_task_factory()"):
-            super().set_task_factory(factory)
+            super().set_task_factory(factory)  # type: ignore[arg-type]
 
     def set_exception_handler(self, handler: Any) -> None:
         # Frameworks set one; those of the others would get its errors.
@@ -164,7 +167,7 @@ class _Started:
 
     __slots__ = ("cancelled", "name", "task", "work")
 
-    def __init__(self, work: Callable[[], Any], name: str | None) -> None:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str | None) -> None:
         self.work, self.name = work, name
         self.task: asyncio.Task[None] | None = None
         self.cancelled = False
@@ -179,7 +182,7 @@ class _Started:
             self.task.cancel()
 
 
-def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     """Report unhandled task errors, except of tasks that were stopped or failed, and of clients of earlier runs."""
     error = context.get("exception")
     stopped = isinstance(error, ProgramStopped | SystemExit | KeyboardInterrupt)
@@ -200,7 +203,7 @@ class Loop:
         self.loop.set_task_factory(self._task)
         self._asked: float | None = None
         self._running, self._since, self._waited = "", 0.0, 0.0
-        self._inbox: deque[tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._inbox: deque[tuple[contextvars.Context, Callable[..., object], tuple[object, ...]]] = deque()
         self._awake = self._ends = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -217,7 +220,7 @@ class Loop:
                     execution.finish(failed(error))
         self.loop.close()
 
-    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> _Task:
         """Make a task, and remember the execution that it belongs to."""
         task = _Task(work, loop=loop, **named)
         execution = CURRENT.get()
@@ -284,7 +287,7 @@ class Loop:
         """Whether the caller is on the loop's thread."""
         return threading.get_ident() == self._thread.ident
 
-    def soon(self, work: Callable[..., Any], *args: object) -> None:
+    def soon(self, work: Callable[..., object], *args: object) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
         self._inbox.append((contextvars.copy_context(), work, args))
         if not self._awake:
@@ -299,13 +302,13 @@ class Loop:
             context, work, args = self._inbox.popleft()
             self.loop.call_soon(work, *args, context=context)
 
-    def task(self, work: Callable[[], Any], name: str | None = None) -> Callable[[], None]:
+    def task(self, work: Callable[[], Coroutine[Any, Any, None]], name: str | None = None) -> Callable[[], None]:
         """Run the coroutine that ``work`` returns; return a function that cancels it."""
         started = _Started(work, name)
         self.soon(started.begin, self.loop)
         return partial(self.soon, started.cancel)
 
-    def close(self, last: Callable[[], Any] | None = None, wait: bool = True) -> None:
+    def close(self, last: Callable[[], Awaitable[object]] | None = None, wait: bool = True) -> None:
         """Cancel every task, await ``last``, and end the thread as soon as it is not blocked."""
 
         async def finish() -> None:

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from mas_gym.envs.env import Info, MASEnv, Observation
 from mas_gym.envs.spaces import Records
 from mas_gym.errors import ConfigError, IllegalActionError, MASGymError, shown, whole_number
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
@@ -72,7 +73,7 @@ class Program:
         agents: Sequence[str] | Mapping[str, str] | None = None,
         mas: MAS | str | Mapping[str, object] | None = None,
         files: Sequence[str | os.PathLike[str]] = (),
-        normalise: Callable[[dict[str, Any]], Any] | None = None,
+        normalise: Callable[[JSONObject], Any] | None = None,
         max_calls: int = 50,
         timeout: float = 60.0,
         settle: float = 0.05,
@@ -231,7 +232,7 @@ class Program:
         Raises:
             IdentityError: A command or service does not state its files.
         """
-        stated: dict[str, Any] = {"source": self.source.identity(), "max_calls": self.max_calls}
+        stated: JSONObject = {"source": self.source.identity(), "max_calls": self.max_calls}
         if self.normalise is not None:
             stated["normalise"] = self.normalise
         if self.temperature is not None:
@@ -587,11 +588,11 @@ class ProgramEnv(MASEnv):
         more = {"program_error": error} if failed and self.state.acting == self.sink else {}
         return super()._end(reward, facts | more)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Pickle without what runs."""
         return super().__getstate__() | {"_runner": None, "_session": None}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProgramEnv:
+    def __deepcopy__(self, memo: dict[int, object]) -> ProgramEnv:
         """Copy the episode; the copy runs the program for itself."""
         held = self._runner, self._session
         self._runner = self._session = None

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 from urllib.request import Request, urlopen
 
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.activity import CURRENT
 from mas_gym.programs.calls import CallError, Reply
 from mas_gym.programs.execution import Execution, Use, key_of
@@ -40,10 +41,10 @@ class _RemoteUse:
         self._send("PUT", {**self._sent, "result": result})
         return json.loads(json.dumps(result))
 
-    def _send(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _send(self, method: str, body: JSONObject) -> JSONObject:
         request = Request(self._url, json.dumps(body).encode(), self._headers, method=method)
         with urlopen(request) as reply:
-            found: dict[str, Any] = json.load(reply)
+            found: JSONObject = json.load(reply)
         return found
 
 
@@ -58,8 +59,8 @@ def record_at(base_url: str, api_key: str) -> None:
 
 def _use(tool: str, arguments: object) -> Use | _RemoteUse | None:
     """Return the next use of a recorded tool; None outside of programs."""
-    execution: Execution | None = CURRENT.get()
-    if execution is not None:
+    execution = CURRENT.get()
+    if isinstance(execution, Execution):
         return execution.use(key_of(tool, arguments))
     return None if _gateway is None else _RemoteUse(*_gateway, key_of(tool, arguments))
 
@@ -108,7 +109,7 @@ def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
         raise CallError('expected {"tool": ..., "arguments": ...}, and with PUT "result"') from None
     if method == "PUT":
         execution.record(key, result)
-        content: dict[str, Any] = {"recorded": True}
+        content: JSONObject = {"recorded": True}
     else:
         use = execution.look_up(key)
         content = {"recorded": use.found} | ({"result": use.result} if use.found else {})

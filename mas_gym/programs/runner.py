@@ -21,6 +21,7 @@ from time import monotonic, process_time
 from typing import Any, Protocol
 
 from mas_gym.errors import MASGymError, SearchError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, fitted
 from mas_gym.programs.activity import CURRENT, track
 from mas_gym.programs.calls import Call
@@ -54,7 +55,7 @@ class Described(Protocol):
 
     name: str
     source: Source
-    normalise: Callable[[dict[str, Any]], Any] | None
+    normalise: Callable[[JSONObject], Any] | None
     max_calls: int
     timeout: float
     settle: float

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.programs.calls import Call
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
@@ -55,7 +56,7 @@ def instance(schema: object, words: str = "text") -> Any:
 
 
 class _Builder:
-    def __init__(self, root: dict[str, Any], words: str) -> None:
+    def __init__(self, root: JSONObject, words: str) -> None:
         self._root, self._words = root, words
 
     def value(self, schema: object, depth: int) -> Any:
@@ -84,7 +85,7 @@ class _Builder:
                 return True
         return None
 
-    def _plain(self, schema: object, depth: int) -> Mapping[str, Any]:
+    def _plain(self, schema: object, depth: int) -> JSONMapping:
         """Resolve references, and choose among alternatives."""
         for _ in range(100):
             if not isinstance(schema, dict):
@@ -112,22 +113,22 @@ class _Builder:
             found = found.get(key, {}) if isinstance(found, dict) else {}
         return found
 
-    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    def _object(self, schema: JSONMapping, depth: int) -> JSONObject:
         parts = schema.get("properties", {})
         return {name: self.value(parts.get(name, {}), depth) for name in schema.get("required", ())}
 
-    def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
+    def _array(self, schema: JSONMapping, depth: int) -> list[Any]:
         first = list(schema.get("prefixItems", ()))
         wanted = 0 if depth >= _DEEP else min(1, schema.get("maxItems", 1))
         count = max(len(first), schema.get("minItems", 0), wanted)
         items = schema.get("items", {})
         return [self.value(first[i] if i < len(first) else items, depth) for i in range(count)]
 
-    def _string(self, schema: Mapping[str, Any]) -> str:
+    def _string(self, schema: JSONMapping) -> str:
         text = _FORMATS.get(schema.get("format", ""), self._words)
         return text.ljust(schema.get("minLength", 0), ".")[: schema.get("maxLength")]
 
-    def _number(self, schema: Mapping[str, Any], step: float = 0.5) -> float:
+    def _number(self, schema: JSONMapping, step: float = 0.5) -> float:
         low = max(schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf) + step)
         high = min(schema.get("maximum", math.inf), schema.get("exclusiveMaximum", math.inf) - step)
         value: float = min(max(0, low), high)
@@ -135,7 +136,7 @@ class _Builder:
         return math.ceil(value / unit) * unit if unit else value
 
 
-def _joined(one: object, other: object) -> dict[str, Any]:
+def _joined(one: object, other: object) -> JSONObject:
     """Return a schema with the demands of two."""
     one, other = (part if isinstance(part, Mapping) else {} for part in (one, other))
     both = {**one, **other}

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import index
-from typing import Any
 
 from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError, shown
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.conditions import Condition
 from mas_gym.systems.graph import MAS, Q
 from mas_gym.systems.prompts import folded, nameable, named_recipient
@@ -256,7 +256,7 @@ class Dynamics:
         sees = agent < self._sink and self.mas.sees_question[agent]
         return LocalView(state.question if sees else None, tuple(seen))
 
-    def state_from_dict(self, data: Mapping[str, Any]) -> MASState:
+    def state_from_dict(self, data: JSONMapping) -> MASState:
         """Read back `MASState.to_dict`, checking every turn against this graph.
 
         Raises:

@@ -12,8 +12,9 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Literal
 
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.conditions import Condition
 
 Q = -1
@@ -142,7 +143,7 @@ class MAS:
         """What a page calls it: ``"MAS"`` or ``"program"``."""
         return "program" if self.program else "MAS"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the JSON-able config, which `mas_gym.load_mas` reads back to an equal system."""
         agents = [self._agent_dict(agent) for agent in self.agents]
         edges: list[list[int | str]] = []
@@ -161,8 +162,8 @@ class MAS:
             data["program"] = True
         return data
 
-    def _agent_dict(self, agent: Agent) -> dict[str, Any]:
-        data: dict[str, Any] = {
+    def _agent_dict(self, agent: Agent) -> JSONObject:
+        data: JSONObject = {
             "name": agent.name,
             "system_prompt": agent.system_prompt,
             "max_new_tokens": agent.max_new_tokens,

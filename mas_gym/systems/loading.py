@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from mas_gym.errors import ConfigError, DataNotFoundError, shown, unknown_name
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.validation import Place, place_text, validate
 
@@ -28,7 +29,7 @@ _SCALARS = ("int", "float", "bool", "null", "timestamp")
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _SUFFIXES = (".yaml", ".yml", ".json")
 
-MASSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | MAS"
+MASSource: TypeAlias = "str | os.PathLike[str] | JSONMapping | MAS"
 """What `load_mas` accepts."""
 
 

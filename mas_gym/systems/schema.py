@@ -7,8 +7,9 @@ names, unknown nodes) or a regular expression engine are found by ``mas-gym chec
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import SCHEMA, History, Route
 from mas_gym.systems.validation import (
     AGENT_KEYS,
@@ -26,7 +27,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string", "pattern": r"\S"}
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> JSONObject:
     """Return the JSON Schema (draft 2020-12) of a MAS config."""
     return {
         "$schema": DIALECT,
@@ -40,7 +41,7 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _config_properties() -> dict[str, Any]:
+def _config_properties() -> JSONObject:
     kinds = ", ".join(f"`{kind}:`" for kind in CONDITION_KINDS)
     return {
         "schema": {"const": SCHEMA, "default": SCHEMA, "description": "Version of the format."},
@@ -83,7 +84,7 @@ def _config_properties() -> dict[str, Any]:
     }
 
 
-def _agent() -> dict[str, Any]:
+def _agent() -> JSONObject:
     properties = {
         "name": {
             **_TEXT,
@@ -116,7 +117,7 @@ def _agent() -> dict[str, Any]:
     }
 
 
-def _edge() -> dict[str, Any]:
+def _edge() -> JSONObject:
     question = {"enum": [-1, "q"]}
     node = {"anyOf": [{"type": "integer", "minimum": -1}, _TEXT]}
     condition = {
@@ -139,15 +140,15 @@ def _edge() -> dict[str, Any]:
     }
 
 
-def _route() -> dict[str, Any]:
+def _route() -> JSONObject:
     return {"enum": list(get_args(Route)), "default": get_args(Route)[0]}
 
 
-def _fallback() -> dict[str, Any]:
+def _fallback() -> JSONObject:
     return {"anyOf": [{"type": "integer", "minimum": 0}, {**_TEXT, "not": {"const": "q"}}]}
 
 
-def _count(most: int) -> dict[str, Any]:
+def _count(most: int) -> JSONObject:
     return {"type": "integer", "minimum": 1, "maximum": most}
 
 
@@ -156,6 +157,6 @@ def _any_case(name: str) -> str:
     return "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else f"\\{c}" for c in name)
 
 
-def _in_order(properties: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def _in_order(properties: JSONObject, keys: tuple[str, ...]) -> JSONObject:
     """Return the properties in the order of validation's keys, which they must match."""
     return {key: properties.pop(key) for key in keys} | {key: properties[key] for key in properties}

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from mas_gym.internal.json_types import JSONObject
+
 SCHEMA = 1
 _DIGEST_BYTES = 16
 
@@ -166,7 +168,7 @@ class MASState:
         """Return the state itself, which never changes."""
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> MASState:
+    def __deepcopy__(self, memo: dict[int, object]) -> MASState:
         """Return the state itself, which never changes."""
         return self
 
@@ -179,7 +181,7 @@ class MASState:
         """Show question, depth and acting agent."""
         return f"MASState({self.question[:40]!r}, depth={self.depth}, acting={self.acting})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a JSON-able form; `mas_gym.Dynamics.state_from_dict` reads it back.
 
         JSON has one limit: it cannot distinguish a character outside the basic plane

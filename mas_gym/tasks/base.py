@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex, get_
 
 from mas_gym.errors import ConfigError, UnknownNameError, choice, shown, unknown_name
 from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of
+from mas_gym.internal.json_types import JSONMapping
 
 Kind = Literal["number", "expression", "formula", "choice", "text", "regex", "code", "judge"]
 GradingMode = Literal["strict", "paper"]
@@ -55,7 +56,7 @@ class Problem:
     question: str
     answer: str
     kind: Kind = "number"
-    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+    metadata: JSONMapping = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the kind and make the metadata read-only."""
@@ -67,7 +68,7 @@ class Problem:
         """Pickle with plain metadata: a mapping proxy cannot be pickled."""
         return Problem, (self.id, self.question, self.answer, self.kind, dict(self.metadata))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Problem:
+    def __deepcopy__(self, memo: dict[int, object]) -> Problem:
         """Return the problem itself, because it is immutable."""
         return self
 

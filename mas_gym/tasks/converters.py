@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mas_gym.internal.identity import digest_of
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.grading.numbers import format_number, parse_number
 from mas_gym.tasks.grading.statements import statements
@@ -113,6 +114,6 @@ def _gpqa(row: Mapping[str, object], problem_id: str) -> Problem:
     return _choice(problem_id, question, options, options.index(right), facts)
 
 
-CONVERTERS: Mapping[str, Callable[[Mapping[str, Any], str], Problem]] = MappingProxyType(
+CONVERTERS: Mapping[str, Callable[[JSONMapping, str], Problem]] = MappingProxyType(
     {"gsm8k": _gsm8k, "math": _math, "mmlu": _mmlu, "logiqa": _logiqa, "gpqa": _gpqa}
 )

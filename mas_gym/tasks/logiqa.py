@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.rows import BadRow, shown
 
 # ------------------------------------------------- the text blocks of LogiQA
@@ -15,7 +15,7 @@ _SPACED = re.compile(r"\s*([A-D])\s+")
 _INSIDE = re.compile(r"(?<![A-Za-z])([A-D])[.\uff0e]")
 
 
-def logiqa_block(lines: Sequence[str]) -> Mapping[str, Any]:
+def logiqa_block(lines: Sequence[str]) -> JSONMapping:
     """Read one block of LogiQA's release: the right letter, the passage, the question and four options.
 
     The letter names an option by its label. Some blocks list their options out

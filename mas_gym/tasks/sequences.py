@@ -206,7 +206,7 @@ class ProblemTask(ProblemSequence):
         """Return name, split, size and grading mode."""
         return f"<task {self.name}/{self.split}: {len(self)} problems, grading {self.grading}>"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProblemTask:
+    def __deepcopy__(self, memo: dict[int, object]) -> ProblemTask:
         """Return the task itself, because it is immutable."""
         return self
 

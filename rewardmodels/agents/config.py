@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from mas_gym.errors import ConfigError, choice, refuse_unknown
+from mas_gym.internal.json_types import JSONObject
 from search.credit import METHODS
 
 Method = Literal["sft", "dpo", "grpo"]
@@ -70,7 +71,7 @@ class AgentConfig:
     gradient_checkpointing: bool = False
     seed: int = 42
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a JSON-able form."""
         return asdict(self)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, TrainingError, choice, need, whole_number
 from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
@@ -23,7 +24,8 @@ from search.compare.arms import Arm, Bench, measure, named_planners
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
-from search.results.outcomes import Outcome, ResultRow, summarise
+from search.results.outcomes import Outcome
+from search.results.summary import ResultRow, summarise
 from search.store import open_store
 
 ROUNDS = "rounds.json"
@@ -82,7 +84,7 @@ class Round(NamedTuple):
     values: dict[str, float]
     outcomes: tuple[Outcome, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the figures, JSON-able."""
         rows = [row.to_dict() for row in self.rows]
         return {**self._asdict(), "rows": rows, "outcomes": len(self.outcomes)}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, TrainingError, need
+from mas_gym.internal.json_types import JSONObject
 from rewardmodels.agents.card import agent_card
 from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference, fingerprint
@@ -49,7 +50,7 @@ class TrainedAgents(NamedTuple):
     folders: dict[str, Path]
     others: str
     weights: dict[str, str]
-    metrics: dict[str, dict[str, Any]]
+    metrics: dict[str, JSONObject]
 
     @property
     def policy(self) -> str:
@@ -141,7 +142,7 @@ def _train_one(
     resume: bool,
     log: Callable[[str], None],
     overrides: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> JSONObject:
     import torch
 
     from mas_gym.policies.local.forward import threads_for
@@ -165,7 +166,7 @@ def _train_one(
     card = agent_card(config, base, counts, len(rows), {name: version(name) for name in _PACKAGES})
     with quiet(), threads_for(parameters):
         history, drift = _fit(config, rows, model.to(device), tokenizer, out, device, card, log)
-    metrics: dict[str, Any] = {
+    metrics: JSONObject = {
         "weights": digest_of_weights(out),
         "examples": len(examples),
         "left out, too long": len(examples) - len(rows),

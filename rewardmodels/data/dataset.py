@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, need
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
@@ -443,7 +444,7 @@ def load_data(folder: str | Path) -> RewardData:
     if not folder.is_dir():
         raise DataNotFoundError(f"no exported training set at {folder}")
     try:
-        info: dict[str, Any] = json.loads((folder / INFO).read_text(encoding="utf-8"))
+        info: JSONObject = json.loads((folder / INFO).read_text(encoding="utf-8"))
         if (info["schema"], info["text_format"]) != (SCHEMA, FORMAT):
             raise DataError(
                 f"expected a training set of schema {SCHEMA} and text format {FORMAT} in {folder}, got "
@@ -463,7 +464,7 @@ def _ends(parts: Parts | None) -> list[int] | None:
     return None if parts is None else list(accumulate(map(len, parts)))
 
 
-def _example(row: dict[str, Any]) -> Example:
+def _example(row: JSONObject) -> Example:
     for name in ("chosen", "rejected"):
         ends = row.pop(f"{name}_ends", None)
         if ends is not None:

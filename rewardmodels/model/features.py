@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mas_gym.errors import DataError, is_number
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.tasks.grading.numbers import parse_number
 from rewardmodels.model.folder import read_object, show
 from search.protocol import Critic, Peers, ScoringContext
@@ -99,8 +100,8 @@ class FeatureModel:
     scale: tuple[float, ...]
     weights: tuple[float, ...]
     bias: float
-    data: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    data: JSONMapping = field(default_factory=dict)
+    metrics: JSONMapping = field(default_factory=dict)
 
     def probability(self, row: Sequence[float]) -> float:
         """Return the probability that an episode through a state with these features is right."""
@@ -108,7 +109,7 @@ class FeatureModel:
         logit = self.bias + math.fsum(w * (x - mean) / scale for x, mean, scale, w in parts)
         return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the JSON-able form of ``features.json``."""
         return {"schema": SCHEMA, "features": list(FEATURES), **asdict(self)}
 
@@ -165,7 +166,7 @@ class FeatureCritic(Critic):
         self.model = read_features(Path(folder))
         self.terminal_only = self.model.kind == "orm"
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JSONObject:
         """Return the digest of the model."""
         text = repr(self.model.to_dict())
         return {"model": blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()}

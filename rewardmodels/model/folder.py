@@ -16,13 +16,14 @@ import os
 import re
 import reprlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
@@ -81,13 +82,13 @@ class CriticInfo:
     graphs: dict[str, dict[str, object]]
     tasks: list[str]
     base: str
-    settings: dict[str, Any]
-    data: dict[str, Any]
-    metrics: dict[str, Any]
+    settings: JSONObject
+    data: JSONObject
+    metrics: JSONObject
     versions: dict[str, str]
     weights: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the JSON-able form of ``critic.json``."""
         return {"schema": SCHEMA, "text_format": FORMAT, "value": "tanh(logit)", **asdict(self)}
 
@@ -127,7 +128,7 @@ def read_info(folder: Path) -> CriticInfo:
     return CriticInfo(**fields)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JSONObject:
     """Read a JSON object from a regular file of bounded size.
 
     Raises:
@@ -151,15 +152,15 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Return a short, escaped form of a value from outside."""
     return _short.repr(value)
 
 
-def _faults(fields: Mapping[str, Any]) -> Iterator[str]:
+def _faults(fields: JSONMapping) -> Iterator[str]:
     """Yield one line per field that is wrong: what was expected, and what came."""
     heads = HEADS.get(fields["kind"], {}) if isinstance(fields["kind"], str) else {}
-    expected: dict[str, tuple[Callable[[Any], bool], str]] = {
+    expected: dict[str, tuple[Callable[[object], bool], str]] = {
         "kind": (lambda v: isinstance(v, str) and v in HEADS, _either(HEADS)),
         "head": (lambda v: isinstance(v, str) and (v in heads or not heads), _either(heads or ["a string"])),
         "view": (lambda v: isinstance(v, str) and v in ("full", "local"), _either(["full", "local"])),
@@ -182,41 +183,43 @@ def _faults(fields: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: expected {what}, got {show(fields[name])}"
 
 
-def _either(names: Any) -> str:
+def _either(names: Iterable[str]) -> str:
     return " or ".join(f'"{name}"' for name in names)
 
 
-def _is_int(value: Any, low: int, high: int) -> bool:
+def _is_int(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def _is_length(value: Any) -> bool:
+def _is_length(value: object) -> bool:
     return _is_int(value, 64, MAX_LENGTH)
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: object) -> TypeGuard[str]:
     # A lone surrogate can be neither tokenized nor printed.
     return isinstance(value, str) and 0 < len(value) <= 1000 and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _is_base(value: Any) -> bool:
-    parts = value.split("/") if _is_name(value) else []
-    return 0 < len(parts) <= 2 and not {"", ".", ".."} & set(parts) and "\\" not in value
+def _is_base(value: object) -> bool:
+    if not _is_name(value) or "\\" in value:
+        return False
+    parts = value.split("/")
+    return len(parts) <= 2 and not {"", ".", ".."} & set(parts)
 
 
-def _is_list(value: Any, good: Callable[[Any], bool]) -> bool:
+def _is_list(value: object, good: Callable[[object], bool]) -> TypeGuard[list[object]]:
     return isinstance(value, list) and len(value) <= _NAMES and all(map(good, value))
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> TypeGuard[JSONObject]:
     return isinstance(value, dict) and all(map(_is_name, value))
 
 
-def _are_graphs(value: Any) -> bool:
+def _are_graphs(value: object) -> bool:
     return _is_object(value) and 0 < len(value) <= _NAMES and all(map(_is_graph, value.values()))
 
 
-def _is_graph(value: Any) -> bool:
+def _is_graph(value: object) -> bool:
     """Return whether a value has the form of `rewardmodels.data.dataset.graph_of`."""
     required = {"name", "agents", "edges"}
     if not isinstance(value, dict) or not required <= set(value) <= required | set(LOOPS):
@@ -228,10 +231,12 @@ def _is_graph(value: Any) -> bool:
     agents = value["agents"]
     if not _is_name(value["name"]) or not _is_list(agents, _is_name) or not agents:
         return False
+    sink = len(agents)
 
-    def is_edge(edge: Any) -> bool:
-        ends = isinstance(edge, list) and len(edge) in (2, 3) and all(_is_int(v, -1, len(agents)) for v in edge[:2])
-        return ends and (len(edge) == 2 or isinstance(edge[2], str))
+    def is_edge(edge: object) -> bool:
+        if not isinstance(edge, list) or not all(_is_int(v, -1, sink) for v in edge[:2]):
+            return False
+        return len(edge) == 2 or (len(edge) == 3 and isinstance(edge[2], str))
 
     return _is_list(value["edges"], is_edge)
 
@@ -316,7 +321,7 @@ def check_folder(folder: Path, labels: int = 1) -> None:
         raise ConfigError(f"{folder}: {'; '.join(faults)}. {remedy}", tuple(faults))
 
 
-def _config_faults(config: dict[str, Any], tensors: int, labels: int) -> Iterator[str]:
+def _config_faults(config: JSONObject, tensors: int, labels: int) -> Iterator[str]:
     """Yield the faults of a ``config.json``, given the number of tensors in the weights."""
     for key, value in _integers(config):
         if not -_LARGEST <= value < _LARGEST:
@@ -331,7 +336,7 @@ def _config_faults(config: dict[str, Any], tensors: int, labels: int) -> Iterato
             yield f"config.json: {key}: expected no path or repository, got {show(config[key])}"
 
 
-def _integers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
+def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
     """Yield every integer of a JSON value with the key that it stands under."""
     if isinstance(value, dict):
         for name, item in value.items():
@@ -534,19 +539,19 @@ def _source(info: CriticInfo) -> str:
     return "terminal rewards of a search with the agents named above"
 
 
-def _graph_line(graph: Mapping[str, Any]) -> str:
+def _graph_line(graph: JSONMapping) -> str:
     loops = [f"{name} {graph[name]}" for name in LOOPS if name in graph]
     return f"- {graph['name']}: {' -> '.join(graph['agents'])}{''.join(f', {text}' for text in loops)}"
 
 
-def _table(values: Mapping[str, Any]) -> list[str]:
+def _table(values: JSONMapping) -> list[str]:
     rows = ["| name | value |", "|---|---|"]
     for name, value in values.items():
         rows += [f"| {key} | {shown} |" for key, shown in _flat(name, value)]
     return rows
 
 
-def _flat(name: str, value: Any) -> list[tuple[str, str]]:
+def _flat(name: str, value: object) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [item for key, part in value.items() for item in _flat(f"{name}, {key}", part)]
     if isinstance(value, float):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mas_gym.errors import ConfigError, CriticError, DataError, need
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
@@ -153,7 +154,7 @@ class LearnedCritic(Critic):
         """Set up everything that does not depend on where the model runs."""
         self._view: View = view or info.view
         self.info: CriticInfo = info
-        self._identity: dict[str, Any] = {
+        self._identity: JSONObject = {
             "view": self._view,
             "max_length": info.max_length,
             "prefixes": prefixes,
@@ -167,7 +168,7 @@ class LearnedCritic(Critic):
         self._checked: set[str] = set()
         self._known: dict[tuple[str, MASState], float] = {}
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JSONObject:
         """Return what determines the scores: a digest of the model's files, and the settings.
 
         Raises:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mas_gym.errors import ConfigError
+from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import DataKind
 from rewardmodels.data.encode import View
 from rewardmodels.model.folder import HEADS
@@ -81,7 +82,7 @@ class TrainingConfig:
         """The kind of training set that the head learns from."""
         return HEADS[self.kind][self.head]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a JSON-able form."""
         return asdict(self)
 

@@ -7,11 +7,11 @@ problems, the unit that is held out, with a fixed seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
 from search.compare import bootstrap
 from search.compare.first_errors import auc
@@ -22,7 +22,7 @@ RESAMPLES = 1000
 BINS = 10
 
 
-def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> dict[str, Any]:
+def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> JSONObject:
     """Measure a critic on preference pairs (paper: average margin, pairwise accuracy, AUC, BT loss).
 
     Args:
@@ -50,7 +50,7 @@ def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> 
     }
 
 
-def outcome_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, Any]:
+def outcome_metrics(examples: Sequence[Example], logits: Floats) -> JSONObject:
     """Measure an outcome critic on terminal states.
 
     Returns:
@@ -69,7 +69,7 @@ def outcome_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, An
     }
 
 
-def point_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, Any]:
+def point_metrics(examples: Sequence[Example], logits: Floats) -> JSONObject:
     """Measure a process critic on labelled states.
 
     Returns:

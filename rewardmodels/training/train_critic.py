@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, TrainingError, need
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.base import Same
 from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import Encoder, View
@@ -54,7 +55,7 @@ class Trained(NamedTuple):
 
     folder: Path
     info: CriticInfo
-    history: list[dict[str, Any]]
+    history: list[JSONObject]
 
 
 def train(
@@ -163,13 +164,13 @@ def open_backbone(
     return model.to(device), tokenizer, config
 
 
-def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
+def _claim(out: Path, run: JSONObject, resume: bool) -> Trained | None:
     """Claim a folder for this run, or return the result if the run has finished."""
     claim_folder(out, out / RUN, run, resume)
     return Trained(out, read_info(out), _history(out)) if (out / META).exists() else None
 
 
-def claim_folder(out: Path, mark: Path, run: dict[str, Any], resume: bool) -> None:
+def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
     """Claim a folder for one training run, which the file ``mark`` in it then names.
 
     Args:
@@ -203,7 +204,7 @@ def claim_folder(out: Path, mark: Path, run: dict[str, Any], resume: bool) -> No
             raise TrainingError(f"cannot write to {out}: {error}") from error
 
 
-def _history(out: Path) -> list[dict[str, Any]]:
+def _history(out: Path) -> list[JSONObject]:
     path = out / "metrics.json"
     return list(json.loads(path.read_text(encoding="utf-8"))["history"]) if path.exists() else []
 
@@ -272,7 +273,7 @@ def _run(
 
 def _calibration(
     points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: PreTrainedModel
-) -> dict[str, Any]:
+) -> JSONObject:
     from rewardmodels.training.metrics import point_metrics
     from rewardmodels.training.trainer import HeldOut, bundles
 
@@ -287,7 +288,7 @@ def _info(
     learned: RewardData,
     held: RewardData,
     base: str,
-    metrics: dict[str, Any],
+    metrics: JSONObject,
     found: Sequence[Any],
 ) -> CriticInfo:
     counts = {

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
+from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, collate_plain, merge_beginnings, pack
 from rewardmodels.model.backbone import logits_at
@@ -269,7 +270,7 @@ class HeldOut:
         model.train(training)
         return np.concatenate(better), np.concatenate(worse)
 
-    def metrics(self, model: PreTrainedModel, config: TrainingConfig) -> dict[str, Any]:
+    def metrics(self, model: PreTrainedModel, config: TrainingConfig) -> JSONObject:
         """Return the metrics of a model, by the kind of the examples."""
         better, worse = self.logits(model)
         if len(worse):
@@ -286,7 +287,7 @@ class CriticTrainer(Guarded):
         super().__init__(train_dataset=steps, eval_dataset=steps, data_collator=lambda items: items[0], **kwargs)
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
-        self.history: list[dict[str, Any]] = []
+        self.history: list[JSONObject] = []
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest, as_policy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -164,7 +165,7 @@ class Judge(Critic):
         self.concurrent = isinstance(policy, AsyncPolicy)
         self.max_batch = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JSONObject:
         """Return the policy, the mode, the prompt's text and how verdicts are sampled."""
         stated = {"policy": self._policy, "mode": self.mode, "likely": self._likely, "prompt": self._prompt}
         if self._likely:

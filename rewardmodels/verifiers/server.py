@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, shown, unknown_name
+from mas_gym.internal.json_types import JSONObject
 from rewardmodels.verifiers.published import AGGREGATES, SYSTEM, Aggregate
 from search.protocol import Critic, Scores, ScoringContext
 
@@ -94,7 +95,7 @@ class ServerCritic(Critic):
             {"format": format, "aggregate": aggregate} if self._endpoint == "pooling" else {"scale": float(scale)}
         )
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JSONObject:
         """Return the model, what the server says about it, its ``revision``, and the settings."""
         return {"server": self._server, **self._stated}
 
@@ -135,7 +136,7 @@ class ServerCritic(Critic):
             text = " ".join(text.split("\n")) if mark == "\n" else text.replace(mark, f"{mark[0]} {mark[1:]}")
         return defuse(text.strip())
 
-    def _body(self, question: str, texts: Sequence[str]) -> dict[str, Any]:
+    def _body(self, question: str, texts: Sequence[str]) -> JSONObject:
         answer = "\n\n".join(texts)
         if self._endpoint == "score":
             return {"text_1": question, "text_2": answer}
@@ -150,7 +151,7 @@ class ServerCritic(Critic):
             return {"input": f"{question} " + "\n".join(f"Step {n}: {text} {mark}" for n, text in enumerate(texts, 1))}
         return {"input": f"{question}\n" + "".join(text + mark for text in texts)}
 
-    def _value(self, reply: dict[str, Any], steps: int) -> float:
+    def _value(self, reply: JSONObject, steps: int) -> float:
         """Return the value that a reply states. Raises `ValueError` with the reason if it states none."""
         data = reply.get("data")
         if not isinstance(data, list) or len(data) != 1 or not isinstance(data[0], dict):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, DataError, choice, need
+from mas_gym.internal.json_types import JSONObject
 from search.calibrated import METHODS, CalibratedModel, Curve, Method, question_key, standardised
 from search.compare.imported import read_labelled
 from search.compare.transcripts import NOBODY
@@ -104,7 +105,7 @@ def calibrate_critics(
     held = [np.asarray(folds == fold) for fold in range(min(FOLDS, len(fold_of)))]
     curves = [_fitted(values, right, wrong, known & ~out, method) for out in held]
     found = np.array([curves[fold].probability(row) for fold, row in zip(folds, values.tolist(), strict=True)])
-    metrics: dict[str, Any] = {"combined": _metrics(found[known], right[known], wrong[known])}
+    metrics: JSONObject = {"combined": _metrics(found[known], right[known], wrong[known])}
     for spec, column in zip(critics, values.T, strict=True):
         there = np.isfinite(column)
         metrics[spec] = {"auc": _auc(column[there], right[there], wrong[there])}

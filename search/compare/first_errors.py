@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mas_gym.errors import ConfigError, choice
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
 from search.compare.imported import read_labelled
@@ -202,7 +203,7 @@ class FirstErrorFigures:
     by_depth: dict[int, DepthFigures]
     cost: Cost
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a JSON-able form."""
         flat = asdict(self)
         for name, part in (("threshold", self.threshold), ("f1_interval", self.f1_interval), ("cost", self.cost)):
@@ -246,7 +247,7 @@ def first_error_figures(
     states = [state for one in scored for state in _states(one, terminal_only)]
     right, pairs = _pairwise(scored, terminal_only)
     dev_f1: float | None = None
-    named: dict[str, Any] = dict.fromkeys(("first_error", "no_error", "f1", "f1_interval", "agent"))
+    named: JSONObject = dict.fromkeys(("first_error", "no_error", "f1", "f1_interval", "agent"))
     if not terminal_only:
         if threshold is None:
             threshold, dev_f1 = choose_threshold(dev, rules)
@@ -276,7 +277,7 @@ def _states(one: Scored, last_alone: bool) -> Iterable[ScoredState]:
         yield ScoredState(depth, value, float(label == NOBODY or depth <= label))
 
 
-def _named(scored: Sequence[Scored], labels: NDArray[np.int_], predicted: NDArray[np.int_]) -> dict[str, Any]:
+def _named(scored: Sequence[Scored], labels: NDArray[np.int_], predicted: NDArray[np.int_]) -> JSONObject:
     hits, wrong = predicted == labels, labels != NOBODY
     agents = [one.transcript.agents for one in scored]
     same = [bool(a) and p >= 0 and a[p] == a[t] for a, p, t in zip(agents, predicted, labels, strict=True) if t >= 0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, DataError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 from search.compare.arms import Arm, Bench, drain, named_critics, start
 from search.engine.progress import Progress
@@ -91,7 +92,7 @@ class Selection:
         ]
         return "\n".join([*table, self.caption])
 
-    def to_dicts(self) -> list[dict[str, Any]]:
+    def to_dicts(self) -> list[JSONObject]:
         """Return one JSON-able mapping per rule, critic and number of samples."""
         return [
             {"rule": curve.rule, "critic": curve.critic, **point._asdict(), "interval": [*point.interval]}

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.graph import MAS
@@ -203,10 +204,10 @@ class Worker:
         priced = priced_setup(setup(self._critic), self._policy.name, prices)
         self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
 
-    async def facts(self, stored: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
         """Return what the run must know of policy and critic; for a store, their identities too."""
 
-        def stated(role: str, engine: Any) -> dict[str, Any]:
+        def stated(role: str, engine: Any) -> JSONObject:
             return engine_identity(role, engine) if stored else {"name": engine.name}
 
         policy, critic = stated("policy", self._policy), self._critic
@@ -295,13 +296,13 @@ class ActorPool:
         self._costs: dict[int, Costs] = {}
         self._finished = Usage()
         self._again: deque[SearchFuture] = deque()
-        self._facts: tuple[dict[str, Any], dict[str, Any] | None] | None = None
+        self._facts: tuple[JSONObject, JSONObject | None] | None = None
         self._hired = self._deaths = 0
         self._started = perf_counter()
         for _ in range(fleet.actors):
             self._hire()
 
-    def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def facts(self) -> tuple[JSONObject, JSONObject | None]:
         """Wait for the first actor that has loaded, and return its facts about policy and critic.
 
         An error that an actor raises while none has loaded is raised here.
@@ -432,7 +433,7 @@ class ActorPool:
         self.meters.update({f"{member.number} {name}": meter for name, meter in costs.meters.items()})
 
     def _hear(self, timeout: float | None) -> None:
-        """Take an actor's next answer, if one comes in time."""
+        """Take the answers that actors have, or wait for the next one."""
         ray, calls = (
             self._ray,
             {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])},
@@ -440,13 +441,17 @@ class ActorPool:
         if not calls:
             sleep(timeout or 0.0)
             return
-        heard, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
+        heard, others = ray.wait(list(calls), num_returns=1, timeout=timeout)
+        if heard and others:
+            # Waiting takes time for each open search, so all answers are taken at once.
+            heard += ray.wait(others, num_returns=len(others), timeout=0)[0]
+        dead: dict[_Member, Exception] = {}
         for call in heard:
             member = calls[call]
             try:
                 answer = ray.get(call)
             except ray.exceptions.RayError as error:
-                self._replace(member, error)
+                dead[member] = error
                 continue
             if member.loading is not None:
                 member.loading, self._facts = None, self._facts or answer
@@ -458,6 +463,8 @@ class ActorPool:
                 self.observe(answer.plan.usage)
             future.samples = answer.samples
             future.set_result(answer.plan)
+        for member, cause in dead.items():
+            self._replace(member, cause)
 
     def _replace(self, member: _Member, error: Exception) -> None:
         """Replace a dead actor; its open problems come first. Before any has loaded, an error in one is raised."""

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mas_gym.errors import ConfigError
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.planners.registry import planner_spec
@@ -261,7 +262,7 @@ class Journal:
             self._listener.close(last)
 
 
-def _log_start(setup: Setup, total: int | None, facts: Mapping[str, Any]) -> None:
+def _log_start(setup: Setup, total: int | None, facts: JSONMapping) -> None:
     if logger.isEnabledFor(logging.INFO):
         fields = {
             "event": "run started",

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mas_gym.errors import need
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import SamplingReply, SamplingRequest, spoken
 from search.plan import Plan
 from search.planners.registry import planner_spec
@@ -170,7 +171,7 @@ class Tracer:
         span.set_status(self._api.Status(self._api.StatusCode.ERROR, reason))
 
 
-def _message(role: str, text: str) -> dict[str, Any]:
+def _message(role: str, text: str) -> JSONObject:
     return {"role": role, "parts": [{"type": "text", "content": text}]}
 
 

@@ -24,9 +24,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number, shown
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.state import MASState
 from search.planners.voting import sigmoid
 from search.protocol import Continue, Critic, Extract, Planner, Request, ValueKind, planner_name, value_kind
@@ -134,7 +136,7 @@ class StopMap:
         (left, low), (right, high) = self.points[place - 1 : place + 1]
         return low + (high - low) * (index - left) / (right - left)
 
-    def to_dict(self, about: Mapping[str, Any] = {}) -> dict[str, Any]:
+    def to_dict(self, about: JSONMapping = MappingProxyType({})) -> JSONObject:
         """Return the contents of a stop-map file; ``about`` describes the calibration and is not read back."""
         return {
             "format": "mas-gym-stop",

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import by_cause, one_line
 from search.results.intervals import Difference, Interval
-from search.results.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
+from search.results.summary import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -404,7 +405,7 @@ def _html_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(["<table>", tagged("th", head), *(tagged("td", line) for line in lines), "</table>"])
 
 
-def to_json(rows: Sequence[ResultRow], meta: Mapping[str, Any] | None = None, baseline: str = "") -> str:
+def to_json(rows: Sequence[ResultRow], meta: JSONMapping | None = None, baseline: str = "") -> str:
     """Return rows, per-problem shares and differences as one JSON document of schema `SCHEMA`.
 
     Args:
@@ -426,7 +427,7 @@ def to_json(rows: Sequence[ResultRow], meta: Mapping[str, Any] | None = None, ba
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
-def _finite(flat: dict[str, Any]) -> dict[str, Any]:
+def _finite(flat: JSONObject) -> JSONObject:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in flat.items()}
 
 

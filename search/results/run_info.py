@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.graph import MAS
 from search.usage import Usage
 
@@ -13,7 +13,7 @@ RECORDED = "recorded"
 """Class of the planner in the config of an imported run."""
 
 
-def is_recorded(config: Mapping[str, Any]) -> bool:
+def is_recorded(config: JSONMapping) -> bool:
     """Whether a run was imported, by its config."""
     planner = config.get("planner")
     return isinstance(planner, Mapping) and planner.get("class") == RECORDED
@@ -35,8 +35,8 @@ class RunInfo:
 
     run: str
     name: str | None
-    config: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    config: JSONMapping
+    facts: JSONMapping
     searches: int
     failed: int
 

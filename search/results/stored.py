@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from mas_gym.errors import ConfigError
+from mas_gym.internal.json_types import JSONObject
 from search.prices import Prices
-from search.results.outcomes import Outcome, find_row, summarise
+from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo, is_recorded
+from search.results.summary import find_row, summarise
 from search.results.table import Comparison
 from search.usage import Usage
 
@@ -96,7 +98,7 @@ def _labels(runs: Sequence[RunInfo]) -> list[tuple[str, str]]:
 def _name(run: RunInfo, part: str) -> str:
     if part == "planner":
         return str(run.facts["planner"])
-    critic: dict[str, Any] | None = run.config["critic"]
+    critic: JSONObject | None = run.config["critic"]
     return str(critic["name"]) if critic else ""
 
 

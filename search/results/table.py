@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.text import one_line
 from search.results import display
 from search.results.intervals import Difference
-from search.results.outcomes import Outcome, ResultRow, differences, find_row
+from search.results.outcomes import Outcome
+from search.results.summary import ResultRow, differences, find_row
 
 if TYPE_CHECKING:
     import pandas
@@ -61,7 +62,7 @@ class Comparison:
     outcomes: tuple[Outcome, ...] = ()
     baseline: str = ""
     title: str = ""
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: JSONMapping = field(default_factory=dict)
     calibrated: tuple[Calibrated, ...] = ()
 
     def differences(self) -> dict[str, Difference]:

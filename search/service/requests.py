@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mas_gym.errors import ConfigError, shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy, derive_seed
 from mas_gym.programs.calls import unsupported
 from mas_gym.tasks import Problem
@@ -318,7 +319,7 @@ class ApiError(Exception):
         self.status, self.message, self.kind, self.retry_after = status, message, kind, retry_after
         self.code: str | int = status if code is None else code
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JSONObject:
         """Return the error in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.code}}
 
@@ -452,7 +453,7 @@ def check_question(question: str, limit: int | None) -> None:
         raise ApiError(413, message, code=TOO_LONG)
 
 
-def usage_of(plan: Plan) -> dict[str, Any]:
+def usage_of(plan: Plan) -> JSONObject:
     """Return a plan's usage in OpenAI's format; completion tokens are those of all agents."""
     usage = plan.usage
     return {
@@ -465,7 +466,7 @@ def usage_of(plan: Plan) -> dict[str, Any]:
 
 def completion(
     plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str] = lambda text: text
-) -> dict[str, Any]:
+) -> JSONObject:
     """Return a complete reply: the best candidates as choices, and the search's own figures under ``mas_gym``.
 
     Args:
@@ -497,14 +498,14 @@ def completion(
 
 
 def chunk(
-    ident: str, model: str, delta: dict[str, Any] | None, index: int = 0, finish_reason: str | None = None
-) -> dict[str, Any]:
+    ident: str, model: str, delta: JSONObject | None, index: int = 0, finish_reason: str | None = None
+) -> JSONObject:
     """Return one chunk of a streamed reply."""
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     head = {"id": ident, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
     return head | {"choices": [choice]}
 
 
-def sse(content: dict[str, Any]) -> str:
+def sse(content: JSONObject) -> str:
     """Return one server-sent event."""
     return f"data: {json.dumps(content)}\n\n"

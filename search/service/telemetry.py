@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, MissingDependencyError, need
+from mas_gym.internal.json_types import JSONObject
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -31,7 +32,7 @@ _USAGE = ("agent_calls", "generated_tokens", "prompt_tokens", "cached_tokens", "
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: JSONObject = {
             "schema": SCHEMA,
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),

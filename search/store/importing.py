@@ -27,6 +27,7 @@ from typing import Any
 import mas_gym
 from mas_gym.errors import ConfigError, MASGymError, choice
 from mas_gym.internal.database import transaction
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import one_line
 from mas_gym.logs import BrokenLine, LoggedMessage, read_transcripts
 from mas_gym.logs.reader import check_format
@@ -170,7 +171,7 @@ def _reader_digest(format: str | None) -> dict[str, str]:
     return {"reader": _digest(file)} if file.is_file() else {}
 
 
-def _held(path: Path, settings: Mapping[str, Any]) -> set[str]:
+def _held(path: Path, settings: JSONMapping) -> set[str]:
     """Return the digests of the files that complete runs hold, read with the same settings."""
     with closing(Store(path)) as store:
         return {
@@ -182,7 +183,7 @@ def _held(path: Path, settings: Mapping[str, Any]) -> set[str]:
         }
 
 
-def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _same(old: JSONMapping, new: JSONMapping) -> bool:
     """Whether files were read as they would be now; a format that was recognised is the one that is named."""
     formats = {old["format"], new["format"]} - {None}
     return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader"))
@@ -193,7 +194,7 @@ def _write(
     staging: Staging,
     files: Sequence[Path],
     digests: Mapping[Path, str],
-    identity: Mapping[str, Any],
+    identity: JSONMapping,
     name: str | None,
     listen: Callable[[str, int, int], None],
 ) -> Imported:
@@ -243,7 +244,7 @@ def _source(files: Sequence[Path]) -> str:
     return first.resolve().parent.name or "logs"
 
 
-def _free_name(path: Path, source: str, config: Mapping[str, Any]) -> str:
+def _free_name(path: Path, source: str, config: JSONMapping) -> str:
     """Return a name that no other run has."""
     with closing(Store(path)) as store:
         taken = {run.name for run in store.runs() if run.config != config}
@@ -260,7 +261,7 @@ def _agent_names(speakers: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _config(staging: Staging, names: Mapping[str, str], identity: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _config(staging: Staging, names: Mapping[str, str], identity: JSONMapping, source: str) -> JSONObject:
     agents = [
         {"name": names[name], "system_prompt": prompt if prompt and prompt.strip() else _NO_PROMPT}
         for name, prompt in staging.agents()
@@ -284,7 +285,7 @@ def _config(staging: Staging, names: Mapping[str, str], identity: Mapping[str, A
 class _Builder:
     """Turns the samples of a question into a search."""
 
-    def __init__(self, config: Mapping[str, Any], names: Mapping[str, str], kind: Kind) -> None:
+    def __init__(self, config: JSONMapping, names: Mapping[str, str], kind: Kind) -> None:
         self._mas = load_mas(dict(config["mas"]))
         self._dynamics = Dynamics(self._mas)
         places = {agent.name: place for place, agent in enumerate(self._mas.agents)}
@@ -309,7 +310,7 @@ class _Builder:
         paths = [[*ahead, *one.messages] for one in samples]
         tree = Tree(self._dynamics.initial_state(question, self._places[paths[0][0].speaker]))
         known: dict[tuple[int, str, int], int] = {}
-        made: list[tuple[Candidate, dict[str, Any]]] = []
+        made: list[tuple[Candidate, JSONObject]] = []
         for one, path in zip(samples, paths, strict=True):
             node = self._grow(tree, known, path, one.more["answer"])
             answer, correct = self._outcome(grader, tree.states[node].text, one, reference, totals)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, DataError, MASGymError, PolicyError
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.policies.base import Policy, SamplingReply, SamplingRequest
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
@@ -137,7 +138,7 @@ def _chosen(store: Store, run: str | None) -> RunInfo:
 
 def _plain(problem: Problem) -> Problem:
     """Return a problem without the metadata of its recorded samples."""
-    kept: Mapping[str, Any] = {key: value for key, value in problem.metadata.items() if key != "samples"}
+    kept: JSONMapping = {key: value for key, value in problem.metadata.items() if key != "samples"}
     return replace(problem, metadata=kept)
 
 

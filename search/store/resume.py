@@ -16,6 +16,7 @@ from typing import Any
 
 from mas_gym.errors import DataError, StoreError
 from mas_gym.internal.database import transaction
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
@@ -47,8 +48,8 @@ class RunRecord:
     def __init__(
         self,
         path: Path,
-        config: Mapping[str, Any],
-        facts: Mapping[str, Any],
+        config: JSONMapping,
+        facts: JSONMapping,
         name: str | None,
         meters: Mapping[str, Meter] = MappingProxyType({}),
     ) -> None:
@@ -85,7 +86,7 @@ class RunRecord:
             raise
         self._fresh, self._opened = Usage(), perf_counter()
 
-    def _start(self, name: str | None, config: Mapping[str, Any], text: str, facts: Mapping[str, Any]) -> None:
+    def _start(self, name: str | None, config: JSONMapping, text: str, facts: JSONMapping) -> None:
         """Create the run's row, or read it and bring it up to date."""
         self._check_name(name, config)
         found = self._known()
@@ -100,7 +101,7 @@ class RunRecord:
                 f"store {self.path}: the run with these settings is named {found.name!r}, got {name!r}; "
                 f"use run_name={found.name!r}, or none"
             )
-        self._facts: dict[str, Any] = dict(facts if found is None else found.facts)
+        self._facts: JSONObject = dict(facts if found is None else found.facts)
         # Resuming with more problems raises the number to search.
         wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
         if found is not None and (wrong := self._reader.searches(self.run)[1]):
@@ -122,7 +123,7 @@ class RunRecord:
             logger.warning("store %s: the facts of this run are damaged (%s) and are written anew", self.path, damage)
             return None
 
-    def _check_name(self, name: str | None, config: Mapping[str, Any]) -> None:
+    def _check_name(self, name: str | None, config: JSONMapping) -> None:
         row = self._connection.execute("SELECT run FROM runs WHERE name = ?", (name,)).fetchone()
         if row is None or row[0] == self.run:
             return
@@ -137,7 +138,7 @@ class RunRecord:
             "use the same settings, another name, or another store"
         )
 
-    def _announce(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def _announce(self, config: JSONMapping, facts: JSONMapping) -> None:
         """Warn that a stored run of the same planner, critic, policy and task is not resumed, and why."""
         alike: list[tuple[int, str, RunInfo, list[str]]] = []
         for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
@@ -253,7 +254,7 @@ def open_record(
     return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy.meters)
 
 
-def _mas_of(config: Mapping[str, Any]) -> MAS:
+def _mas_of(config: JSONMapping) -> MAS:
     from mas_gym.systems.loading import load_mas
 
     return load_mas(MappingProxyType(dict(config["mas"])))

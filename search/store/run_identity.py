@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Sized
 from datetime import UTC, datetime
 from typing import Any
 
 import mas_gym
 from mas_gym.errors import IdentityError, shown
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.tasks.base import Problem, Task
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
 from search.planners.registry import planner_spec
@@ -22,7 +23,7 @@ FORM = 2
 _FOLLOWING = {"place", "places", "values"}
 
 
-def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[str, Any]:
+def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> JSONObject:
     """Return all that determines a run's results, JSON-able.
 
     Raises:
@@ -57,7 +58,7 @@ def _allocation(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     return {"allocation": {"budget": setup.allocated.to_dict(), "problems": shared}}
 
 
-def engine_identity(role: str, engine: Any) -> dict[str, Any]:
+def engine_identity(role: str, engine: Any) -> JSONObject:
     """Return the name and the identity of a policy or critic.
 
     Raises:
@@ -90,7 +91,7 @@ def _stated(role: str, part: object) -> Any:
         ) from (error)
 
 
-def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
+def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:
     """Return what does not determine a run's results."""
     named = problems if isinstance(problems, Task) else setup.recording
     return {
@@ -103,7 +104,7 @@ def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     }
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differences(old: JSONMapping, new: JSONMapping) -> list[str]:
     """Return what differs between two configs, ``"planner.fields.width was 1, now 8"``.
 
     >>> differences({"program": {"files": {"agents.py": "1f"}}}, {"program": {"files": {"agents.py": "2e"}}})
@@ -138,10 +139,10 @@ def _value(value: object) -> str:
     return "absent" if value is None else shown(value)
 
 
-def named_alike(old: RunInfo, config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+def named_alike(old: RunInfo, config: JSONMapping, facts: JSONMapping) -> bool:
     """Whether a stored run has the planner, critic, seed, policy, system and task of another one, by their names."""
 
-    def names(config: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Any]:
+    def names(config: JSONMapping, facts: JSONMapping) -> list[Any]:
         parts = [(config.get(key) or {}).get("name") for key in ("policy", "critic", "mas")]
         settings = [config.get(key) for key in ("schema", "seed", "training")]
         return [*parts, *settings, *(facts.get(key) for key in ("planner", "task", "split"))]

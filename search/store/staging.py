@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import StoreError
 from mas_gym.internal.database import Format
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs import BrokenLine, LoggedMessage, ToolCall, Transcript
 from mas_gym.tasks.base import Kind
 from mas_gym.tasks.own import kind_of
@@ -66,7 +67,7 @@ class Sample(NamedTuple):
     sample: str | None
     place: str
     messages: list[LoggedMessage]
-    more: dict[str, Any]
+    more: JSONObject
 
 
 class Staging:
@@ -188,7 +189,7 @@ def _message(values: Sequence[Any]) -> LoggedMessage:
     return LoggedMessage(speaker, text, tuple(recipients), tuple(ToolCall(*call) for call in calls), *rest)
 
 
-def _more(one: Transcript) -> dict[str, Any]:
+def _more(one: Transcript) -> JSONObject:
     found = {"answer": one.answer, "correct": one.correct, "score": one.score}
     return {**found, "facts": dict(one.facts)}
 

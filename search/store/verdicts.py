@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from mas_gym.errors import ConfigError, DataError, unknown_name, whole_number
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.graph import RETURNED
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
@@ -87,9 +87,7 @@ class RecordedCritic(Critic):
         return value, 0, 0, 0, "" if math.isfinite(value) else "no value is recorded for its transcript"
 
 
-def _values(
-    problem: Problem, plan: Plan, samples: Sequence[Mapping[str, Any]], judge: str
-) -> Iterator[tuple[bytes, float]]:
+def _values(problem: Problem, plan: Plan, samples: Sequence[JSONMapping], judge: str) -> Iterator[tuple[bytes, float]]:
     if not judge and plan.tree is not None:
         held: list[float | None] = []
         for node in plan.tree:

@@ -29,6 +29,7 @@ from typing import Any, Self
 
 from mas_gym.errors import ConfigError, MASGymError, UserCodeError, shown
 from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.user_files import blame
 from mas_gym.internal.workers import LineProcess, ThreadWorker, serve_lines
 from mas_gym.plugins import Registry
@@ -114,7 +115,7 @@ class OwnGrader:
         """The judge of the grader by kind."""
         return self.base.judge
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Return the grader itself, because it does not change."""
         return self
 
@@ -307,11 +308,11 @@ def serve() -> None:
     serve_lines(_prepare)
 
 
-def _prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _prepare() -> Callable[[JSONObject], JSONObject]:
     spec = sys.argv[1]
     function = _function(spec)
 
-    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    def answer(asked: JSONObject) -> JSONObject:
         try:
             return {"grade": call(function, Problem(*asked["problem"]), asked["text"], asked["answer"])}
         except BaseException as error:

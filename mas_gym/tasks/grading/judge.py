@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import PolicyError
 from mas_gym.internal.event_loop import engine_loop
@@ -75,7 +75,7 @@ class Judge:
         """Pickle without verdicts and counts."""
         return Judge, self._made_of
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
+    def __deepcopy__(self, memo: dict[int, object]) -> Judge:
         """Return the judge itself."""
         return self
 

@@ -33,11 +33,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast, get_args
+from typing import IO, Literal, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError, choice
 from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import ADDED
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 from mas_gym.tasks.grading.syscalls import seccomp_program, supported
 
@@ -168,7 +169,7 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
     return _verdict(said, token)
 
 
-def _run(work: dict[str, Any], limits: Limits, lines: int) -> tuple[bytes, bool, int | None, str]:
+def _run(work: JSONObject, limits: Limits, lines: int) -> tuple[bytes, bool, int | None, str]:
     """Run a job in a process of its own.
 
     Args:
