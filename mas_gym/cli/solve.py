@@ -125,6 +125,8 @@ def _cost(plan: Plan) -> str:
         f"{len(plan.candidates)} candidate{'s' * (len(plan.candidates) != 1)}",
         f"{usage.seconds:.1f} s",
     ]
+    if usage.arms:
+        parts.append("by arm: " + ", ".join(f"{arm.arm} {arm.calls} calls" for arm in usage.arms))
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} prompt tokens dropped: the context was too long")
     return "  ".join(parts)
