@@ -311,7 +311,7 @@ HEAD = "| calibrated on | used on | stop early, % | of these right, % | expected
 def transfer(lab: Lab, spec: str, critic: str, number: int) -> Iterator[str]:
     """Yield the table of thresholds that are used on other difficulties."""
     yield f"\n## A threshold on other difficulties: {spec} with {critic}\n"
-    yield f"Calibrated on the dev problems of difficulty 3, used on {number} test problems of each difficulty.\n"
+    yield f"The threshold is calibrated on difficulty 3 (dev) and used on {number} test problems per difficulty.\n"
     yield "| difficulty | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     known = fit(checked(lab.traces(spec, critic, "dev")), "", "").map
@@ -349,7 +349,7 @@ def cascades(lab: Lab, specs: Sequence[str], critic: str, numbers: tuple[int, in
     tried = ((cascade(pair, dev), pair) for pair in product(grid, repeat=len(specs) - 1))
     fits = [(found.spent, pair) for found, pair in tried if found.hit >= alone.hit]
     yield f"\n## A cascade: {' > '.join(specs)} with {critic}\n"
-    yield f"Thresholds chosen on {numbers[0]} dev problems, measured on {numbers[1]} test problems.\n"
+    yield f"Thresholds are chosen on {numbers[0]} dev problems. The figures are for {numbers[1]} test problems.\n"
     yield "| search | Hit@1 | 95% interval | TOK | | against the last stage alone |"
     yield "|---|---:|---:|---:|---|---|"
     whole = ("", fixed(10**9))
@@ -496,8 +496,8 @@ def game24(data: Path, spec: str) -> Iterator[str]:
             found[form].append(scored(test, rule))
             size = fixed_size(dev, rule)
             others[form].append(scored(test, size[1] if size else fixed(10**9)))
-    yield f"{len(traces)} puzzles; the settings of each half are chosen on the other half. Messages are counted in"
-    yield "place of tokens, which were not recorded.\n"
+    yield f"{len(traces)} puzzles; the settings of each half are chosen on the other half. Messages are counted,"
+    yield "because tokens were not recorded.\n"
     yield "| rule | Hit@1 | 95% interval | messages | against the fixed size chosen | against the whole search |"
     yield "|---|---:|---:|---:|---|---|"
     whole = scored(traces, fixed(10**9))
