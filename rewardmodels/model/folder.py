@@ -16,11 +16,11 @@ import os
 import re
 import reprlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
 from mas_gym.internal.json_types import JSONMapping, JSONObject
@@ -183,7 +183,7 @@ def _faults(fields: JSONMapping) -> Iterator[str]:
             yield f"{name}: expected {what}, got {show(fields[name])}"
 
 
-def _either(names: object) -> str:
+def _either(names: Iterable[str]) -> str:
     return " or ".join(f'"{name}"' for name in names)
 
 
@@ -195,21 +195,23 @@ def _is_length(value: object) -> bool:
     return _is_int(value, 64, MAX_LENGTH)
 
 
-def _is_name(value: object) -> bool:
+def _is_name(value: object) -> TypeGuard[str]:
     # A lone surrogate can be neither tokenized nor printed.
     return isinstance(value, str) and 0 < len(value) <= 1000 and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _is_base(value: object) -> bool:
-    parts = value.split("/") if _is_name(value) else []
-    return 0 < len(parts) <= 2 and not {"", ".", ".."} & set(parts) and "\\" not in value
+    if not _is_name(value):
+        return False
+    parts = value.split("/")
+    return len(parts) <= 2 and not {"", ".", ".."} & set(parts) and "\\" not in value
 
 
-def _is_list(value: object, good: Callable[[object], bool]) -> bool:
+def _is_list(value: object, good: Callable[[object], bool]) -> TypeGuard[list[object]]:
     return isinstance(value, list) and len(value) <= _NAMES and all(map(good, value))
 
 
-def _is_object(value: object) -> bool:
+def _is_object(value: object) -> TypeGuard[dict[str, object]]:
     return isinstance(value, dict) and all(map(_is_name, value))
 
 
@@ -231,7 +233,9 @@ def _is_graph(value: object) -> bool:
         return False
 
     def is_edge(edge: object) -> bool:
-        ends = isinstance(edge, list) and len(edge) in (2, 3) and all(_is_int(v, -1, len(agents)) for v in edge[:2])
+        if not isinstance(edge, list) or len(edge) not in (2, 3):
+            return False
+        ends = all(_is_int(end, -1, len(agents)) for end in edge[:2])
         return ends and (len(edge) == 2 or isinstance(edge[2], str))
 
     return _is_list(value["edges"], is_edge)
