@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,12 @@ import mas_gym
 import search
 from benchmarks.paper.lab import weights
 from benchmarks.paper.options import Options
+from benchmarks.real.common import DATA
+from benchmarks.real.game24 import GPT4, Lookup, recorded_values
+from benchmarks.real.game24_recorded import SOURCE, read_recordings
 from benchmarks.stopping import Scores, against
+from benchmarks.tiny.stories import generated
+from mas_gym.errors import DataNotFoundError
 from mas_gym.policies import load_policy
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.systems.state import MASState
@@ -40,6 +46,7 @@ from search.planners.allocated import Allocated
 from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Model, PlanGenerator, Planner, Propose
 
+NATURAL = Path(__file__).with_name("tiny") / "tiny-natural"
 PAGE = Path(__file__).with_name("pages") / "adaptive.md"
 SEED = 14
 PROBABILITIES = tuple(round(0.3 + 0.01 * i, 2) for i in range(70))
@@ -75,10 +82,11 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class _Note(StopRule):
-    """Never stops; notes the evidence and the tokens so far at every check."""
+    """Never stops; notes the evidence and the tokens so far at every check, or the messages if none has tokens."""
 
     needs_gain = True
 
+    by_message: bool = False
     drawn: dict[MASState, Drawn] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     checks: dict[MASState, list[tuple[Evidence, int]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -108,16 +116,17 @@ class _Metered(Planner):
             replies = yield requests
             for request, reply in zip(requests, replies, strict=True):
                 if isinstance(request, Propose):
-                    self.note.drawn[root][request.state] += [proposal.tokens for proposal in reply]
+                    counts = [1 if self.note.by_message else proposal.tokens for proposal in reply]
+                    self.note.drawn[root][request.state] += counts
 
 
 class Lab:
     """The agents, the critics and the problems."""
 
-    def __init__(self, cache: Path | None, dev: int, test: int) -> None:
-        policy = load_policy("tiny")
+    def __init__(self, cache: Path | None, dev: int, test: int, agents: str = "tiny", stories: str = "") -> None:
+        policy = load_policy(agents)
         self.policy = policy if cache is None else CachedPolicy(policy, cache)
-        self.sizes = {"dev": dev, "test": test}
+        self.sizes, self.stories = {"dev": dev, "test": test}, stories
         self._critics: dict[str, Any] = {}
         self.traces = cache_results(self._traces)
 
@@ -125,25 +134,36 @@ class Lab:
         self, spec: str, critic: str, split: str, difficulty: int = 3, number: int | None = None
     ) -> list[Trace]:
         """Search every problem of a split once."""
-        task = mas_gym.load_task("arithmetic", split=split, limit=number or self.sizes[split], difficulty=difficulty)
         guide = self._critics.setdefault(critic, load_critic(critic))
-        note = _Note()
-        planner: Any = search.load_planner(spec)
-        planner = replace(planner, stop=note) if "stop" in planner.__dataclass_fields__ else planner
-        options: dict[str, Any] = {"mas": "rpsv", "policy": self.policy, "seed": SEED, "raise_errors": True}
-        plans = search.run(_Metered(planner, note), task, critic=guide, progress=True, **options)
-        found: list[Trace] = []
-        for plan in sorted(plans, key=lambda plan: plan.problem_id):
-            tree, best = plan.tree, plan.best
-            assert tree is not None and best is not None and best.node is not None and plan.mas is not None
-            verdicts = {one.state: bool(one.correct) for one in plan.candidates}
-            root = tree.states[0]
-            points = (Point(one, tokens, verdicts[one.state]) for one, tokens in note.checks[root])
-            value = tree.values[best.node]
-            if math.isnan(value):
-                [value] = guide.score([search.ScoringContext(best.state, plan.mas, None)])
-            found.append(Trace(plan.problem_id, tuple(points), bool(plan.correct), value, dict(note.drawn[root])))
-        return found
+        return traced(spec, guide, problems=self.problems(split, difficulty, number), mas="rpsv", policy=self.policy)
+
+    def problems(self, split: str, difficulty: int = 3, number: int | None = None) -> Any:
+        """Return the first problems of a split."""
+        size = number or self.sizes[split]
+        if self.stories:
+            return generated(self.stories, split)[:size]
+        return mas_gym.load_task("arithmetic", split=split, limit=size, difficulty=difficulty)
+
+
+def traced(spec: str, critic: Any, by_message: bool = False, **world: Any) -> list[Trace]:
+    """Search every problem of a world once, without stopping."""
+    note = _Note(by_message)
+    planner: Any = search.load_planner(spec)
+    planner = replace(planner, stop=note) if "stop" in planner.__dataclass_fields__ else planner
+    options: dict[str, Any] = {"seed": SEED, "raise_errors": True, "progress": True, **world}
+    plans = search.run(_Metered(planner, note), options.pop("problems", None), critic=critic, **options)
+    found: list[Trace] = []
+    for plan in sorted(plans, key=lambda plan: plan.problem_id):
+        tree, best = plan.tree, plan.best
+        assert tree is not None and best is not None and best.node is not None and plan.mas is not None
+        verdicts = {one.state: bool(one.correct) for one in plan.candidates}
+        root = tree.states[0]
+        points = (Point(one, tokens, verdicts[one.state]) for one, tokens in note.checks[root])
+        value = tree.values[best.node]
+        if math.isnan(value):
+            [value] = critic.score([search.ScoringContext(best.state, plan.mas, None)])
+        found.append(Trace(plan.problem_id, tuple(points), bool(plan.correct), value, dict(note.drawn[root])))
+    return found
 
 
 Rule = Callable[[Trace], tuple[bool, int, bool]]
@@ -170,9 +190,9 @@ def calibrated(stop_map: StopMap, threshold: float) -> Rule:
     return stopping(lambda evidence: stop_map.probability(evidence.features) > threshold)
 
 
-def claimed(threshold: float) -> Rule:
+def claimed(threshold: float, likelihood: bool = False) -> Rule:
     """Return the rule of the critic's own probability."""
-    return stopping(lambda evidence: (1 + evidence.value) / 2 > threshold)
+    return stopping(lambda evidence: (evidence.value if likelihood else (1 + evidence.value) / 2) > threshold)
 
 
 def agreed(checks: int) -> Rule:
@@ -180,9 +200,9 @@ def agreed(checks: int) -> Rule:
     return stopping(lambda evidence: evidence.unchanged >= checks)
 
 
-def priced(price: float) -> Rule:
+def priced(price: float, likelihood: bool = False) -> Rule:
     """Return the rule ``gain:P``."""
-    return stopping(lambda evidence: evidence.gain / 2 < price)
+    return stopping(lambda evidence: evidence.gain / (1 if likelihood else 2) < price)
 
 
 def scored(traces: Iterable[Trace], rule: Rule) -> Scores:
@@ -216,42 +236,49 @@ def cheapest(rules: Iterable[tuple[str, Rule]], dev: Sequence[Trace], least: flo
 def family(lab: Lab, spec: str, critic: str) -> Iterator[str]:
     """Yield the table of one planner."""
     dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
-    size = max(len(trace.points) for trace in dev) + 1
-    calibration = fit(checked(dev), "", "")
-    known, whole = calibration.map, fixed(size + 1)
-    least = scored(dev, whole).hit
-    rows: list[tuple[str, Rule]] = [(f"{spec} (whole)", whole)]
-    rows.append((f"stop=stop.json, threshold {known.threshold:g}", calibrated(known, known.threshold)))
-    missed: list[str] = []
-    grids: dict[str, list[tuple[float, Rule]]] = {
-        "stop={}": [(p, claimed(p)) for p in PROBABILITIES],
-        "stop=settled:{}": [(n, agreed(n)) for n in CHECKS],
-        "stop=gain:{}": [(p, priced(p)) for p in PRICES],
-    }
-    for form, grid in grids.items():
-        chosen = cheapest([(form.format(setting), rule) for setting, rule in grid], dev, least)
-        if chosen is None:
-            missed.append(form.format("X"))
-        else:
-            rows.append(chosen)
-    sizes = [(f"size {n}", fixed(n)) for n in range(1, size + 1)]
-    yield f"\n## {spec} with {critic}\n"
+    known = fit(checked(dev), "", "").map
+    rows, missed = rules_chosen(dev, known, critic == "policy-likelihood")
+    yield f"\n## {spec} with {critic}{f', {lab.policy.name} on {lab.stories}' if lab.stories else ''}\n"
     yield f"{len(dev)} dev and {len(test)} test problems.\n"
     yield "| rule | Hit@1 | 95% interval | TOK | fixed size | rule against fixed size |"
     yield "|---|---:|---:|---:|---|---|"
-    for name, rule in rows:
-        other = cheapest(sizes, dev, min(scored(dev, rule).hit, least))
-        yield line(name, scored(test, rule), other, test)
+    for name, rule in rows.items():
+        yield line(name, scored(test, rule), fixed_size(dev, rule), test)
     if missed:
         yield f"\nNo tested X keeps the Hit@1 of the complete search on dev with {' or '.join(missed)}."
     yield from transfer_of_stops(known, test)
 
 
+def rules_chosen(dev: Sequence[Trace], known: StopMap, likelihood: bool = False) -> tuple[dict[str, Rule], list[str]]:
+    """Return the rules that are compared, with the settings chosen on dev, and the forms of which no setting fits."""
+    whole = fixed(10**9)
+    rows = {"whole": whole, f"stop=stop.json, threshold {known.threshold:g}": calibrated(known, known.threshold)}
+    missed: list[str] = []
+    grids: dict[str, list[tuple[float, Rule]]] = {
+        "stop={}": [(p, claimed(p, likelihood)) for p in PROBABILITIES],
+        "stop=settled:{}": [(n, agreed(n)) for n in CHECKS],
+        "stop=gain:{}": [(p, priced(p, likelihood)) for p in PRICES],
+    }
+    for form, grid in grids.items():
+        chosen = cheapest([(form.format(setting), rule) for setting, rule in grid], dev, scored(dev, whole).hit)
+        if chosen is None:
+            missed.append(form.format("X"))
+        else:
+            rows[chosen[0]] = chosen[1]
+    return rows, missed
+
+
+def fixed_size(dev: Sequence[Trace], rule: Rule) -> tuple[str, Rule] | None:
+    """Return the smallest size whose Hit@1 on dev is at least that of a rule, or of the whole search if less."""
+    size = max(len(trace.points) for trace in dev) + 1
+    sizes = [(f"size {n}", fixed(n)) for n in range(1, size + 1)]
+    return cheapest(sizes, dev, min(scored(dev, rule).hit, scored(dev, fixed(size)).hit))
+
+
 def line(name: str, found: Scores, other: tuple[str, Rule] | None, test: Sequence[Trace]) -> str:
     """Return a row: what a rule reaches on test, and how it compares with a fixed size."""
-    span = accuracy_interval([*found.hits.values()], len(found.hits))
     compared = "none reaches it on dev" if other is None else against(found, scored(test, other[1]))
-    cells = (name, f"{100 * found.hit:.1f}", f"{100 * span.low:.1f} to {100 * span.high:.1f}", f"{found.spent:,.0f}")
+    cells = (name, *reached(found))
     return f"| {' | '.join((*cells, '' if other is None else other[0], compared))} |"
 
 
@@ -284,7 +311,7 @@ HEAD = "| calibrated on | used on | stop early, % | of these right, % | expected
 def transfer(lab: Lab, spec: str, critic: str, number: int) -> Iterator[str]:
     """Yield the table of thresholds that are used on other difficulties."""
     yield f"\n## A threshold on other difficulties: {spec} with {critic}\n"
-    yield f"Calibrated on the dev problems of difficulty 3, used on {number} test problems of each difficulty.\n"
+    yield f"The threshold is calibrated on difficulty 3 (dev) and used on {number} test problems per difficulty.\n"
     yield "| difficulty | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     known = fit(checked(lab.traces(spec, critic, "dev")), "", "").map
@@ -322,7 +349,7 @@ def cascades(lab: Lab, specs: Sequence[str], critic: str, numbers: tuple[int, in
     tried = ((cascade(pair, dev), pair) for pair in product(grid, repeat=len(specs) - 1))
     fits = [(found.spent, pair) for found, pair in tried if found.hit >= alone.hit]
     yield f"\n## A cascade: {' > '.join(specs)} with {critic}\n"
-    yield f"Thresholds chosen on {numbers[0]} dev problems, measured on {numbers[1]} test problems.\n"
+    yield f"Thresholds are chosen on {numbers[0]} dev problems. The figures are for {numbers[1]} test problems.\n"
     yield "| search | Hit@1 | 95% interval | TOK | | against the last stage alone |"
     yield "|---|---:|---:|---:|---|---|"
     whole = ("", fixed(10**9))
@@ -402,10 +429,8 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
         if fits:
             ways[f"stop.json@{max(fits):g} alone"] = scored(test, calibrated(known, max(fits)))
         for name, found in ways.items():
-            span = accuracy_interval([*found.hits.values()], len(found.hits))
-            interval = f"{100 * span.low:.1f} to {100 * span.high:.1f}"
             compared = "" if name == "equal" else against(found, equal)
-            cells = (f"{budget:,.0f}", name, f"{100 * found.hit:.1f}", interval, f"{found.spent:,.0f}", compared)
+            cells = (f"{budget:,.0f}", name, *reached(found), compared)
             yield f"| {' | '.join(cells)} |"
 
 
@@ -425,6 +450,70 @@ def best_of_n(lab: Lab) -> Iterator[str]:
     yield line(f"mcts:20,3,stop=stop.json, {known.threshold:g}", scored(test, rule), size, test_passes)
 
 
+def horizons(lab: Lab, spec: str, critic: str, limits: Sequence[int | None]) -> Iterator[str]:
+    """Yield the table of ``horizon=budget`` against the fixed horizon, under budgets of calls."""
+    yield f"\n## {spec},horizon=budget with {critic}\n"
+    yield f"{lab.sizes['test']} test problems; `--budget calls=N` for both. Nothing was chosen.\n"
+    yield "| budget | horizon | Hit@1 | 95% interval | TOK | AC | budget against fixed horizon |"
+    yield "|---:|---|---:|---:|---:|---:|---|"
+    options: dict[str, Any] = {"mas": "rpsv", "policy": lab.policy, "critic": load_critic(critic), "seed": SEED}
+    for limit in limits:
+        first: Scores | None = None
+        for horizon in ("fixed", "budget"):
+            budget = None if limit is None else search.Budget(calls=limit)
+            planner = search.load_planner(f"{spec},horizon={horizon}")
+            plans = list(search.run(planner, lab.problems("test"), budget=budget, progress=True, **options))
+            hits = {plan.problem_id: float(bool(plan.correct)) for plan in plans}
+            found = Scores(hits, {plan.problem_id: float(plan.usage.generated_tokens) for plan in plans})
+            calls = fmean(plan.usage.agent_calls for plan in plans)
+            compared = "" if first is None else against(found, first)
+            first = first or found
+            cells = ("none" if limit is None else f"{limit}", horizon, *reached(found), f"{calls:.1f}", compared)
+            yield f"| {' | '.join(cells)} |"
+
+
+def game24(data: Path, spec: str) -> Iterator[str]:
+    """Yield the table of a search of GPT-4's recorded trees with GPT-4's values."""
+    yield f"\n## Recorded: {spec} of GPT-4's proposals at the game of 24, with GPT-4's values\n"
+    try:
+        recordings = read_recordings(data)
+    except DataNotFoundError as error:
+        yield f"skipped: {error}"
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "recorded.db"
+        reader = Path(__file__).parent / "real" / "game24_recorded.py"
+        search.import_transcripts(data / SOURCE.file, store, format=f"{reader}:transcripts")
+        critic = Lookup(GPT4, recorded_values, recordings)
+        traces = traced(spec, critic, by_message=True, recorded=search.Recorded(store, distinct=True))
+    halves = (traces[::2], traces[1::2])
+    found: dict[str, list[Scores]] = defaultdict(list)
+    others: dict[str, list[Scores]] = defaultdict(list)
+    for dev, test in (halves, halves[::-1]):
+        known = fit(checked(dev), "", "").map
+        for name, rule in rules_chosen(dev, known)[0].items():
+            form = "stop=stop.json" if "json" in name else name.rstrip("0123456789.")
+            found[form].append(scored(test, rule))
+            size = fixed_size(dev, rule)
+            others[form].append(scored(test, size[1] if size else fixed(10**9)))
+    yield f"{len(traces)} puzzles; the settings of each half are chosen on the other half. Messages are counted,"
+    yield "because tokens were not recorded.\n"
+    yield "| rule | Hit@1 | 95% interval | messages | against the fixed size chosen | against the whole search |"
+    yield "|---|---:|---:|---:|---|---|"
+    whole = scored(traces, fixed(10**9))
+    for form in [form for form, parts in found.items() if len(parts) == len(halves)]:
+        one, other = (
+            Scores(*({**a, **b} for a, b in zip(*parts, strict=True))) for parts in (found[form], others[form])
+        )
+        yield f"| {form} | {' | '.join(reached(one))} | {against(one, other)} | {against(one, whole)} |"
+
+
+def reached(found: Scores) -> tuple[str, str, str]:
+    """Return Hit@1, its interval and the mean cost."""
+    span = accuracy_interval([*found.hits.values()], len(found.hits))
+    return f"{100 * found.hit:.1f}", f"{100 * span.low:.1f} to {100 * span.high:.1f}", f"{found.spent:,.0f}"
+
+
 def main() -> None:
     """Choose on dev, measure on test, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -433,16 +522,23 @@ def main() -> None:
     parser.add_argument("--cascade", type=int, nargs=2, default=(100, 100), help="dev and test problems of cascades")
     parser.add_argument("--difficulty", type=int, default=60, help="problems per difficulty and split")
     parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, help="measure these sections alone")
+    parser.add_argument("--natural", type=int, nargs=2, default=(60, 60), help="dev and test problems, natural agents")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
     parser.add_argument("--cache", type=Path, help="response cache; with it, a second run takes minutes")
     parser.add_argument("--out", type=Path, default=PAGE, help="page to write")
     options = parser.parse_args()
     lab = Lab(options.cache, options.dev, options.test)
+    natural = cache_results(lambda: Lab(options.cache, *options.natural, f"transformers:{NATURAL}", "stories-4"))
     made = {
         "bon": lambda: family(lab, "bon:20", "tiny-orm"),
         "mcts": lambda: family(lab, "mcts:20,3", "tiny-masprm"),
         "best-of-n": lambda: best_of_n(lab),
         "allocation-bon": lambda: allocations(lab, "bon:20", "tiny-orm"),
         "allocation-mcts": lambda: allocations(lab, "mcts:20,3", "tiny-masprm"),
+        "horizon": lambda: horizons(lab, "mcts:20,3", "tiny-masprm", (None, 30, 60)),
+        "natural-bon": lambda: family(natural(), "bon:20", "policy-likelihood"),
+        "natural-mcts": lambda: family(natural(), "mcts:20,3", "policy-likelihood"),
+        "game24": lambda: game24(options.data, "mcts:40,40"),
         "transfer": lambda: transfer(lab, "bon:20", "tiny-orm", options.difficulty),
         "cascade": lambda: cascades(lab, ("single", "mcts:20,2", "mcts:20,6"), "tiny-masprm", options.cascade),
     }
@@ -453,7 +549,8 @@ def main() -> None:
         print(sections[part], flush=True)
 
 
-PARTS = ("bon", "mcts", "best-of-n", "allocation-bon", "allocation-mcts", "transfer", "cascade")
+PARTS = ("bon", "mcts", "best-of-n", "allocation-bon", "allocation-mcts", "transfer", "cascade", "horizon")
+PARTS += ("natural-bon", "natural-mcts", "game24")
 MARK = "\n\n<!-- part: {} -->\n"
 
 
@@ -461,10 +558,11 @@ def sections_of(page: Path) -> dict[str, str]:
     """Return the sections of a page that was written before."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     marks = sorted((text.index(mark), part) for part in PARTS if (mark := MARK.format(part)) in text)
-    ends = [*(start for start, _ in marks[1:]), len(text)]
-    return {
-        part: text[start + len(MARK.format(part)) : end].strip() for (start, part), end in zip(marks, ends, strict=True)
-    }
+    found: dict[str, str] = {}
+    end = len(text)
+    for start, part in reversed(marks):
+        found[part], end = text[start + len(MARK.format(part)) : end].strip(), start
+    return found
 
 
 def write(page: Path, sections: Mapping[str, str]) -> None:

@@ -1,13 +1,14 @@
-r"""A small and a larger model as arms of one policy, against each alone, at equal cost.
+r"""A small and a larger model as arms of one policy, compared with each model alone at equal cost.
 
     python -m benchmarks.tiny.natural --out models/natural-large --steps 800 --hidden 192 --layers 4 \
         --init mas_gym/tiny/weights --lr 1e-3 --bf16 --compile
     python -m benchmarks.arms --large models/natural-large --cache replies.db
 
-Both models are natural agents (`benchmarks.tiny.natural`), trained on correct transcripts alone, so that their errors
-are not designed. A token that a model reads or writes costs its number of parameters. The reference is the large model
-alone. Every other row has the largest size whose mean cost on dev is at most 60% of the reference's on dev; its
-accuracy and cost on test are compared with the reference's, paired over problems.
+Both models are natural agents (`benchmarks.tiny.natural`), trained only on correct transcripts, so that their errors
+are not designed. The cost of a token that a model reads or writes is the model's number of parameters. The reference is
+the large model alone. Every other row has the largest size whose mean cost on dev is at most 60% of the reference's
+cost on dev, or size 1. Its accuracy and cost on test are compared with the reference's, paired over problems. The large
+model of the page is the checkpoint after 600 of the 800 steps.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Lab:
         guess = 12
         while low < high:
             spent = self.cost(one, guess)
-            low, high = (guess, high) if spent <= most else (low, guess - 1)
+            low, high = (guess, high) if spent <= most else (low, max(low, guess - 1))
             if high <= low:
                 break
             # Cost grows about as size does, so the next guess interpolates.
@@ -185,26 +186,28 @@ def main() -> None:
     """Choose sizes on dev, measure on test, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", type=Path, required=True, help="folder of the larger model")
-    parser.add_argument("--task", default="stories-4", help="a task of benchmarks.tiny.stories")
-    parser.add_argument("--critic", default="tiny-masprm", help="critic that guides all rows")
+    parser.add_argument("--tasks", nargs="+", default=["stories-4", "stories-5"], help="of benchmarks.tiny.stories")
+    parser.add_argument("--critic", default="policy-likelihood", help="critic that guides all rows")
     parser.add_argument("--reference", default="adaptive:{}", help="planner of the reference and of the rows with arms")
-    parser.add_argument("--size", type=int, default=20, help="size of the reference")
-    parser.add_argument("--dev", type=int, default=50, help="dev problems")
-    parser.add_argument("--test", type=int, default=150, help="test problems")
+    parser.add_argument("--size", type=int, default=15, help="size of the reference")
+    parser.add_argument("--dev", type=int, default=30, help="dev problems")
+    parser.add_argument("--test", type=int, default=100, help="test problems")
     parser.add_argument("--cache", required=True, help="response cache; the rows share messages through it")
     parser.add_argument("--out", type=Path, default=PAGE, help="page to write")
     options = parser.parse_args()
-    lab = Lab(options.large, options.task, options.critic, options.dev, options.test, options.cache)
     spec = options.reference
     comma = "," if ":" in spec else ":"
     rows = [row(spec, arm) for arm in BOTH]
     rows += [row(spec), *(row(f"{spec}{comma}arms={rule}") for rule in ("thompson", "cost")), *treequest_row()]
     rows += [row("bon:{}", "small"), row("bon:{}", "large"), row("bon:{}")]
-    lines = []
-    for text in table(lab, row(spec, "large"), options.size, rows):
-        print(text, flush=True)
-        lines.append(text)
-    options.out.write_text(page(lab, lines), encoding="utf-8")
+    lines: list[str] = []
+    for task in options.tasks:
+        lab = Lab(options.large, task, options.critic, options.dev, options.test, options.cache)
+        lines += ["", f"## {task}", ""]
+        for text in table(lab, row(spec, "large"), options.size, rows):
+            print(text, flush=True)
+            lines.append(text)
+            options.out.write_text(page(lab, lines), encoding="utf-8")
 
 
 def page(lab: Lab, lines: Sequence[str]) -> str:
@@ -223,11 +226,11 @@ def page(lab: Lab, lines: Sequence[str]) -> str:
 {facts}
 ```
 
-{lab.task}, {lab.dev} dev and {lab.test} test problems, run seed {SEED}, MAS rpsv, critic {lab.critic_name}, at no cost.
+{lab.dev} dev and {lab.test} test problems per task, run seed {SEED}, MAS rpsv, critic {lab.critic_name}, at no cost.
 Parameters: small {small:,}, large {large:,}, a ratio of {large / small:.2f}. Weights: {stated}.
 Rows without "alone" have both arms, in turn unless `arms=` says otherwise. The last columns contain the share of the
 messages and of the chosen answers' messages that the large model wrote, and the paired differences on test.
-
+Stories of 4 and 5 events; both models were trained on stories of up to 4.
 {chr(10).join(lines)}
 """
 

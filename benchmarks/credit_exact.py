@@ -1,15 +1,15 @@
 """Accuracy of each credit method against the exact credit of a message: ``python -m benchmarks.credit_exact``.
 
-It writes ``pages/training/credit.md`` and its picture for two sets of agents of RPSV: the bundled ones on Arithmetic,
-whose errors are embedded in their weights, and the natural ones (`benchmarks.tiny.natural`) on stories of difficulty 4,
-whose errors nobody designed. The critic of the bundled agents is the shipped MASPRM; that of the natural agents is
-trained first, on ``--searches`` searches of training stories.
+The script writes ``pages/training/credit.md`` and its picture for two sets of RPSV agents: the bundled agents on
+Arithmetic, whose errors are designed, and the natural agents (`benchmarks.tiny.natural`) on stories of difficulty 4,
+whose errors are not designed. The critic of the bundled agents is the shipped MASPRM. The critic of the natural agents
+is trained first, on ``--searches`` searches of training stories.
 
-These agents can be enumerated: at temperature 0.7 and top-p 0.95 each prompt has a few dozen replies.
-All of them are found by branching at every token, together with their probabilities, so the expected reward of every
-state is a sum over replies and not an estimate. Replies less likely than ``--floor`` are left out, and the remaining
-probabilities of the prompt are scaled to one: this is the policy that is measured, and the page states the mean
-probability it keeps. Samples are drawn from the enumerated replies. Each agent of RPSV has one turn.
+All replies of these agents can be enumerated: at temperature 0.7 and top-p 0.95, each prompt has a few dozen replies.
+They are found with their probabilities by branching at every token, so the expected reward of every state is an exact
+sum over replies. Replies less likely than ``--floor`` are left out, and the remaining probabilities of the prompt are
+scaled to one. This is the policy of the experiment; the page states the mean probability that is kept. Samples are
+drawn from the enumerated replies. Each agent of RPSV has one turn.
 
 Per problem and repetition, every method gets about the same number of generated tokens:
 
@@ -22,7 +22,7 @@ generated tokens per message with credit; and the variance per token. The latter
 given message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times
 the tokens per message. A method with half the variance at twice the tokens per message is equally good.
 
-The command takes about ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` keeps the
+The command takes about ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` contains the
 searches and the critic.
 """
 

@@ -49,23 +49,23 @@ configs:
 # First errors of tiny agents
 
 {total:,} transcripts of multi-agent systems on procedural tasks, each with its true first error. The format is that of
-[ProcessBench](https://huggingface.co/datasets/Qwen/ProcessBench) (`problem`, `steps`, `label`), so whatever measures
-first errors there reads these files; agents, systems and log-probabilities are additional columns.
+[ProcessBench](https://huggingface.co/datasets/Qwen/ProcessBench) (`problem`, `steps`, `label`), so tools for
+ProcessBench can read these files. Agents, systems and log-probabilities are additional columns.
 
 {table}
 
-A label is no opinion: the tasks are generated from facts, and every message is checked against them. A message is wrong
-if anything that it says about the problem is not so, including a verdict on messages that were right. What follows a
-wrong message is not labelled.
+The labels are exact: the tasks are generated from facts, and every message is checked against them. A message is wrong
+if any of its statements about the problem is false, including a verdict on messages that were right. Messages after
+the first wrong message are not labelled.
 
-The agents are MAS-Gym's embedded model of two million parameters, which errs **by design**, at rates chosen so that its
-own likelihood does not give the errors away. Figures on these files say how a critic finds the errors of these agents,
-and not how it does on mathematics written by large models.
+The agents are MAS-Gym's bundled model of two million parameters, which errs **by design**, at rates chosen so that its
+likelihood does not reveal the errors. Figures on these files measure how well a critic finds the errors of these
+agents. They do not apply to mathematics written by large models.
 
 ## Splits
 
-`dev` is for choosing thresholds, `test` for measuring. Their problems come from the dev and test splits of the tasks,
-whose training split critics are trained on, so no critic of MAS-Gym has seen them.
+`dev` is for choosing thresholds, and `test` for evaluation. Their problems are from the dev and test splits of the
+tasks. Critics of MAS-Gym are trained on the train split, so they have not been trained on these problems.
 
 ## Columns
 
@@ -77,7 +77,7 @@ whose training split critics are trained on, so no critic of MAS-Gym has seen th
 mas-gym bench-critic --critic tiny-masprm --data arithmetic/test.parquet --dev arithmetic/dev.parquet
 ```
 
-## Made by
+## Reproduction
 
 `python -m benchmarks.first_errors -n {number} --seeds {seeds}` of mas-gym {version}; the same command writes the same
 rows.

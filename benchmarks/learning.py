@@ -1,17 +1,19 @@
 """Training of the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
 
-Each row of the table trains the RPSV agents of Arithmetic by another method with the same budget of generated tokens
-(``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its share of
-the budget is used, to within one problem, and trains the agents on the result. After each round the agents are
-evaluated by single passes on the same dev problems, which gives the curves.
+Each row of the table trains the RPSV agents of Arithmetic with a different method and the same budget of generated
+tokens (``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its
+share of the budget is used, and trains the agents on the result. Agents that write longer messages may exceed a share
+a little. After each round the agents are evaluated by single passes on the same dev problems, which gives the curves.
 
 * ``sft`` and ``dpo``: the searches are MCTS(20, 3) with the true reward.
 * ``grpo``: ``leave-one-out`` and ``value baseline`` sample trees of siblings, ``shared outcome`` independent
-  transcripts. With ``MASPRM's rewards`` the shipped critic's value of the final state replaces the true reward.
+  transcripts. With ``MASPRM's rewards`` the shipped critic's value of the final state replaces the true reward. With
+  ``agents scaled`` the advantages of each agent have the same root mean square; an agent at the end of the tree has
+  more messages than one at its beginning.
 
-All rows are measured on the same test problems, which nothing was chosen on: a single pass, a single pass on stories in
-another wording and on harder ones, self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM,
-which was trained on the agents before. ``--retrained`` adds MCTS with a MASPRM trained on searches by the new agents.
+All rows are evaluated on the same test problems, which were used for no choice: a single pass, a single pass on stories
+in another wording and on harder ones, self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM,
+which was trained on the original agents. ``--retrained`` adds MCTS with a MASPRM trained on searches by the new agents.
 
 All results are stored in ``--out``; repeating the command resumes it.
 """
@@ -30,9 +32,10 @@ from typing import Any, NamedTuple
 import mas_gym
 from benchmarks.learning_page import Point, Row, write_page
 from benchmarks.tiny.stories import generated
+from benchmarks.tiny.truth import first_error
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
-from rewardmodels.agents import credited_samples, demonstrations, sibling_pairs, train_agents
+from rewardmodels.agents import CreditedSample, credited_samples, demonstrations, sibling_pairs, train_agents
 from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
 from search.catalogue import load_critic
 from search.compare import Bench, measure, named_planners
@@ -55,6 +58,7 @@ class Method(NamedTuple):
         tokens: Expected tokens per problem of that search, for the number of problems to begin with.
         settings: Fields of `AgentConfig`.
         reward: Name of the critic whose values replace the true rewards; ``""`` for none.
+        equal: Scale the advantages of each agent to the same root mean square.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Method(NamedTuple):
     tokens: int
     settings: dict[str, Any]
     reward: str = ""
+    equal: bool = False
 
     def folder(self, args: argparse.Namespace, seed: int) -> Path:
         """Return the folder of a training."""
@@ -80,6 +85,14 @@ METHODS = {
         Method("dpo", "dpo", "mcts:20,3", 1020, {"learning_rate": 3e-4, "epochs": 2.0}),
         Method("sft, batches of 16", "sft", "mcts:20,3", 1020, {"best": 2, "batch_size": 16}),
         Method("grpo, value baseline", "grpo", "siblings:2", 420, {**GRPO, "credit": "value-baseline"}),
+        Method(
+            "grpo, leave-one-out, agents scaled",
+            "grpo",
+            "siblings:2",
+            420,
+            {**GRPO, "credit": "leave-one-out"},
+            equal=True,
+        ),
         Method("grpo, MASPRM's rewards", "grpo", "siblings:2", 420, {**GRPO, "credit": "leave-one-out"}, SHIPPED),
     )
 }
@@ -103,10 +116,7 @@ def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
         elif row.method == "dpo":
             examples = sibling_pairs(store, 0.5)
         else:
-            reward = load_critic(row.reward) if row.reward else None
-            examples = credited_samples(
-                store, beside(store), row.settings["credit"], load_critic(SHIPPED), reward=reward
-            )
+            examples = samples(row, store)
         base = last.policy.removeprefix("transformers:")
         policy = train_agents(examples, out, row.method, base, log=say, seed=seed, **row.settings).policy
         single = passes(policy, folder / f"dev-{number}.db", args)
@@ -114,6 +124,19 @@ def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
         curve.write_text(json.dumps([one._asdict() for one in points[1:]]), encoding="utf-8")
         say(f"{row.name}, seed {seed}: {points[-1].tokens:,} tokens, dev {100 * points[-1].accuracy:.1f}")
     return points
+
+
+def samples(row: Method, store: Path) -> list[CreditedSample]:
+    """Return the samples of a round of GRPO with their advantages."""
+    reward = load_critic(row.reward) if row.reward else None
+    found = credited_samples(store, beside(store), row.settings["credit"], load_critic(SHIPPED), reward=reward)
+    if row.equal:
+        groups: dict[str, list[float]] = {}
+        for one in found:
+            groups.setdefault(one.agent, []).append(one.advantage**2)
+        scales = {agent: (sum(squares) / len(squares)) ** 0.5 for agent, squares in groups.items()}
+        found = [one._replace(advantage=one.advantage / scales[one.agent]) for one in found]
+    return found
 
 
 def before(args: argparse.Namespace) -> Point:
@@ -161,6 +184,30 @@ def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str
     return right, values
 
 
+def first_errors(store: Path) -> dict[str, float]:
+    """Return for each agent the share of a store's single passes in which it made the first error."""
+    found: dict[str, float] = {}
+    with open_store(store) as opened:
+        [info] = opened.runs()
+        task = mas_gym.load_task("arithmetic", split="dev")
+        names = [agent.name for agent in info.mas.agents]
+        plans = list(opened.plans(info.run))
+        for plan in plans:
+            if plan.candidates and not plan.candidates[0].correct:
+                messages = [(names[state.speaker], state.text) for state in plan.candidates[0].state.path()[1:]]
+                if (error := first_error(task.problem(plan.problem_id), messages)) is not None:
+                    found[error.speaker] = found.get(error.speaker, 0) + 1 / len(plans)
+    return {name: found.get(name, 0.0) for name in names}
+
+
+def weights(row: Method, seed: int, args: argparse.Namespace) -> dict[str, float]:
+    """Return each agent's share of the squared advantages in the first round of a training by GRPO."""
+    found: dict[str, float] = {}
+    for one in samples(row, row.folder(args, seed) / "round-1.db"):
+        found[one.agent] = found.get(one.agent, 0.0) + one.advantage**2
+    return {name: share / sum(found.values()) for name, share in found.items()}
+
+
 def bench_of(policy: str, split: str, number: int, seeds: Sequence[int], store: Path, task: str = "") -> Bench:
     """Return problems with RPSV and its agents: of Arithmetic, or of one of its wordings and difficulties."""
     problems = generated(task, split)[:number] if task else mas_gym.load_task("arithmetic", split=split, limit=number)
@@ -200,6 +247,13 @@ def main(args: argparse.Namespace) -> None:
     planned = sorted((place, name) for name in seeds for place in range(len(seeds[name])))
     curves = {(name, args.seeds[place]): train(METHODS[name], args.seeds[place], args) for place, name in planned}
     rows += [Row(name, [curves[name, seed] for seed in seeds[name]]) for name in seeds]
+    rows[0].errors = [first_errors(args.out / "dev-0.db")]
+    for row in rows[1:]:
+        method = METHODS[row.name]
+        folders = [method.folder(args, seed) for seed in seeds[row.name]]
+        row.errors = [first_errors(folder / f"dev-{args.rounds}.db") for folder in folders]
+        if method.method == "grpo":
+            row.weights = [weights(method, seed, args) for seed in seeds[row.name]]
     kinds = {
         "single": lambda policy, critic: evaluate(policy, "single", "", args.number, args),
         "retold": lambda policy, critic: evaluate(policy, "single", "", args.held_out, args, "retold-3"),

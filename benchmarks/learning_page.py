@@ -69,11 +69,15 @@ class Row:
         name: The method.
         curves: For each training seed the points from the untrained to the trained agents.
         found: For each column of the table the outcomes of each training seed.
+        errors: For each training seed how often each agent errs first in single passes on dev problems.
+        weights: For each training seed each agent's share of the squared advantages in the first round.
     """
 
     name: str
     curves: list[list[Point]]
     found: dict[str, list[list[Outcome]]] = field(default_factory=dict)
+    errors: list[dict[str, float]] = field(default_factory=list)
+    weights: list[dict[str, float]] = field(default_factory=list)
 
     def shares(self, kind: str) -> list[dict[str, float]]:
         """Return each training seed's share of right answers per problem; there is one run seed."""
@@ -94,7 +98,7 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
     lines = [
         "# Agents that learn from search",
         "",
-        "The bundled RPSV agents, trained on Arithmetic by each method with one budget of generated tokens.",
+        "The bundled RPSV agents are trained on Arithmetic with several methods, each with the same budget of tokens.",
         "",
         "```console",
         f"python -m benchmarks.learning {args.words}".rstrip(),
@@ -109,6 +113,8 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "is generated tokens per problem",
         "",
         "![dev accuracy of single passes against generated tokens](learning.png)",
+        "",
+        "Single passes on dev problems; the bands reach from the lowest to the highest training seed.",
         "",
         *_main_table(rows),
         "",
@@ -125,10 +131,17 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "",
         *_token_lines(rows),
         "",
+        "## Who errs, and who is trained",
+        "",
+        "Single passes on dev problems in which an agent makes the first error, in percent, before and after training;",
+        "and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",
+        "",
+        *_errors(rows),
+        "",
         "## Reward hacking",
         "",
         "Single passes on dev problems during training: mean true reward, mean value of the final states by the",
-        "shipped MASPRM, and the AUC with which that value separates right from wrong final states. If the value rises",
+        "shipped MASPRM, and the AUC with which this value separates right from wrong final states. If the value rises",
         "and the reward does not, the agents exploit the critic.",
         "",
         *_hacking(rows),
@@ -280,6 +293,17 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
             shown = [f"{100 * one:.0f}%" if math.isfinite(one) else "not reached" for one in (here, low, high)]
             lines.append([row.name, shown[0], f"{shown[1]} to {shown[2]}"])
     yield from _table(["agents", "share of the tokens", "95% interval"], lines)
+
+
+def _errors(rows: Sequence[Row]) -> Iterator[str]:
+    names = list(rows[0].errors[0])
+    lines = []
+    for row in rows:
+        for label, shares in (("errs first", row.errors), ("squared advantages", row.weights)):
+            if shares:
+                means = [100 * sum(one.get(name, 0.0) for one in shares) / len(shares) for name in names]
+                lines.append([f"{row.name}: {label}, %", *(f"{mean:.1f}" for mean in means)])
+    return _table(["agents", *names], lines)
 
 
 def _hacking(rows: Sequence[Row]) -> Iterator[str]:

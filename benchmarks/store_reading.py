@@ -1,8 +1,10 @@
-"""Cost of reading a large run store: ``python -m benchmarks.store_reading FOLDER [SEARCHES] [NAME ...]``.
+"""Cost of reading a large run store: ``python -m benchmarks.store_reading FOLDER [SEARCHES ...]``.
 
-The store has four runs of MCTS(10,3), two critics with two seeds each, and 20,000 searches by default. They are copies
-of a few real searches with other problem ids, created row by row in SQL. The store is kept in FOLDER and used again.
-Each command runs in a separate process. Its CPU seconds include "start", the imports of the command line.
+A store has four runs of MCTS(10,3), two critics with two seeds each: copies of a few real searches under other
+problem ids. It stays in FOLDER and is used again. By default there are two stores, of 100 and
+20,000 searches. Each command runs in a separate process, three times for up to `FEW` searches; the least CPU time is
+printed. On the store of 100 searches this is almost only the start of the process and its imports, so the cost per
+search is the difference from the smallest store.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -27,6 +30,7 @@ from search.store.file import CONTENT, FORMAT, checksum, content_of, seal
 from search.store.rows import search_id
 
 REAL = 25
+FEW = 20_000
 BATCH = 500
 PORT = 8799
 
@@ -70,29 +74,31 @@ def make(folder: Path, searches: int) -> Path:
 
 
 def copy(connection: sqlite3.Connection, run: str, wanted: int) -> None:
-    """Fill up a run with copies of its searches, row by row."""
-    real = connection.execute("SELECT id FROM searches WHERE run = ?", (run,)).fetchall()
-    for start in range(len(real), wanted, BATCH):
+    """Fill up a run with copies of its searches."""
+    names = [name for _, name, *_ in connection.execute("PRAGMA table_info(searches)")]
+    [held] = connection.execute("SELECT count(*) FROM searches WHERE run = ?", (run,)).fetchone()
+    rows = connection.execute("SELECT * FROM searches WHERE run = ? LIMIT ?", (run, BATCH)).fetchall()
+    contents = content_of(connection, [row[0] for row in rows])
+    for start in range(held, wanted, BATCH):
         with transaction(connection):
             for number in range(start, min(start + BATCH, wanted)):
-                name, [old] = f"p{number}", real[number % len(real)]
-                new = search_id(run, name)
-                for table in CONTENT:
-                    copy_rows(connection, table, "search", old, {"search": new})
-                content = checksum(content_of(connection, [new])[0])
-                copy_rows(connection, "searches", "id", old, {"id": new, "problem": name, "content": content})
-                seal(connection, "searches", "id", new)
+                problem = f"p{number}"
+                key = search_id(run, problem)
+                content = [[(key, *line[1:]) for line in lines] for lines in contents[number % len(rows)]]
+                for table, lines in zip(CONTENT, content, strict=True):
+                    insert(connection, table, lines)
+                row = dict(zip(names, rows[number % len(rows)], strict=True))
+                row |= {"id": key, "problem": problem, "content": checksum(content)}
+                row["checksum"] = checksum(tuple(row.values())[:-1])
+                insert(connection, "searches", [tuple(row.values())])
     with transaction(connection):
-        connection.execute("UPDATE runs SET searches = ? WHERE run = ?", (max(wanted, len(real)), run))
+        connection.execute("UPDATE runs SET searches = ? WHERE run = ?", (max(wanted, held), run))
         seal(connection, "runs", "run", run)
 
 
-def copy_rows(connection: sqlite3.Connection, table: str, column: str, key: int, changes: dict[str, object]) -> None:
-    """Insert the rows of a table with ``column = key`` again, with other values in some columns."""
-    names = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
-    values = ", ".join(f":{name}" if name in changes else name for name in names)
-    statement = f"INSERT INTO {table} SELECT {values} FROM {table} WHERE {column} = :key"
-    connection.execute(statement, {**changes, "key": key})
+def insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
+    if rows:
+        connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
 
 
 def compare(path: Path) -> list[str]:
@@ -104,17 +110,25 @@ def command(*arguments: object) -> list[str]:
 
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
-    "start": lambda path: command("status", "--help"),
-    "report": lambda path: command("report", path, "--out", path.with_suffix(".html")),
-    "compare": compare,
+    "python": lambda path: [sys.executable, "-c", "pass"],
+    "version": lambda path: command("--version"),
     "status": lambda path: command("status", path),
+    "compare": compare,
     "view": lambda path: command("view", path, "--port", PORT, "--no-open"),
+    "report": lambda path: command("report", path, "--out", path.with_suffix(".html")),
 }
+
+
+class Cost(NamedTuple):
+    """What a command costs: CPU seconds of the process, and its largest memory in MiB."""
+
+    seconds: float
+    memory: float
 
 
 def open_index() -> None:
     """Request the index until it lists every run; it reloads itself after each second of reading."""
-    end = monotonic() + 60
+    end = monotonic() + 600
     while monotonic() < end:
         try:
             with urlopen(f"http://127.0.0.1:{PORT}/") as reply:
@@ -124,24 +138,46 @@ def open_index() -> None:
             sleep(0.1)
 
 
-def measure(name: str, path: Path) -> None:
+def memory(pid: int, field: str) -> float:
+    """Return a field of a process's status in MiB, such as VmRSS; 0 if the process has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(field)), 0.0)
+
+
+def measure(name: str, path: Path) -> Cost:
+    """Run a command on a store in a separate process."""
     with subprocess.Popen(COMMANDS[name](path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         if name == "view":
             open_index()
-            process.terminate()
+        most = 0.0
+        # Not ru_maxrss, which starts from the memory of this process.
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            most = max(most, memory(process.pid, "VmHWM"))
+            if name == "view":
+                process.terminate()
+            sleep(0.02)
         _, code, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(code)
     if process.returncode and name != "view":
         raise SystemExit(f"{name} failed")
-    print(f"{name:9} {used.ru_utime + used.ru_stime:6.2f} s {used.ru_maxrss / 1024:6.0f} MiB", flush=True)
+    return Cost(used.ru_utime + used.ru_stime, most)
 
 
-def main(folder: str, searches: int = 20_000, *names: str) -> None:
-    path = make(Path(folder), searches)
-    print(f"{searches:,} searches, {path.stat().st_size / 2**20:.0f} MiB", flush=True)
-    for name in names or COMMANDS:
-        measure(name, path)
+def main(folder: str, *sizes: int) -> None:
+    paths = {searches: make(Path(folder), searches) for searches in sizes or (100, 20_000)}
+    least: dict[str, tuple[int, float]] = {}
+    for searches, path in paths.items():
+        print(f"{searches:,} searches, {path.stat().st_size / 2**20:.0f} MiB", flush=True)
+        for name in COMMANDS:
+            found = [measure(name, path) for _ in range(3 if searches <= FEW else 1)]
+            cost = Cost(min(one.seconds for one in found), max(one.memory for one in found))
+            first, start = least.setdefault(name, (searches, cost.seconds))
+            each = f"{1e6 * (cost.seconds - start) / (searches - first):6.0f} us a search" if searches > first else ""
+            print(f"{name:9} {cost.seconds:6.2f} s {cost.memory:6.0f} MiB {each}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:3]), *sys.argv[3:])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,7 +1,7 @@
 """MAS-Gym: multi-agent LLM systems as Gymnasium environments.
 
-Importing this package registers the environments. Everything else is imported on
-first access, so the import is fast and needs no optional package.
+Importing this package registers the environments, as soon as gymnasium is imported too. Everything
+else is imported on first access, so the import is fast and needs no optional package.
 
 ======================  ==========================================================
 ``load_mas``            a multi-agent system: a shipped name, a YAML path or a dict
@@ -21,9 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gymnasium.envs.registration import register, registry
-
-from mas_gym.internal.lazy import lazy_names
+from mas_gym.internal.lazy import lazy_names, when_imported
 
 if TYPE_CHECKING:
     from mas_gym.envs.aec import aec_env
@@ -119,6 +117,8 @@ PROGRAM = "MAS-Program-v0"
 
 def register_environments() -> None:
     """Register every id once; the first ``gym.make`` imports the environment."""
+    from gymnasium.envs.registration import register, registry
+
     doors: Any = {"entry_point": "mas_gym.envs.env:MASEnv", "vector_entry_point": "mas_gym.envs.vector:make_vector"}
     for env_id, (task, mas) in ENVIRONMENTS.items():
         if env_id not in registry:
@@ -129,7 +129,7 @@ def register_environments() -> None:
         register(PROGRAM, entry_point="mas_gym.programs.program:ProgramEnv")
 
 
-register_environments()
+when_imported("gymnasium.envs.registration", register_environments)
 
 
 _public, __dir__ = lazy_names(__name__, _HOMES)

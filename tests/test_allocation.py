@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from search_worlds import HashCritic, by_problem, chain, command, noise, problems, said, talker, way
 
 import search
+from benchmarks.adaptive import allocate, traced
 from mas_gym.errors import ConfigError, DataError, SearchError
 from search import Budget, Continue, Propose, load_planner
 from search.compare.stop_thresholds import FEATURES, Check, Checked, fit
@@ -212,6 +213,17 @@ def test_continue_outside_an_allocation_is_answered_at_once() -> None:
 def test_continue_without_a_positive_gain_fails_the_search(request_: Any) -> None:
     [plan] = search.run(Asks(request_), problems(1), mas=chain(2), policy=talker())
     assert SearchError.__name__ in str(plan.error) and "expected Continue with a positive gain" in str(plan.error)
+
+
+def test_allocation_simulated_from_complete_searches_is_that_of_a_run() -> None:
+    # The figures of `benchmarks.adaptive` are simulated.
+    world: dict[str, Any] = {"mas": chain(3), "policy": talker()}
+    traces = traced("bon:9", HashCritic(), problems=problems(8), **world)
+    for limit, threshold in ((900, 1.0), (1100, 0.75), (5000, 1.0)):
+        simulated = allocate(traces, replace(MAP, threshold=threshold), limit)
+        plans = list(run(Budget(tokens=limit), spec=planner("bon:9", threshold), seed=14))
+        assert {plan.problem_id: plan.usage.generated_tokens for plan in plans} == simulated.tokens
+        assert {plan.problem_id: float(bool(plan.correct)) for plan in plans} == simulated.hits
 
 
 # ---- rounds

@@ -11,6 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import search
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.tasks import Problem
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mas_gym", "search", "rewardmodels")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -169,6 +173,29 @@ def test_importing_needs_no_torch(package: str) -> None:
     code = f"import sys, {package}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        ("--version", "rich numpy yaml search rewardmodels mas_gym.systems mas_gym.cli.evaluate"),
+        ("status RUNS", "numpy gymnasium rewardmodels search.planners search.results.summary mas_gym.cli.evaluate"),
+        ("view --help", "numpy gymnasium search rewardmodels mas_gym.cli.evaluate mas_gym.cli.train"),
+        ("planners", "numpy gymnasium torch rewardmodels mas_gym.cli.evaluate mas_gym.cli.train"),
+    ],
+)
+def test_commands_import_only_what_they_need(words: str, unused: str, tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    problem = Problem("p", "What is 1 + 1?", "2")
+    list(search.run("single", [problem], mas="single", policy=ScriptedPolicy(lambda *_: "2"), store=store))
+    code = (
+        "import sys\nfrom mas_gym.cli import main\n"
+        f"sys.argv[1:] = {words.replace('RUNS', str(store)).split()!r}\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print(sorted(set({unused!r}.split()) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def absent_without_extras() -> list[str]:

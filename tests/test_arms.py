@@ -408,6 +408,14 @@ def test_eval_and_report_show_arms(models: Path, tmp_path: Path) -> None:
     assert "Messages by arm" in page.read_text()
 
 
+def test_solve_shows_calls_by_arm(models: Path) -> None:
+    policy = f"{{'*': {{small: '{models}:make', large: '{models}:make:large'}}}}"
+    result = command("solve", "What is 3 + 4?", "--mas", "rpsv", "--policy", policy, "--planner", "bon:4",
+                     "--critic", f"{models}:Longest")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "by arm: large" in said(result)
+
+
 def test_ask_tell_offers_arms_as_actions() -> None:
     treequest = pytest.importorskip("treequest", reason="TreeQuest is not installed")
     import numpy

@@ -26,7 +26,6 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.console import RunProgress
 from mas_gym.cli.evaluate import pair_arms
-from mas_gym.cli.listings import _covered
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.internal.text import by_cause
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
@@ -393,11 +392,6 @@ def test_status_says_how_far_an_interrupted_run_is(run: Run, recording: str, tmp
     assert f" {searches}/{PROBLEMS} " in shown and " ago" in shown and "Cost" not in shown
     list(search.run("sc:3", task, mas="rpsv", policy=policy, store=store))
     assert f" {PROBLEMS}/{PROBLEMS} " in run("status", store, COLUMNS="120").stdout
-
-
-def test_time_at_work_is_counted_once_and_pauses_are_not() -> None:
-    assert _covered([]) == 0.0
-    assert _covered([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (100.0, 101.5)]) == 6.5
 
 
 def test_status_tells_the_money(run: Run, tmp_path: Path) -> None:

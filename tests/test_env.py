@@ -205,10 +205,18 @@ def test_make_needs_no_import(tmp_path: Path) -> None:
     assert done.stdout.startswith("gsm8k/test/")
 
 
+@pytest.mark.parametrize("order", ["gymnasium as gym, mas_gym", "mas_gym, gymnasium as gym"])
+def test_environments_are_registered_in_any_order_of_imports(order: str) -> None:
+    code = f"import {order}; print(sum(name.startswith('MAS-') for name in gym.registry))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == len(IDS) + 2
+
+
 def test_importing_is_light() -> None:
     code = (
         "import sys, mas_gym\n"
         "heavy = {'torch', 'transformers', 'datasets', 'rich', 'yaml', 'PIL', 'pettingzoo', 'matplotlib', 'sympy'}\n"
+        "heavy |= {'numpy', 'gymnasium'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
         "assert mas_gym.load_mas('rpsv').name == 'rpsv'\n"
         "assert set(mas_gym.__all__) <= set(dir(mas_gym))\n"

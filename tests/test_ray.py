@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from search_worlds import consults
 
 import mas_gym
 import search
-from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
+from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy, load_policy
 from mas_gym.programs import Program
 from search.engine.fleet import Fleet, run_ray
@@ -48,10 +50,11 @@ class Mortal(ScriptedPolicy):
         return "mortal"
 
 
-def make_policy(fatal: str = "") -> ScriptedPolicy:
+def make_policy(fatal: str = "", pause: float = 0.0) -> ScriptedPolicy:
     """A policy that, once, ends its process in the middle of its work if ``fatal`` names a file."""
 
     def script(request: Any, seed: int) -> str:
+        time.sleep(pause)
         if fatal and seed % 23 == 0 and not os.path.exists(fatal):
             Path(fatal).touch()
             os._exit(1)
@@ -68,16 +71,19 @@ def dying() -> ScriptedPolicy:
     return ScriptedPolicy(lambda request, seed: os._exit(1))
 
 
+def python_path() -> str:
+    here = Path(__file__).parent
+    return os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    here = str(Path(__file__).parent)
-    paths = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
     ray.init(
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=200 * 2**20,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": paths}},
+        runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
     )
     yield
     ray.shutdown()
@@ -165,6 +171,40 @@ def test_a_dead_actor_is_replaced_and_its_searches_redone(tmp_path: Path) -> Non
         [one], [other] = fleet.runs(), plain.runs()
         assert (one.run, one.searches, one.failed) == (other.run, other.searches, other.failed)
         assert trees(fleet) == trees(plain)
+
+
+DRIVER = """
+import functools, ray, sys
+import test_ray
+ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": sys.argv[2]}})
+list(test_ray.fleet_run(functools.partial(test_ray.make_policy, pause=0.02), store=sys.argv[3]))
+"""
+
+
+def test_a_killed_driver_keeps_its_finished_searches(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    address = ray.get_runtime_context().gcs_address
+    child = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address, python_path(), str(path)],
+        env=os.environ | {"PYTHONPATH": python_path()},
+    )
+
+    def held() -> int:
+        # There is no store until the driver has written its tables.
+        with suppress(StoreError), search.open_store(path) as store:
+            return sum(info.searches for info in store.runs())
+        return 0
+
+    end = time.monotonic() + 120
+    while held() < 3 and child.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    kept = held()
+    assert 3 <= kept < 20
+    run = fleet_run(make_policy, store=path)
+    whole = plain_run()
+    assert results(run) == results(whole) and run.usage.agent_calls < whole.usage.agent_calls
 
 
 def test_the_command_line_gives_the_same_table(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from search import open_store
 from search.compare.blame import blame, chosen_path, path_values
 from search.compare.reliability import ScoredState, calibration, scored_states
 from search.report.report import read_reports, report_figures, write_tensorboard
-from search.results.outcomes import Outcome, anytime_curve
+from search.results.outcomes import Outcome
+from search.results.summary import anytime_curve
 
 pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
 

@@ -6,6 +6,8 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from search.compare.blame import Falls, blamed, path_values
 from search.compare.reliability import CONFIDENT, scored_states
 from search.results.outcomes import outcome_of
 from search.store import TreeValues, regrade
+from search.store.file import FORMAT, seal
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("mcts:6,3", {}),
@@ -90,6 +93,44 @@ def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None)
     assert any(one.error for one in found) and any(one.critic_tokens for one in found)
     assert any(len(one.anytime) > 1 for one in found) and len({one.hit_rank for one in found}) > 2
     assert len({one.correct for one in found}) == 2
+
+
+def test_run_has_values_if_its_planner_asks_a_critic(whole: Path) -> None:
+    with open_store(whole) as store:
+        runs = store.runs()
+        found = [store.has_values(info.run) for info in runs]
+        trees = [[tree for _, tree in store.values(info.run)] for info in runs]
+    assert found == [any(value is not None for tree in some for value in tree.values) for some in trees]
+    assert found == [True, True, True, True, False]
+
+
+def test_totals_count_overlapping_searches_once_and_no_pauses(store: Path) -> None:
+    spans = [(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (100.0, 101.5), (0.5, 1.0)]
+    connection = FORMAT.connect(store, create=False)
+    with closing(connection):
+        for number, (start, end) in enumerate(spans):
+            finished = datetime.fromtimestamp(end, UTC).isoformat(timespec="milliseconds")
+            query = "SELECT id FROM searches WHERE problem = ?"
+            for (key,) in connection.execute(query, (problems(5)[number].id,)).fetchall():
+                row = (finished, end - start, key)
+                connection.execute("UPDATE searches SET finished = ?, seconds = ? WHERE id = ?", row)
+                seal(connection, "searches", "id", key)
+    with open_store(store) as opened:
+        for info in opened.runs():
+            found = opened.totals(info.run)
+            assert (found.active, found.last) == (pytest.approx(6.5, abs=1e-3), pytest.approx(101.5, abs=1e-3))
+
+
+def test_totals_of_a_run_without_searches(store: Path) -> None:
+    execute(store, "DELETE FROM searches")
+    execute(store, "UPDATE runs SET searches = 0, failed = 0")
+    connection = FORMAT.connect(store, create=False)
+    with closing(connection):
+        for (run,) in connection.execute("SELECT run FROM runs").fetchall():
+            seal(connection, "runs", "run", run)
+    with open_store(store) as opened:
+        found = opened.totals(opened.runs()[0].run)
+    assert (found.right, found.active, found.last) == (0, 0.0, None)
 
 
 def test_grading_changes_outcomes(whole: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from loopback import make_app, serving
 import mas_gym
 import search
 from mas_gym import ChatMessage
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError, StoreError
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
@@ -108,6 +109,30 @@ def test_traces_of_a_killed_run_keep_the_whole_batches(policy: Any, tmp_path: Pa
     stream.write_bytes(stream.read_bytes()[:-100])
     assert whole == 12 and 0 < len(Traces(tmp_path)) < whole
     session.close()
+
+
+def test_a_full_disk_is_named_and_loses_no_written_trace(policy: Any, tmp_path: Path) -> None:
+    import resource
+
+    session = traced(policy, tmp_path).open()
+    limit, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    written, known = 0, {request.seeds[0]: request for request in requests(30)}
+    try:
+        with pytest.raises(StoreError, match=r"cannot write token traces.*free some space"):
+            for key, request in known.items():
+                session.submit(key, request)
+                while session.pending:
+                    session.step()
+                written += 2
+                # The file may grow by one more batch, not by all of them.
+                size = next(tmp_path.glob("*.arrows")).stat().st_size
+                resource.setrlimit(resource.RLIMIT_FSIZE, (min(size + 3000, 20_000), limit[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    kept = Traces(tmp_path)
+    assert written >= 4 and len(kept) >= written
+    assert all(kept.find(seed) for seed in list(known)[: written // 2])
 
 
 def test_traces_reject_folders_without_them_and_other_schemas(store: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class PaperClaim(NamedTuple):
 
 CLAIMS = (
     PaperClaim(
-        "MCTS: MASPRM is above an ORM of its size, with one training of each and with three",
+        "MCTS: MASPRM is above an ORM of the same size, with one training of each and with three",
         "main results",
         [("main", "mcts:10,3: MASPRM over ORM"), ("trainings", "mcts:10,3: MASPRM over ORM")],
     ),
@@ -66,12 +66,12 @@ CLAIMS = (
         [("main", "sc:5,weights=critic: MASPRM over PL")],
     ),
     PaperClaim(
-        "Weighted vote: MASPRM is about level with the ORM",
+        "Weighted vote: MASPRM ties with the ORM",
         "main results",
         [("main", "sc:5,weights=critic: MASPRM over ORM")],
     ),
     PaperClaim(
-        "MCTS: a larger MASPRM and a larger ORM are above one of the agents' size, and that above a smaller one",
+        "MCTS: a larger MASPRM and ORM are above those of the agents' size, and these above smaller ones",
         "main results, two sizes",
         [
             ("backbones", "MASPRM: large over"),
@@ -86,7 +86,7 @@ CLAIMS = (
         [("main", "MCTS(10,3): the gap"), ("main", "SC@5: the gap")],
     ),
     PaperClaim(
-        "Bradley-Terry, anchored and alone, is above regression for MASPRM",
+        "Bradley-Terry, with and without the anchor, is above regression for MASPRM",
         "head ablation",
         [
             ("heads", "MASPRM: BT over MSE"),
@@ -96,7 +96,9 @@ CLAIMS = (
         ],
     ),
     PaperClaim(
-        "Cross-entropy is above regression for the ORM, or level", "head ablation", [("heads", "ORM: BCE over MSE")]
+        "Cross-entropy is above regression for the ORM, or ties with it",
+        "head ablation",
+        [("heads", "ORM: BCE over MSE")],
     ),
     PaperClaim("The full view is above the local view", "local observability", [("views", "full view over")]),
     PaperClaim("The local view is above policy likelihood", "local observability", [("views", "local view over")]),
@@ -111,17 +113,17 @@ CLAIMS = (
         [("dylan", "single pass: dynamic"), ("dylan", "MCTS(10,3): dynamic")],
     ),
     PaperClaim(
-        "On Arithmetic and on Ordering a critic of the other task is below their own",
+        "On Arithmetic and on Ordering, a critic of the other task is below the critic of the same task",
         "cross-dataset transfer",
         [("tasks", "on arithmetic: its own"), ("tasks", "on ordering: its own")],
     ),
     PaperClaim(
-        "On Arithmetic and on Ordering a critic of the other task is above policy likelihood",
+        "On Arithmetic and on Ordering, a critic of the other task is above policy likelihood",
         "cross-dataset transfer",
         [("tasks", "on arithmetic: that of"), ("tasks", "on ordering: that of")],
     ),
     PaperClaim(
-        "Between wordings of one task, a critic's own problems are where it is best",
+        "Between wordings of one task, the critic of the same wording is above the critic of the other wording",
         "cross-dataset transfer",
         [("wordings", "on arithmetic: its own"), ("wordings", "on retold-3: its own")],
     ),
@@ -131,7 +133,7 @@ CLAIMS = (
         [("wordings", "on arithmetic: that of"), ("wordings", "on retold-3: that of")],
     ),
     PaperClaim(
-        "On the easiest and on the hardest problems, a critic of their own is above that of the default difficulty",
+        "On the easiest and hardest problems, a critic trained on them is above the critic of the default difficulty",
         "cross-dataset transfer",
         [("difficulty", "difficulty 1: its own"), ("difficulty", "difficulty 5: its own")],
     ),
@@ -159,12 +161,12 @@ OURS = (
         [("main", "MASPRM MCTS(20,2) over best"), ("main", "MASPRM MCTS(10,3) over best")],
     ),
     PaperClaim(
-        "MCTS(20,4) and MCTS(20,6) over distinct messages with MASPRM are above best-of-N with the ORM at equal tokens",
+        "MCTS(20,4) and MCTS(20,6) with MASPRM and merged duplicates are above best-of-N with the ORM at equal tokens",
         "",
         [("main", "MASPRM mcts:20,4,same"), ("main", "MASPRM mcts:20,6,same")],
     ),
     PaperClaim(
-        "MASPRM is above the ORM that answers by its best leaf", "", [("main", "MASPRM MCTS(10,3) over ORM MCTS")]
+        "MASPRM is above the ORM with the best leaf as the answer", "", [("main", "MASPRM MCTS(10,3) over ORM MCTS")]
     ),
     PaperClaim(
         "SBS(5,3) and MCTS(10,3) of the system are above best-of-N of one agent at equal tokens",
@@ -172,7 +174,7 @@ OURS = (
         [("single", "sbs:5,3 + MASPRM over bon"), ("single", "mcts:10,3 + MASPRM over bon")],
     ),
     PaperClaim(
-        "A graph's own MASPRM is above policy likelihood: RPSV, Refine, Consensus, DyLAN, Logic",
+        "A MASPRM of the same graph is above policy likelihood: RPSV, Refine, Consensus, DyLAN, Logic",
         "",
         [
             ("graphs", "rpsv: mcts:10,3: MASPRM over policy"),
@@ -183,7 +185,7 @@ OURS = (
         ],
     ),
     PaperClaim(
-        "A graph's own MASPRM is above best-of-N with its own ORM at equal tokens, on the same graphs",
+        "A MASPRM of the same graph is above best-of-N with an ORM of this graph at equal tokens, on these graphs",
         "",
         [
             ("graphs", "rpsv: MASPRM mcts:10,3 over bon"),
@@ -204,7 +206,7 @@ OURS = (
         [("difficulty", f"difficulty {level}: MASPRM mcts:10,3 over bon") for level in range(1, 6)],
     ),
     PaperClaim(
-        "MASPRM and the ORM gain by a backbone that was taught to name faults, as the Auditor",
+        "MASPRM and the ORM improve with a backbone that was trained as an Auditor",
         "",
         [("backbones", "MASPRM: with the Auditor"), ("backbones", "ORM: with the Auditor")],
     ),

@@ -35,13 +35,17 @@ ASKS = """
 This page compares the accuracy and cost of verifiers as critics in beam search SBS(5,1), tree search MCTS(10,3) and
 best-of-10. The baseline of every row is best-of-N with the ORM at equal tokens. The paper has no such comparison.
 
-Critics that cost nothing: chance; policy likelihood (PL); the agents' own uncertainty (mean entropy, self-certainty and
-the least likely token of a message); agreement, the share of leaves with the same answer. An LLM as a judge: the
-agents' own model. That of the miniature has a few million parameters and was trained to play its roles and never to
-judge, so it shows what a judge costs and not what one is worth. It judges each state alone, and in the beam search also
-by comparing siblings, which costs the most. Learned critics: ORM and MASPRM, and means of two (the ORM scores finished
-transcripts only, so MASPRM + ORM ranks leaves alone). Agreement and whatever contains the ORM cannot guide a beam
-search.
+There are three groups of critics:
+
+- Critics without cost: chance; policy likelihood (PL); the agents' uncertainty (mean entropy, self-certainty and the
+  least likely token of a message); agreement, the share of leaves with the same answer.
+- An LLM judge: the agents' model. In the small-scale experiment, it has a few million parameters and was not trained
+  to judge, so its rows show the cost of a judge and not its quality. It judges each state individually, and in beam
+  search also by comparing siblings, which has the highest cost.
+- Learned critics: ORM, MASPRM, and means of two critics. The ORM scores only finished transcripts, so MASPRM + ORM
+  ranks only leaves.
+
+Agreement and all critics that include the ORM cannot be used in a beam search.
 """
 
 

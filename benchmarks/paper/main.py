@@ -42,7 +42,7 @@ with a rule for equal messages has four more, whose sizes were chosen on dev too
 
 
 def run(lab: Lab) -> Page:
-    page = Page("main", "Main table in miniature", ASKS)
+    page = Page("main", "Main table at small scale", ASKS)
     guides = lab.guides()
     rule = rule_for(lab.home)
     wide = [(f"{spec},same={rule}", passes) for spec, passes in WIDE] if rule != "text" else []

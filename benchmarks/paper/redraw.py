@@ -14,7 +14,7 @@ from pathlib import Path
 
 from search.compare import save_tradeoff
 from search.results.intervals import Interval
-from search.results.outcomes import ResultRow, Spread
+from search.results.summary import ResultRow, Spread
 
 PAGES = Path(__file__).resolve().parents[1] / "pages"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

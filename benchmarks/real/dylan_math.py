@@ -324,9 +324,9 @@ def _blame(page: RealPage, debates: Sequence[Debate], made: Sequence[Change], vo
     kept = [one for one in gave_up if any(said.correct for said in one.last)]
     page.text(
         f"The majority of the last round is wrong on {len(debates) - int(vote.sum()):,} problems. On "
-        f"{len(lost):,} of them a message was right: on {len(gave_up):,} already in the first round, and on "
-        f"{len(kept):,} of those some agent still is in the last. A change is an answer that an agent replaces after "
-        "reading the others; agents are numbered as recorded."
+        f"{len(lost):,} of them some message is right: on {len(gave_up):,} a message of the first round, and on "
+        f"{len(kept):,} of these also a message of the last round. A change means that an agent replaces its answer "
+        "after reading the others. Agents are numbered as in the recording."
     )
     agents = sorted({one.agent for one in made})
     page.table(
@@ -346,8 +346,8 @@ def _blame(page: RealPage, debates: Sequence[Debate], made: Sequence[Change], vo
         ],
     )
     page.text(
-        f"The fall of the critic's value tells changes from right to wrong from changes to right with AUC "
-        f"{_change_auc(made):.3f}, and from all other changes with AUC {_loss_auc(made):.3f}."
+        f"The fall of the critic's value separates changes from right to wrong from changes to right with an AUC of "
+        f"{_change_auc(made):.3f}, and from all other changes with an AUC of {_loss_auc(made):.3f}."
     )
 
 
@@ -365,12 +365,12 @@ def _loss_auc(made: Sequence[Change]) -> float:
 
 _METHOD = f"""
 Each message is imported as one sample of its problem and graded by the toolkit's strict grading of expressions. The
-recording lost one of two backslashes at the ends of matrix rows in reference answers; the reader restores them.
-Candidates are the distinct answers of a problem's messages, in all rounds. The critic sees votes by agent and round,
-who kept or changed an answer, the form of the answer and how it compares with the others, message length, counts of
-words, whether the plain arithmetic in the messages holds, the level, the subject and words of the question; it never
-sees the reference. Critics are cross-validated by problem in {FOLDS} folds, and the kind of critic is chosen within the
-training folds: {{critics}}.
+recording lacks one of two backslashes at the ends of matrix rows in reference answers; the reader restores them.
+Candidates are the distinct answers of a problem's messages, in all rounds. The critic's inputs are votes by agent and
+round, the agents that kept or changed an answer, the form of the answer and its similarity to the others, message
+length, word counts, whether simple arithmetic in the messages is correct, the level, the subject and words of the
+question. The reference is not an input. Critics are cross-validated by problem in {FOLDS} folds, and the kind of critic
+is chosen within the training folds: {{critics}}.
 """
 
 
@@ -387,13 +387,13 @@ def _finding(
     worse, better = (sum((one.before, one.after) == pair for one in made) for pair in _PAIRS[:2])
     met = "meets" if closed >= QUARTER and interval.low > 0 else "misses"
     return (
-        f"A GPT-3.5 agent answers {percent(single.mean())}% of the problems, the majority of the last round "
-        f"{percent(vote.mean())}%, and {percent(best.mean())}% are answered by some message. "
-        f"A critic trained on outcomes alone chooses the right answer in {percent(critic.mean())}%, "
-        f"{difference(critic, vote)} points against the majority, which closes {percent(closed)}% of the gap "
+        f"A GPT-3.5 agent solves {percent(single.mean())}% of the problems, the majority of the last round "
+        f"{percent(vote.mean())}%, and some message is right for {percent(best.mean())}%. "
+        f"A critic trained only on outcomes selects the right answer for {percent(critic.mean())}%, "
+        f"{difference(critic, vote)} points against the majority. This closes {percent(closed)}% of the gap "
         f"between majority and any ({span(*interval)}%) and {met} the goal of {100 * QUARTER:.0f}%. "
-        f"Debate itself replaces {worse:,} right answers by wrong ones and {better:,} wrong ones by right ones, and "
-        f"the critic's values tell these apart with AUC {_change_auc(made):.2f}."
+        f"The debate replaces {worse:,} right answers with wrong ones and {better:,} wrong ones with right ones, and "
+        f"the critic's values separate these changes with an AUC of {_change_auc(made):.2f}."
     )
 
 

@@ -325,14 +325,14 @@ def make(given: argparse.Namespace) -> Path:
     page.heading("How the critics were trained")
     page.text(
         f"`{PLANNER}` searches {PUZZLES} puzzles of the training split of the task `game24`, without the recorded "
-        "ones, with random moves as agents and the true outcome at the leaves. MASPRM is a decoder of two layers and "
-        "width 64 with random initial weights. It learns the states of these trees by squared error; its target is +1 "
-        "if the search found 24 below the state and -1 if not. The paper's target, W / N, says how random moves do, "
-        f"and {percent(low)}% of the states after step 1 are below -0.9 on it; a beam needs the best continuation, not "
-        "the mean. The features are the numbers left and the sums, differences, products and quotients of pairs, for "
-        "gradient boosting. The table is the share of searches that found 24 from the same numbers. None of them "
-        "reads GPT-4's texts or values. The kind of target was chosen with the puzzles of the shared half of the "
-        "recordings; nothing else was tuned."
+        "ones. The agents make random moves, and the leaves have the true outcome. MASPRM is a decoder of two layers "
+        "and width 64 with random initial weights. It is trained on the states of these trees by squared error; the "
+        "target is +1 if the search found 24 below the state and -1 otherwise. The paper's target, W / N, measures "
+        f"the success of random moves, and {percent(low)}% of the states after step 1 are below -0.9; a beam needs "
+        "the best continuation, not the mean. The features, for gradient boosting, are the remaining numbers and the "
+        "sums, differences, products and quotients of pairs. The lookup table contains the share of searches that "
+        "found 24 from the same numbers. No critic uses GPT-4's texts or values. The kind of target was chosen with "
+        "the puzzles of the development half of the recordings; nothing else was tuned."
     )
     facts = [
         f"{len(recordings)} puzzles; critics trained with seeds {', '.join(map(str, given.seeds))}",
@@ -351,8 +351,8 @@ def _auc(
     page.heading("Does a critic rank states that can reach 24 above the others?")
     counts = [[state.winning for one in recordings for state in one.levels[depth].states] for depth in range(3)]
     page.text(
-        "AUC over all recorded proposals of all puzzles, against the exact truth: can the numbers that are left make "
-        "24? "
+        "The table shows the AUC over all recorded proposals of all puzzles. The truth is whether the remaining "
+        "numbers can make 24: "
         + "; ".join(f"{sum(map(bool, c))} of {len(c)} can after step {depth + 1}" for depth, c in enumerate(counts))
         + "."
     )
@@ -373,9 +373,9 @@ def _auc(
     new = sum(unseen(state) for one in recordings for state in one.levels[0].states)
     dev = dev_recordings(DEV)
     page.text(
-        f"Other puzzles often leave the same numbers. {new} of {len(counts[0])} proposals leave numbers that no tree "
-        f"of the training searches had; the second column has only these. The last column has all moves from {DEV} "
-        "puzzles of the dev split, which GPT-4 never saw."
+        f"Different puzzles often have the same remaining numbers. For {new} of {len(counts[0])} proposals, the "
+        "remaining numbers do not occur in the training searches; the second column has only these. The last column "
+        f"has all moves from {DEV} puzzles of the dev split, for which there are no recordings of GPT-4."
     )
     learned = [name for name in critics if name != GPT4]
     rows = []
@@ -426,21 +426,21 @@ def _kept(recordings: Sequence[Recording], critics: Mapping[str, Measured]) -> d
 
 
 def _beams(page: RealPage, recordings: Sequence[Recording], kept: Mapping[str, Kept]) -> None:
-    page.heading("Does a beam of five keep a way to 24?")
+    page.heading("Does a beam of five keep a state that can reach 24?")
     possible = [
         np.array([any(bool(s.winning) for s in one.levels[depth].states) for one in recordings]) for depth in range(2)
     ]
     page.text(
-        "Share of the puzzles with a winning state among the five of the highest values. GPT-4 proposed second steps "
-        "only for the five states that it kept, so no critic can keep more after step 2 than the first row says; the "
-        "last column lets each critic keep its own five states of GPT-4's first proposals and choose among all moves "
-        "from there."
+        "The table shows the share of puzzles with a winning state among the five states with the highest values. "
+        "GPT-4 proposed second steps only for the five states that it kept, so the first row is the upper limit after "
+        "step 2. In the last column, each critic keeps its best five states of GPT-4's first proposals and chooses "
+        "among all moves from these states."
     )
     values = CALLS * float(np.mean([len(one.values) for one in recordings]))
     proposals = float(np.mean([1 + sum(len(level.selected) for level in one.levels[:-1]) for one in recordings]))
     page.text(
         f"GPT-4's search made {proposals:.0f} calls per puzzle for proposals and {values:.0f} for values (three for "
-        "each distinct state). With any of the other critics it would make only those for proposals."
+        "each distinct state). With any other critic, it would make only the calls for proposals."
     )
     rows: list[list[object]] = []
     rows.append(["possible", *_share(possible[0]), *_share(possible[1]), "", ""])
@@ -459,14 +459,14 @@ def _searches(page: RealPage, found: Mapping[str, list[list[ResultRow]]], dead_e
     page.heading("Search over the recorded proposals" + (", dead ends included" if dead_ends else ""))
     if dead_ends:
         page.text(
-            "Here every recorded proposal may be chosen. One that GPT-4's search did not keep has no recorded next "
-            "step: choosing it is a failure, even if its numbers can make 24. This favours GPT-4's values."
+            "Here every recorded proposal may be chosen. A proposal that GPT-4's search did not keep has no recorded "
+            "next step, so choosing it is a failure, even if its numbers can make 24. This favours GPT-4's values."
         )
     else:
         page.text(
-            "Only proposals that GPT-4's search kept are in this world, so that every path leads to an answer; all "
-            "critics choose among the same. Hit@1 of the answer that the search returns, Hit@5 of its five best. RC "
-            "are values per problem; each of GPT-4's costs three calls of GPT-4, the others none."
+            "Only proposals that GPT-4's search kept are included, so every path leads to an answer, and all critics "
+            "choose among the same proposals. RC is the number of values per problem. A value of GPT-4 needs three "
+            "calls of GPT-4; the other critics need none."
         )
     rows = []
     for place, planner in enumerate(PLANNERS):
@@ -513,15 +513,15 @@ def _finding(
     above, below = (sum(gap.significant and sign * gap.mean > 0 for gap in gaps) for sign in (1, -1))
     shares = f"{percent(kept[best].first.mean())}% after step 1 and {percent(own.mean())}% after step 2"
     return (
-        f"After the first step GPT-4's own values, three calls each, separate states that can reach 24 from others "
-        f"with an AUC of {auc[GPT4]:.2f}; critics trained on outcomes of random moves on other puzzles, without a "
-        f"call, get {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with the best of them, the {best}, "
-        f"keeps a way to 24 in {shares} of the puzzles (goal: 95%), where GPT-4's keeps one in "
-        f"{percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, though its second step chooses "
-        "among all moves. Search over the recorded proposals alone cannot show this, because winning states that "
-        f"GPT-4's search dropped have no recorded continuation: there, Hit@1 with the {best} is above that with "
-        f"GPT-4's values under {above} of {len(PLANNERS)} planners and below under {below}, counting differences whose "
-        "interval excludes 0."
+        f"After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
+        f"an AUC of {auc[GPT4]:.2f}. Critics that were trained on outcomes of random moves on other puzzles, without "
+        f"calls of GPT-4, reach {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with the best of them, "
+        f"the {best}, keeps a state that can reach 24 in {shares} of the puzzles (goal: 95%). GPT-4's beam keeps one "
+        f"in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but chooses only among "
+        "GPT-4's proposals in its second step. Search over only the recorded proposals cannot show this difference, "
+        "because winning states that GPT-4's search dropped have no recorded continuation: there, Hit@1 with the "
+        f"{best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners and below for {below}, "
+        "counting differences whose interval excludes 0."
     )
 
 

@@ -287,16 +287,16 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
 
 
 _METHOD = f"""
-Programs and tests end where CodeT ends them, and the first {TESTS_PER_SAMPLE} tests of a set count. A generated test
+Programs and tests are truncated as in CodeT, and the first {TESTS_PER_SAMPLE} tests of a set count. A generated test
 has {CASE_SECONDS} seconds, as in CodeT, but of CPU time; the hidden tests have {TRUTH_SECONDS:g} seconds. CodeT's rule
 is that of its published code: consensus sets of programs that pass the same tests, ranked by the square root of the
-number of programs times the number of tests; a choice among equals counts as its mean. "Agreement" compares the
+number of programs times the number of tests; a tie counts as the mean over the tied programs. "Agreement" compares the
 values that programs return for the calls in the generated tests. `k` samples are `k` programs and `k` test sets,
 drawn without replacement; a figure is the mean over {DRAWS} draws, the same for every rule.
 
-The outcome critic sees the scores of all rules, the programs' lengths and a few counts of words, and learns from
-outcomes alone. It is cross-validated by problem in {FOLDS} folds, and its kind is chosen within the training folds:
-{{critics}}. No confidence for stopping is chosen; all are shown.
+The inputs of the outcome critic are the scores of all rules, the programs' lengths and a few word counts, and it is
+trained only on outcomes. It is cross-validated by problem in {FOLDS} folds, and its kind is chosen within the training
+folds: {{critics}}. No confidence for stopping is chosen; all are shown.
 """
 
 

@@ -406,9 +406,9 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         ],
     )
     page.text(
-        f"{len(runs)} runs of {len({run.question for run in runs})} questions. Correct: the step named is the first "
-        "that people labelled wrong, or both name none, as in the published comparison. Differences are paired over "
-        f"questions. One of the small judges names the right step on {percent(named)}% of the runs."
+        f"{len(runs)} runs of {len({run.question for run in runs})} questions. A prediction is correct if it is the "
+        "first step with the human label wrong, or if both are none, as in the published comparison. Differences are "
+        f"paired over questions. At least one small judge names the right step on {percent(named)}% of the runs."
     )
     page.heading("Abstention")
     page.picture(
@@ -494,11 +494,12 @@ def _named(found: Sequence[Floats]) -> list[int]:
 
 
 _METHOD = f"""
-The combination is a model of the chance that a step is the first wrong one, given that none came before. It sees each
-small judge's verdicts on all steps and on the result, the step's position, the data set, and which of a question's five
-runs it is, which stands for the system that wrote it. It is cross-validated by question in {FOLDS} folds, and its kind
-is chosen within the training folds: {{kinds}}. Rows below it use the most frequent of these. Confidence is the largest
-probability. ProcessBench: boosting, trained on three folds, its threshold chosen on a fourth and measured on the fifth.
+The combination is a model of the probability that a step is the first wrong one, given that no earlier step is wrong.
+Its inputs are each small judge's verdicts on all steps and on the result, the step's position, the data set, and the
+number of the run among a question's five runs, which identifies the system that wrote it. It is cross-validated by
+question in {FOLDS} folds, and its kind is chosen within the training folds: {{kinds}}. The rows below it use the most
+frequent kind. The confidence is the largest probability. For ProcessBench, the model is boosting, trained on three
+folds, with its threshold chosen on a fourth fold and evaluated on the fifth.
 """
 
 
@@ -513,11 +514,11 @@ def _finding(ways: Mapping[str, Scores], table: Mapping[str, Scores], best: str,
         f"first error in {percent(one.accuracy)}% of the runs of AgentProcessBench, {points(gain)} points against the "
         f"best of them, {best} ({percent(table[best].accuracy)}%), and {points(rest)} against {RIVAL} "
         f"({percent(table[RIVAL].accuracy)}%). "
-        f"On the {100 * COVERAGE:.0f}% of the runs of which it is most confident it is right in "
+        f"On the {100 * COVERAGE:.0f}% of the runs with the highest confidence, it is right in "
         f"{percent(at.accuracy)}% ({span(at.low, at.high)}%), so the goal of {percent(GOAL)}% overall or "
         f"{100 * GOAL_SHARE:.0f}% at this coverage is {met}. "
-        f"The verdicts limit it: none of the eight names the right step on {percent(1 - named)}% of the runs, and the "
-        f"same model with all 20 judges reaches {percent(every)}%."
+        f"The verdicts limit the accuracy: none of the eight judges names the right step on {percent(1 - named)}% of "
+        f"the runs, and the same model with all 20 judges reaches {percent(every)}%."
     )
 
 

@@ -341,16 +341,16 @@ def make(given: argparse.Namespace) -> Path:
     page.picture("who_and_when.png", "Accuracy of each method", lambda path: _draw(path, found, subsets))
     page.heading("How it is measured")
     page.text(
-        "The importer reads the runs (`mas-gym import`), and `search.compare.blame.largest_fall` picks the message. "
-        "The agent is the one with the largest total probability. Intervals are over runs, with the accuracies of a "
+        "The importer reads the runs (`mas-gym import`), and `search.compare.blame.largest_fall` selects the message. "
+        "The blamed agent has the largest total probability. Intervals are over runs, with the accuracies of a "
         f"run averaged over {len(SEEDS)} divisions into {FOLDS} folds. Runs of one question are in one fold. Features "
-        "and regularisation are chosen by cross-validation inside of the other folds: "
+        "and regularisation are chosen by cross-validation within the other folds: "
         + "; ".join(f"{name}: {_chosen(counts)}" for name, counts in picked.items())
         + "."
     )
     page.text(
-        "Published figures, quoted and not compared, because they are of all 184 runs, and of judges that have seen no "
-        "labelled run: random 29/12 (generated) and 19/4 (hand-crafted); best 53.5/14.2, of agent and step, by "
+        "The published figures are not comparable, because they are for all 184 runs and for judges without labelled "
+        "runs: random 29/12 (generated) and 19/4 (hand-crafted); best 53.5/14.2, for agent and step, by "
         "prompted large models (Zhang et al. 2025, arXiv:2505.00212). The importer reads Magentic-One's "
         "`Orchestrator (thought)` and `Orchestrator (-> WebSurfer)` as one agent, so a random agent is right more "
         "often here."
@@ -383,10 +383,10 @@ def _finding(found: Mapping[str, tuple[Array, Array]], subsets: NDArray[Any]) ->
     place = found["place in the run"][1][subsets == GENERATED].mean()
     best = max(RULES, key=lambda name: found[name][0][subsets == HAND_CRAFTED].mean())
     return (
-        f"A logistic regression on features of the messages, trained on other runs, names the agent and the step that "
-        f"failed in {shares(blind, GENERATED)} of the generated runs; a random guess is right in "
-        f"{shares('random', GENERATED)}, and the place alone finds the step in {percent(place)}%, because mistakes "
-        f"that people called decisive come early. In the longer hand-crafted runs it is right in "
+        f"A logistic regression on features of the messages, trained on other runs, finds the failing agent and step "
+        f"in {shares(blind, GENERATED)} of the generated runs. A random guess is right in "
+        f"{shares('random', GENERATED)}, and the position alone finds the step in {percent(place)}%, because the "
+        f"annotated decisive mistakes occur early. In the longer hand-crafted runs the regression is right in "
         f"{shares(blind, HAND_CRAFTED)}, and the best rule, '{best}', in {shares(best, HAND_CRAFTED)}. "
         f"Knowing the right answer changes the accuracies by {helps} over all runs."
     )

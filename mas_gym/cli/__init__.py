@@ -1,7 +1,7 @@
 """The command line ``mas-gym``. No other package imports it.
 
-This module registers the commands and displays errors. Each command has a module, which imports large packages
-only when the command runs.
+This module registers the commands and displays errors. Each command has a module, which is imported when the command
+is used and imports large packages only when the command runs.
 """
 
 from __future__ import annotations
@@ -10,31 +10,16 @@ import contextlib
 import errno
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from typer.core import TyperGroup
 
-from mas_gym.cli import (
-    bench_critic,
-    calibrate,
-    console,
-    demo,
-    evaluate,
-    importing,
-    improve,
-    listings,
-    play,
-    reports,
-    serve,
-    solve,
-    systems,
-    train,
-    view,
-)
-from mas_gym.cli import options as opt
+from mas_gym.cli import console
 from mas_gym.errors import MASGymError
 from mas_gym.internal.text import printable
 
@@ -42,8 +27,37 @@ _DEBUG = "--debug"
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
+class _Commands(Mapping[str, Any]):
+    """The commands by name. Each is built on first access, from a module that is imported then."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            home, *examples = _COMMANDS[name]
+            found = resolve_name(home)
+            if not isinstance(found, typer.Typer):
+                function, found = found, typer.Typer(add_completion=False, rich_markup_mode="rich")
+                found.command(name, epilog=console.examples(*examples))(function)
+            self._built[name] = typer.main.get_command(found)
+            self._built[name].name = name
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
 class _Front(TyperGroup):
     """Shows an error that the user can fix in one panel and exits with code 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Nothing is added to it.
+        self.commands = _Commands()  # type: ignore[assignment]
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Parse the command line."""
@@ -123,9 +137,10 @@ def front(
 ) -> None:
     """Build, train and compare test-time search over multi-agent LLM systems."""
     if traces is not None:
-        opt.check_folder(Path(traces))
+        from mas_gym.cli.options import check_folder
         from search.service.telemetry import traces as recorded_traces
 
+        check_folder(Path(traces))
         context.with_resource(recorded_traces(traces, content=trace_content))
     # What loading decided, such as the kind of a task's answers or a program's agents, and why a run is not resumed.
     levels = {"mas_gym.tasks": logging.INFO, "mas_gym.programs": logging.INFO, "search.store": logging.WARNING}
@@ -143,75 +158,80 @@ def front(
         searches.addHandler(logging.NullHandler())
 
 
-_COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
-    "demo": (demo.demo, "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    "demo": ("mas_gym.cli.demo:demo", "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
     "solve": (
-        solve.solve,
+        "mas_gym.cli.solve:solve",
         'mas-gym solve "Tom has 3 pens and buys 4. How many pens does he have?"',
         "mas-gym solve --task arithmetic --critic tiny-masprm --tree tree.html",
     ),
     "eval": (
-        evaluate.evaluate,
+        "mas_gym.cli.evaluate:evaluate",
         "mas-gym eval -n 100 --planner single --planner sc:5",
         "mas-gym eval --planner mcts:10,3 --critic tiny-masprm --store runs.db",
     ),
-    "envs": (listings.envs, "mas-gym envs", "mas-gym envs --json"),
-    "tasks": (listings.tasks, "mas-gym tasks", "mas-gym tasks --json"),
-    "planners": (listings.planners, "mas-gym planners", "mas-gym planners --json"),
-    "critics": (listings.critics, "mas-gym critics", "mas-gym critics --json"),
-    "policies": (listings.policies, "mas-gym policies", "mas-gym policies --json"),
-    "play": (play.play, "mas-gym play MAS-Arithmetic-v0", "mas-gym play MAS-Arithmetic-v0 --agent Solver"),
-    "new": (systems.new, "mas-gym new mas.yaml", "mas-gym new agents/debate.yaml"),
-    "check": (systems.check, "mas-gym check mas.yaml --svg mas.svg", "mas-gym check rpsv"),
+    "envs": ("mas_gym.cli.listings:envs", "mas-gym envs", "mas-gym envs --json"),
+    "tasks": ("mas_gym.cli.listings:tasks", "mas-gym tasks", "mas-gym tasks --json"),
+    "planners": ("mas_gym.cli.listings:planners", "mas-gym planners", "mas-gym planners --json"),
+    "critics": ("mas_gym.cli.listings:critics", "mas-gym critics", "mas-gym critics --json"),
+    "policies": ("mas_gym.cli.listings:policies", "mas-gym policies", "mas-gym policies --json"),
+    "play": (
+        "mas_gym.cli.play:play",
+        "mas-gym play MAS-Arithmetic-v0",
+        "mas-gym play MAS-Arithmetic-v0 --agent Solver",
+    ),
+    "new": ("mas_gym.cli.systems:new", "mas-gym new mas.yaml", "mas-gym new agents/debate.yaml"),
+    "check": ("mas_gym.cli.systems:check", "mas-gym check mas.yaml --svg mas.svg", "mas-gym check rpsv"),
     "rollouts": (
-        train.rollouts,
+        "mas_gym.cli.train:rollouts",
         "mas-gym rollouts --store trees.db -n 200",
         "mas-gym rollouts --store trees.db --task gsm8k --policy openai:MODEL@URL",
     ),
     "improve": (
-        improve.improve,
+        "mas_gym.cli.improve:improve",
         "mas-gym improve --rounds 2 --problems 100 --out improved",
         "mas-gym improve --method dpo --rounds 3 --out improved-dpo",
     ),
     "import": (
-        importing.import_logs,
+        "mas_gym.cli.importing:import_logs",
         "mas-gym import logs/*.jsonl --store runs.db",
         "mas-gym import traces.json --format otel --dry-run",
     ),
-    "status": (listings.status, "mas-gym status runs.db", "watch mas-gym status runs.db"),
-    "view": (view.view, "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
+    "status": ("mas_gym.cli.listings:status", "mas-gym status runs.db", "watch mas-gym status runs.db"),
+    "view": ("mas_gym.cli.view:view", "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
     "report": (
-        reports.report,
+        "mas_gym.cli.reports:report",
         "mas-gym report runs.db --out report.html",
         "mas-gym report runs.db --latex table.tex --figures figures",
     ),
-    "blame": (reports.blame, "mas-gym blame runs.db", "mas-gym blame runs.db --critic tiny-masprm --json blame.json"),
+    "blame": (
+        "mas_gym.cli.reports:blame",
+        "mas-gym blame runs.db",
+        "mas-gym blame runs.db --critic tiny-masprm --json blame.json",
+    ),
     "bench-critic": (
-        bench_critic.bench_critic,
+        "mas_gym.cli.bench_critic:bench_critic",
         "mas-gym bench-critic --critic tiny-masprm --data first-errors/arithmetic/test.parquet",
         "mas-gym bench-critic --critic prm:MODEL --critic judge:POLICY --data processbench/gsm8k.json",
     ),
     "calibrate": (
-        calibrate.calibrate,
+        "mas_gym.cli.calibrate:calibrate",
         "mas-gym calibrate --planner bon:20 --critic tiny-orm --out stop.json",
         "mas-gym calibrate --planner mcts:20,3 --critic tiny-masprm -n 200 --cache replies.db --out stop.json",
     ),
     "regrade": (
-        reports.regrade,
+        "mas_gym.cli.reports:regrade",
         "mas-gym regrade runs.db --grader my.py:grade",
         "mas-gym regrade runs.db --task corrected.csv",
     ),
     "serve": (
-        serve.serve,
+        "mas_gym.cli.serve:serve",
         "mas-gym serve --planner sc:5",
         "mas-gym serve --planner mcts:10,3 --critic tiny-masprm --port 9000",
     ),
+    "train": ("mas_gym.cli.train:app",),
 }
-"""Each command with the two examples at the end of its help."""
-
-for _name, (_command, *_examples) in _COMMANDS.items():
-    app.command(_name, epilog=console.examples(*_examples))(_command)
-app.add_typer(train.app, name="train")
+"""Each command: its function, or the application of several commands, and the two examples at the end of its help."""
 
 
 def main() -> None:

@@ -108,14 +108,7 @@ def evaluate(
     if recorded is None and (run is not None or distinct):
         raise ConfigError("--run and --distinct belong to --recorded FILE")
     if recorded is not None:
-        given: dict[str, object] = {
-            "--mas": agents.mas,
-            "--program": agents.program,
-            "--policy": agents.policy,
-            "--cache": agents.cache,
-        }
-        given |= {"--ray": options.ray, "--workers": workers, "--token-traces": options.token_traces or None}
-        _check_alone(given, source)
+        _check_recorded(source, agents, options, workers)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
         bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
         bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
@@ -160,12 +153,24 @@ def _check_allocated(arms: Sequence[Arm], budget: Budget, run_budget: Budget) ->
         allocated(arm.planner)
 
 
-def _check_alone(given: Mapping[str, object], source: opt.TaskSource) -> None:
-    flags = [flag for flag, value in given.items() if value is not None]
-    if replace(source, number=None) != opt.TaskSource(task="arithmetic"):
-        flags.append("the options of a task")
+def _check_recorded(
+    source: opt.TaskSource, agents: opt.AgentSource, options: opt.RunOptions, workers: int | None
+) -> None:
+    """Refuse options that ``--recorded`` leaves nothing to do for."""
+    flags = ["the options of a task"] if replace(source, number=None) != opt.TaskSource(task="arithmetic") else []
+    default = opt.AgentSource()
+    flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
+    flags += ["--token-traces"] * options.token_traces
     if flags:
         raise ConfigError(f"--recorded has problems, agents and messages already: leave out {' and '.join(flags)}")
+    spread: dict[str, object] = {"--workers": workers, "--ray": options.ray, "--actors": options.actors}
+    spread |= {"--gpus-per-actor": options.gpus_per_actor}
+    flags = [flag for flag, value in spread.items() if value is not None]
+    if flags:
+        raise ConfigError(
+            "--recorded searches in this process alone, because its messages are read and not generated: leave out "
+            + " and ".join(flags)
+        )
 
 
 def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | None) -> tuple[Bench, str]:

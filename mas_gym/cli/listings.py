@@ -6,7 +6,6 @@ import inspect
 import json as jsonlib
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
     from rich.table import Table
 
-    from search import RunInfo, Store
-    from search.usage import Usage
+    from search import RunInfo
+    from search.store import Totals
 
 ENTRY_POINT = "mas_gym.envs.env:MASEnv"
 PROGRAM_ENTRY_POINT = "mas_gym.programs.program:ProgramEnv"
@@ -194,26 +193,6 @@ _RESULTS = ("Task", "MAS", "Policy", "Hit@1", "TOK", "AC", "RC", "Prompt", "Cach
 _PACE = ("Searches", "Failed", "Active", "Per min", "TOK/s", "Seconds", "Last")
 
 
-class _Figures(NamedTuple):
-    """Totals over the searches of one run.
-
-    Attributes:
-        right: Searches with the right answer.
-        reasons: Number of failed searches by reason.
-        sound: Usage of the searches that did not fail.
-        tokens: Generated tokens of all searches.
-        active: Seconds in which at least one search was running.
-        last: When the last search ended, in Unix time; None if none has.
-    """
-
-    right: int
-    reasons: Counter[str]
-    sound: Usage
-    tokens: int
-    active: float
-    last: float | None
-
-
 def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]) -> None:
     """Show the runs of a store: progress, speed, accuracy, cost, and why searches failed."""
     from rich.text import Text
@@ -221,7 +200,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
     from search import open_store
 
     with open_store(store) as opened:
-        found = [(run, _figures(opened, run)) for run in opened.runs()]
+        found = [(run, opened.totals(run.run)) for run in opened.runs()]
         damaged = bool(opened.damaged)
     console = stdout()
     if not found:
@@ -244,22 +223,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
         raise typer.Exit(1)
 
 
-def _figures(store: Store, run: RunInfo) -> _Figures:
-    found = store.totals(run.run)
-    last = max((end for _, end in found.spans), default=None)
-    return _Figures(found.right, Counter(found.reasons), found.sound, found.tokens, _covered(found.spans), last)
-
-
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of spans, given in order of their starts."""
-    total, reached = 0.0, float("-inf")
-    for start, end in spans:
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
-def _results(run: RunInfo, figures: _Figures) -> tuple[str, ...]:
+def _results(run: RunInfo, figures: Totals) -> tuple[str, ...]:
     task = "/".join(str(run.facts[key]) for key in ("task", "split") if run.facts.get(key))
     sound, searches = figures.sound, run.searches - run.failed
     costs = (sound.generated_tokens, sound.agent_calls, sound.reward_calls, sound.prompt_tokens)
@@ -269,7 +233,7 @@ def _results(run: RunInfo, figures: _Figures) -> tuple[str, ...]:
     return (task, run.mas.name, policy, _percent(figures.right, run.searches), *means, cached)
 
 
-def _pace(run: RunInfo, figures: _Figures, paid: bool) -> tuple[str, ...]:
+def _pace(run: RunInfo, figures: Totals, paid: bool) -> tuple[str, ...]:
     wanted = run.facts.get("problems")
     done = f"{run.searches:,}" + (f"/{wanted:,}" if wanted else "")
     sound, active = run.searches - run.failed, figures.active

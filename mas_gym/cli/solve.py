@@ -112,7 +112,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
 
 def _cost(plan: Plan) -> str:
     from search.results.display import dollars
-    from search.results.outcomes import Spread
+    from search.results.summary import Spread
 
     usage = plan.usage
     parts = [
@@ -125,6 +125,8 @@ def _cost(plan: Plan) -> str:
         f"{len(plan.candidates)} candidate{'s' * (len(plan.candidates) != 1)}",
         f"{usage.seconds:.1f} s",
     ]
+    if usage.arms:
+        parts.append("by arm: " + ", ".join(f"{arm.arm} {arm.calls} calls" for arm in usage.arms))
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} prompt tokens dropped: the context was too long")
     return "  ".join(parts)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from search.compare import Arm
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Train a reward model on search trees or imported logs, or the agents on search trees.",
     rich_markup_mode="rich",

@@ -182,17 +182,27 @@ def _error_page(message: str) -> str:
 
 
 class _ReadRun(NamedTuple):
-    """A run that has been read: what it was when it was read, its outcomes, and each search's end and question."""
+    """A run that has been read: what it was when it was read, and its outcomes."""
 
     mark: str
     info: RunInfo
     outcomes: list[Outcome]
+
+
+class _Cells(NamedTuple):
+    """What the page of problems shows of a run: what it was when it was read, and each search's end and question."""
+
+    mark: str
     cells: dict[str, Cell]
     questions: dict[str, str]
 
 
 class Pages:
-    """The pages of a store. Each run's outcomes are read once, and again only when the run has changed."""
+    """The pages of a store.
+
+    Each run's outcomes are read once, and again only when the run has changed; its answers and questions too, when
+    its problems are first shown.
+    """
 
     def __init__(self, path: Path) -> None:
         """Keep the path; nothing is read yet."""
@@ -200,6 +210,7 @@ class Pages:
         self._lock, self._drawing = threading.Lock(), threading.Lock()
         self._stamp: object = None
         self._runs: dict[str, _ReadRun] = {}
+        self._cells: dict[str, _Cells] = {}
         self._rows: list[StoredRow] = []
         self._texts: dict[str, str] = {}
         self._damage: dict[str, str] = {}
@@ -229,10 +240,10 @@ class Pages:
             first, second = (_row(rows, query.get(name, "")) for name in ("a", "b"))
             if first is None:
                 raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
-            second = None if second is first else second
+            second = None if second is None or second is first else self._with_cells(second)
             from search.report.listing import Choice, problems_page
 
-            choice = Choice(first, second, query.get("show", "all"), query.get("q", "").strip(), page)
+            choice = Choice(self._with_cells(first), second, query.get("show", "all"), query.get("q", "").strip(), page)
             return problems_page(self._path.name, choice)
         if place.startswith("/tree/"):
             with open_store(self._path) as store:
@@ -279,22 +290,45 @@ class Pages:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
-        from search.report.listing import Cell
-        from search.store import outcome_of_row
-
         self._damage.pop(run.run, None)
-        read = _ReadRun(mark, run, [], {}, {})
+        read = _ReadRun(mark, run, [])
         try:
-            for row in store.rows(run.run, texts=True):
-                outcome = outcome_of_row(row, ("", ""), run.config["seed"])
-                read.outcomes.append(outcome)
-                read.cells[outcome.problem_id] = Cell(row["answer"], outcome.correct, row["error"])
-                question = row["question"][:_QUESTION]
-                # Runs of one task share their questions; of two tasks, one id may have two questions.
-                read.questions[outcome.problem_id] = self._texts.setdefault(question, question)
+            read.outcomes.extend(store.outcomes(run.run))
         except StoreError as error:
             self._damage[run.run] = str(error)
         self._runs[run.run] = read
+
+    def _with_cells(self, row: StoredRow) -> StoredRow:
+        """Return a row of the index with the end and the question of each search."""
+        cells: dict[str, dict[int, Cell]] = {}
+        questions: dict[str, str] = {}
+        with self._lock:
+            read = [run for run in self._runs.values() if run.info.run[:_KEY] in row.runs.values()]
+            for run in read:
+                known = self._cells.get(run.info.run)
+                if known is None or known.mark != run.mark:
+                    known = self._cells[run.info.run] = self._read_cells(run)
+                for problem, cell in known.cells.items():
+                    cells.setdefault(problem, {})[run.info.config["seed"]] = cell
+                questions |= known.questions
+        return replace(row, cells=cells, questions=questions)
+
+    def _read_cells(self, run: _ReadRun) -> _Cells:
+        from search import open_store
+        from search.report.listing import Cell
+
+        found = _Cells(run.mark, {}, {})
+        try:
+            with open_store(self._path) as store:
+                for row in store.rows(run.info.run, texts=True):
+                    right = bool(row["correct"]) and row["error"] is None
+                    found.cells[row["problem"]] = Cell(row["answer"], right, row["error"])
+                    question = row["question"][:_QUESTION]
+                    # Runs of one task share their questions; of two tasks, one id may have two questions.
+                    found.questions[row["problem"]] = self._texts.setdefault(question, question)
+        except StoreError as error:
+            self._damage[run.info.run] = str(error)
+        return found
 
     def plot(self, place: str) -> str:
         """Return the picture of the setting of a row, ``/plot/ROW``, as SVG; it is drawn once for the same results.
@@ -341,15 +375,10 @@ def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
             groups.setdefault(label, []).append(read[info.run])
         rows = []
         for (planner, critic), members in groups.items():
-            outcomes = [replace(o, planner=planner, critic=critic) for one in members for o in one.outcomes]
-            cells: dict[str, dict[int, Cell]] = {}
-            for one in members:
-                for problem, cell in one.cells.items():
-                    cells.setdefault(problem, {})[one.info.config["seed"]] = cell
-            questions = {problem: text for one in members for problem, text in one.questions.items()}
             keys = {one.info.config["seed"]: one.info.run[:_KEY] for one in members}
-            [result] = summarise(outcomes)
-            rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys, cells, questions))
+            [result] = summarise(outcome for one in members for outcome in one.outcomes)
+            result = replace(result, planner=planner, critic=critic)
+            rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys))
         found += sorted(rows, key=lambda row: (isnan(row.result.tokens.mean), row.result.tokens.mean))
     return found
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mas_gym.errors import MASGymError
 
@@ -28,6 +29,7 @@ class Format:
         tables: The statements that create its tables, each ended by ``;`` and a line break.
         error: The error class for every problem with a file.
         origin: How such a file is created, for the message about a missing one.
+        functions: Deterministic functions of any number of columns for its statements, by name.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Format:
     tables: str
     error: type[MASGymError]
     origin: str
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @contextmanager
     def explained(self, path: Path) -> Iterator[None]:
@@ -83,6 +86,9 @@ class Format:
         try:
             if not create:
                 _limit(connection)
+            # Once, because a new function makes SQLite prepare every statement again.
+            for name, function in self.functions.items():
+                connection.create_function(name, -1, function, deterministic=True)
             self._prepare(connection, path, create)
         except BaseException:
             connection.close()

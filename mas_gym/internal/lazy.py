@@ -1,10 +1,13 @@
-"""Packages whose public names are imported on first access."""
+"""Imports that wait until they are needed: of a package's public names, and of a library that this one extends."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 
@@ -28,3 +31,43 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         return sorted({*vars(sys.modules[package]), *home})
 
     return get, listed
+
+
+def when_imported(module: str, act: Callable[[], None]) -> None:
+    """Call a function once a module has been imported: now, or when other code imports it.
+
+    Extending a library this way does not import the library.
+
+    Args:
+        module: The name of a module in a package.
+        act: The function.
+    """
+    if module in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, _Watcher(module, act))
+
+
+class _Watcher:
+    """Finds one module as the other finders do, and calls a function after its import."""
+
+    def __init__(self, module: str, act: Callable[[], None]) -> None:
+        self._module, self._act = module, act
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's spec; None for every other module."""
+        if fullname != self._module:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                self._act()
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec

@@ -24,7 +24,8 @@ from search.compare.arms import Arm, Bench, measure, named_planners
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
-from search.results.outcomes import Outcome, ResultRow, summarise
+from search.results.outcomes import Outcome
+from search.results.summary import ResultRow, summarise
 from search.store import open_store
 
 ROUNDS = "rounds.json"

@@ -201,17 +201,17 @@ def _is_name(value: object) -> TypeGuard[str]:
 
 
 def _is_base(value: object) -> bool:
-    if not _is_name(value):
+    if not _is_name(value) or "\\" in value:
         return False
     parts = value.split("/")
-    return len(parts) <= 2 and not {"", ".", ".."} & set(parts) and "\\" not in value
+    return len(parts) <= 2 and not {"", ".", ".."} & set(parts)
 
 
 def _is_list(value: object, good: Callable[[object], bool]) -> TypeGuard[list[object]]:
     return isinstance(value, list) and len(value) <= _NAMES and all(map(good, value))
 
 
-def _is_object(value: object) -> TypeGuard[dict[str, object]]:
+def _is_object(value: object) -> TypeGuard[JSONObject]:
     return isinstance(value, dict) and all(map(_is_name, value))
 
 
@@ -231,12 +231,12 @@ def _is_graph(value: object) -> bool:
     agents = value["agents"]
     if not _is_name(value["name"]) or not _is_list(agents, _is_name) or not agents:
         return False
+    sink = len(agents)
 
     def is_edge(edge: object) -> bool:
-        if not isinstance(edge, list) or len(edge) not in (2, 3):
+        if not isinstance(edge, list) or not all(_is_int(v, -1, sink) for v in edge[:2]):
             return False
-        ends = all(_is_int(end, -1, len(agents)) for end in edge[:2])
-        return ends and (len(edge) == 2 or isinstance(edge[2], str))
+        return len(edge) == 2 or (len(edge) == 3 and isinstance(edge[2], str))
 
     return _is_list(value["edges"], is_edge)
 

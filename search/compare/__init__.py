@@ -51,15 +51,8 @@ if TYPE_CHECKING:
         paired_difference,
         wilson,
     )
-    from search.results.outcomes import (
-        HIT_RANKS,
-        Outcome,
-        ResultRow,
-        Spread,
-        differences,
-        find_row,
-        summarise,
-    )
+    from search.results.outcomes import Outcome
+    from search.results.summary import HIT_RANKS, ResultRow, Spread, differences, find_row, summarise
     from search.results.table import Calibrated, Comparison
 
 _HOMES = {
@@ -75,7 +68,8 @@ _HOMES = {
         "FEWEST_PROBLEMS Difference Interval accuracy_interval bootstrap mean_interval mean_std "
         "nested_bootstrap paired_difference wilson"
     ),
-    "search.results.outcomes": "HIT_RANKS Outcome ResultRow Spread differences find_row summarise",
+    "search.results.outcomes": "Outcome",
+    "search.results.summary": "HIT_RANKS ResultRow Spread differences find_row summarise",
     "search.results.table": "Calibrated Comparison",
 }
 

@@ -19,7 +19,8 @@ from search.compare.arms import Arm, Bench, measure, named_critics, named_planne
 from search.compare.cost_matching import Match, calibrate
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
-from search.results.outcomes import Outcome, find_row, summarise
+from search.results.outcomes import Outcome
+from search.results.summary import find_row, summarise
 from search.results.table import Calibrated
 from search.setup import ProgramSource, read_system
 from search.store import Recorded, as_recorded

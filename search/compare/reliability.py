@@ -51,19 +51,20 @@ class Bin(NamedTuple):
 
 def scored_states(tree: TreeValues) -> list[ScoredState]:
     """Return the scored states of a search tree that have graded answers below them."""
-    below: dict[int, list[int]] = {}
-    for candidate, correct in tree.candidates:
-        for depth, node in enumerate(tree.path(candidate), 1):
-            counts = below.get(node)
-            if counts is None:
-                below[node] = [depth, 1, correct]
-            else:
-                counts[1] += 1
-                counts[2] += correct
+    parents = tree.parents
+    depths, graded, right = ([0] * len(parents) for _ in range(3))
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            depths[node] = depths[parent] + 1
+    for node, correct in tree.candidates:
+        while node > 0:
+            graded[node] += 1
+            right[node] += correct
+            node = parents[node]
     return [
-        ScoredState(depth, value, right / graded, tree.speakers[node])
-        for node, (depth, graded, right) in below.items()
-        if (value := tree.values[node]) is not None
+        ScoredState(depths[node], value, right[node] / graded[node], tree.speakers[node])
+        for node, value in enumerate(tree.values)
+        if graded[node] and value is not None
     ]
 
 

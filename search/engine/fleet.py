@@ -433,7 +433,7 @@ class ActorPool:
         self.meters.update({f"{member.number} {name}": meter for name, meter in costs.meters.items()})
 
     def _hear(self, timeout: float | None) -> None:
-        """Take an actor's next answer, if one comes in time."""
+        """Take the answers that actors have, or wait for the next one."""
         ray, calls = (
             self._ray,
             {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])},
@@ -441,13 +441,17 @@ class ActorPool:
         if not calls:
             sleep(timeout or 0.0)
             return
-        heard, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
+        heard, others = ray.wait(list(calls), num_returns=1, timeout=timeout)
+        if heard and others:
+            # Waiting takes time for each open search, so all answers are taken at once.
+            heard += ray.wait(others, num_returns=len(others), timeout=0)[0]
+        dead: dict[_Member, Exception] = {}
         for call in heard:
             member = calls[call]
             try:
                 answer = ray.get(call)
             except ray.exceptions.RayError as error:
-                self._replace(member, error)
+                dead[member] = error
                 continue
             if member.loading is not None:
                 member.loading, self._facts = None, self._facts or answer
@@ -459,6 +463,8 @@ class ActorPool:
                 self.observe(answer.plan.usage)
             future.samples = answer.samples
             future.set_result(answer.plan)
+        for member, cause in dead.items():
+            self._replace(member, cause)
 
     def _replace(self, member: _Member, error: Exception) -> None:
         """Replace a dead actor; its open problems come first. Before any has loaded, an error in one is raised."""

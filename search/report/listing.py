@@ -52,15 +52,15 @@ class StoredRow:
         setting: What it has in common with the rows that it can be compared with.
         result: Its figures.
         runs: Seed to the key of its run.
-        cells: Problem id to seed to outcome.
-        questions: Problem id to the beginning of its question.
+        cells: Problem id to seed to outcome; needed by the page of problems.
+        questions: Problem id to the beginning of its question; needed there, too.
     """
 
     key: str
     setting: str
     result: ResultRow
     runs: Mapping[int, str]
-    cells: Mapping[str, Mapping[int, Cell]]
+    cells: Mapping[str, Mapping[int, Cell]] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)
 
 

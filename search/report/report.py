@@ -39,8 +39,9 @@ from search.results.display import (
     tradeoff_figure,
 )
 from search.results.intervals import wilson
-from search.results.outcomes import Outcome, ResultRow, anytime_curve
+from search.results.outcomes import Outcome
 from search.results.stored import Setting, cost_of, settings, table_of
+from search.results.summary import ResultRow, anytime_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,6 +110,9 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
+        if not store.has_values(run.run):
+            outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
+            continue
         of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)

@@ -18,7 +18,7 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import by_cause, one_line
 from search.results.intervals import Difference, Interval
-from search.results.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
+from search.results.summary import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

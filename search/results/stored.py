@@ -13,8 +13,9 @@ from typing import Protocol
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from search.prices import Prices
-from search.results.outcomes import Outcome, find_row, summarise
+from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo, is_recorded
+from search.results.summary import find_row, summarise
 from search.results.table import Comparison
 from search.usage import Usage
 

@@ -13,7 +13,8 @@ from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.text import one_line
 from search.results import display
 from search.results.intervals import Difference
-from search.results.outcomes import Outcome, ResultRow, differences, find_row
+from search.results.outcomes import Outcome
+from search.results.summary import ResultRow, differences, find_row
 
 if TYPE_CHECKING:
     import pandas

@@ -185,11 +185,13 @@ class SearchPool:
         from mas_gym.tasks.sequences import ProblemTask
         from search.engine.progress import Journal
         from search.engine.scheduler import Scheduler
-        from search.setup import make_setup
+        from search.setup import make_setup, priced_setup
 
         self.service = service
         mas = service.mas if service.program is None else None
         setup = make_setup(service.planner, mas, service.critic, program=service.program, budget=service.budget)
+        # Without prices, this rejects planners that choose by price.
+        setup = priced_setup(setup, service.policy.name, None)
         self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
         task = ProblemTask.of([], grader=Ungraded())

@@ -168,7 +168,6 @@ def row_checksum(table: str) -> str:
 
 def seal(connection: sqlite3.Connection, table: str, column: str, key: int | str) -> None:
     """Write the checksum of a row after its other columns."""
-    connection.create_function("checksum", -1, lambda *row: checksum(row), deterministic=True)
     connection.execute(f"UPDATE {table} SET checksum = {row_checksum(table)} WHERE {column} = ?", (key,))
 
 
@@ -179,6 +178,7 @@ FORMAT = Format(
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",
+    functions={"checksum": lambda *row: checksum(row)},
 )
 
 

@@ -14,12 +14,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome
-from search.store.file import Content, Damage, checksum, row_checksum
+from search.store.file import Content, Damage, row_checksum
 from search.store.rows import readable, usage_of_row
 from search.usage import AMOUNTS, Usage
 
 Grades = Mapping[int | None, tuple[str | None, bool]]
 """The answer in a node's message, and whether it is right, by node; the chosen candidate's is the first."""
+
+_DECODER = json.JSONDecoder()
 
 Row = Mapping[str, Any]
 """A row of ``searches``."""
@@ -62,7 +64,7 @@ def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
         row["agent_calls"],
         row["reward_calls"],
         row["error"],
-        tuple((tokens, correct) for tokens, correct in json.loads(row["curve"])),
+        tuple(map(tuple, _DECODER.decode(row["curve"]))),
         row["seconds"],
         row["critic_tokens"],
         row["grader_tokens"],
@@ -112,19 +114,31 @@ class Totals(NamedTuple):
         tokens: Generated tokens, those of failed searches included.
         sound: The cost of the searches that did not fail.
         reasons: Number of failed searches by error.
-        spans: When each search was at work, failed ones too: start and end in Unix time, by start.
+        active: Seconds in which at least one search was at work, failed ones too.
+        last: When the last one ended, in Unix time; None if none has.
     """
 
     right: int
     tokens: int
     sound: Usage
     reasons: Mapping[str, int]
-    spans: Sequence[tuple[float, float]]
+    active: float
+    last: float | None
+
+
+_ACTIVE = """
+WITH ends AS (SELECT 86400 * (julianday(finished) - 2440587.5) AS end, seconds FROM searches WHERE run = ?),
+spans AS (
+    SELECT end - seconds AS start, end,
+    max(end) OVER (ORDER BY end - seconds ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached FROM ends
+)
+SELECT total(max(0, end - max(start, ifnull(reached, start)))), max(end) FROM spans
+"""
+"""The length of the union of all spans, and the last end. Unix time began on Julian day 2440587.5."""
 
 
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     """Return the sums over the searches of a run; None if a search is damaged."""
-    connection.create_function("checksum", -1, lambda *row: checksum(row), deterministic=True)
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in AMOUNTS)
     query = (
         f"SELECT total(checksum IS NOT {row_checksum('searches')}), "
@@ -138,9 +152,8 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
         "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error ORDER BY min(problem)"
     )
     reasons = {readable(error): number for error, number in connection.execute(query, (run,))}
-    query = "SELECT finished, seconds FROM searches WHERE run = ?"
-    spans = sorted(span(finished, seconds) for finished, seconds in connection.execute(query, (run,)))
-    return Totals(int(right), int(tokens), Usage(**costs), reasons, spans)
+    active, last = connection.execute(_ACTIVE, (run,)).fetchone()
+    return Totals(int(right), int(tokens), Usage(**costs), reasons, active, last)
 
 
 def span(finished: str, seconds: float) -> tuple[float, float]:

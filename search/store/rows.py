@@ -213,10 +213,12 @@ class Reader:
         """
         query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
         found: dict[int, str | bytes] = dict(self._connection.execute(query, (run,)).fetchall())
-        wanted = self._connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone()
-        if wanted is not None and wanted != (len(found),):
-            return found, f"expected {wanted[0]} searches as they were written, found {len(found)}"
-        return found, ""
+        return found, self.lost(run, len(found))
+
+    def lost(self, run: str, found: int) -> str:
+        """Return a message if a run holds more or fewer searches than were found; else ``""``."""
+        [wanted] = self._connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [found]
+        return "" if wanted == found else f"expected {wanted} searches as they were written, found {found}"
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -335,8 +337,6 @@ def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any
     row = dict(zip(names, values, strict=True))
     row["problem"] = readable(row["problem"])
     row["error"] = None if row["error"] is None else readable(row["error"])
-    if search_id(row["run"], row["problem"]) != row["id"]:
-        raise Damage("its row belongs to another search")
     datetime.fromisoformat(row["finished"])
     return row
 

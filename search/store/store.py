@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, need, shown
 from mas_gym.systems.dynamics import Dynamics
@@ -28,14 +28,12 @@ from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
-from search.prices import PricesSource, as_prices
 from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo
-from search.results.stored import stored_comparison
-from search.results.table import Comparison
 from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrading import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
 from search.store.results import (
+    Row,
     Totals,
     TreeValues,
     graded_outcome,
@@ -57,13 +55,19 @@ from search.store.rows import (
 from search.tree import Node, Tree
 from search.usage import Usage
 
+if TYPE_CHECKING:
+    from search.prices import PricesSource
+    from search.results.table import Comparison
+
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
 
 SCHEMA = 2
 BATCH = 10_000
 _AT_ONCE = 20
-"""Searches read at once. The rows of a few are short-lived, which spares the garbage collector."""
+"""Searches whose content is read at once. The rows of a few are short-lived, which spares the garbage collector."""
+_ROWS_AT_ONCE = 200
+"""The same without content."""
 TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
@@ -222,7 +226,7 @@ class Store:
         info = self.find(run)
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage]]:
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Row]]:
             found = [outcome_of_row(row, (planner, critic), info.config["seed"]) for row in rows]
             if digest is not None:
                 grades = grades_of(self._connection, [row["id"] for row in rows], digest)
@@ -231,11 +235,11 @@ class Store:
                     graded_outcome(outcome, content, grades.get(row["id"]))
                     for row, outcome, content in zip(rows, found, contents, strict=True)
                 ]
-            return zip(found, map(usage_of_row, rows), strict=True)
+            return zip(found, rows, strict=True)
 
         # An error of the prices is no damage.
-        for outcome, usage in self._batches(info, read):
-            yield _priced(outcome, usage, cost)
+        for outcome, row in self._batches(info, read, _AT_ONCE if digest is not None else _ROWS_AT_ONCE):
+            yield _priced(outcome, row, cost)
 
     def values(
         self,
@@ -247,13 +251,26 @@ class Store:
         """Read the outcomes of one run's searches with the values in their trees; arguments and errors as there."""
         info = self.find(run)
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage, TreeValues]]:
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Row, TreeValues]]:
             for row, content in zip(rows, self._reader.content(rows), strict=True):
                 outcome = outcome_of_row(row, (planner, critic), info.config["seed"])
-                yield outcome, usage_of_row(row), tree_values(row, content)
+                yield outcome, row, tree_values(row, content)
 
-        for outcome, usage, tree in self._batches(info, read):
-            yield _priced(outcome, usage, cost), tree
+        for outcome, row, tree in self._batches(info, read):
+            yield _priced(outcome, row, cost), tree
+
+    def has_values(self, run: str | None = None) -> bool:
+        """Whether a state in one run's trees has a value; without any, `outcomes` tell all that `values` does.
+
+        Raises:
+            StoreError: As in `find`.
+        """
+        query = (
+            "SELECT EXISTS (SELECT 1 FROM searches JOIN nodes ON nodes.search = searches.id "
+            "WHERE searches.run = ? AND nodes.value IS NOT NULL)"
+        )
+        with explained(self.path):
+            return bool(self._connection.execute(query, (self.find(run).run,)).fetchone()[0])
 
     def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
         """Read the rows of the table ``searches`` of one run, failed searches too, in order of problem id.
@@ -265,7 +282,7 @@ class Store:
         Raises:
             StoreError: As for `plans`.
         """
-        return self._batches(self.find(run), list, texts=texts)
+        return self._batches(self.find(run), list, _ROWS_AT_ONCE, texts=texts)
 
     def totals(self, run: str | None = None) -> Totals:
         """Return sums over the searches of one run, computed by SQL; arguments and errors as for `rows`."""
@@ -273,7 +290,9 @@ class Store:
         with explained(self.path):
             try:
                 with self._reader.snapshot():
-                    lost, found = self._reader.searches(info.run)[1], totals(self._connection, info.run)
+                    query = "SELECT count(*) FROM searches WHERE run = ?"
+                    [held] = self._connection.execute(query, (info.run,)).fetchone()
+                    lost, found = self._reader.lost(info.run, held), totals(self._connection, info.run)
             except Damage as damage:
                 lost, found = str(damage), None
         if found is None:
@@ -462,6 +481,9 @@ class Store:
             ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
             StoreError: As for `plans`.
         """
+        from search.prices import as_prices
+        from search.results.stored import stored_comparison
+
         return stored_comparison(self, runs, baseline, grading, None if prices is None else as_prices(prices))
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
@@ -493,8 +515,8 @@ class Store:
         return (tree for tree in self._each(info, read) if tree is not None)
 
 
-def _priced(outcome: Outcome, usage: Usage, cost: Callable[[Usage], float] | None) -> Outcome:
-    return outcome if cost is None else replace(outcome, usd=cost(usage))
+def _priced(outcome: Outcome, row: Row, cost: Callable[[Usage], float] | None) -> Outcome:
+    return outcome if cost is None else replace(outcome, usd=cost(usage_of_row(row)))
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from mas_gym.cli import view
 from mas_gym.cli.view import Pages, make_server
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
+from search.compare import Outcome
 
 EVIL = "</title><script>alert(1)</script>\x1b[2J\u202e\"'&"
 PROBLEMS = 8
@@ -201,13 +201,13 @@ def test_a_silent_client_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "runs.db", []
-    rows = search.Store.rows
+    outcomes = search.Store.outcomes
 
-    def counted(self: search.Store, run: str | None = None, **options: bool) -> Iterator[dict[str, Any]]:
+    def counted(self: search.Store, run: str | None = None) -> Iterator[Outcome]:
         read.append(run)
-        return rows(self, run, **options)
+        return outcomes(self, run)
 
-    monkeypatch.setattr(search.Store, "rows", counted)
+    monkeypatch.setattr(search.Store, "outcomes", counted)
     for seed in range(2):
         fill(file, seed)
     pages = Pages(file)

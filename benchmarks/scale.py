@@ -1,0 +1,300 @@
+"""A run of very many questions on Ray: ``python -m benchmarks.scale FOLDER [--searches N] [--copies N ...]``.
+
+A scripted policy answers at once, so the figures are those of the engine, of Ray and of the store. Three parts:
+
+1. A run of single pass on the four agents of ``rpsv`` writes FOLDER/run.db through `run_ray`, with one writer. The
+   memory of each process is read as the run goes on. The same command resumes the run after a kill.
+2. Searches of the run are copied under other problem ids into stores of the sizes given by ``--copies``, and the
+   commands that read a store are measured on each. Copies share their texts, so they are smaller than the run's.
+3. The alternative of one file per actor: what it takes to merge two files, beside writing the same searches once.
+
+The page states what is measured and what is computed from the slope. It goes to ``benchmarks/pages/scale.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import NamedTuple, overload
+
+from benchmarks.paper.page import write_whole
+from benchmarks.store_reading import BATCH, Cost, copy, measure, memory
+from mas_gym.internal.database import transaction
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.tasks import Problem
+from search import open_store
+from search.engine.fleet import Fleet, run_ray
+from search.store.file import CONTENT, FORMAT, seal
+from search.store.rows import Writer
+
+PAGE = Path(__file__).with_name("pages") / "scale.md"
+PLANNER, MAS = "single", "rpsv"
+SAMPLES = 40
+"""How often memory is read in a run."""
+READS = ("status", "compare", "view", "report")
+MERGED = 10_000
+MILLION = 1_000_000
+
+
+class Questions(Sequence[Problem]):
+    """Problems that exist only while they are searched."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> Problem: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Problem]: ...
+    def __getitem__(self, place: int | slice) -> Problem | Sequence[Problem]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(self._count))]
+        if not 0 <= place < self._count:
+            raise IndexError(place)
+        return Problem(f"p{place}", f"What is {place} modulo 5?", str(place % 5))
+
+
+class Scripted(ScriptedPolicy):
+    """Replies drawn from the seed, each of four agents in a sentence or two."""
+
+    def identity(self) -> str:
+        return "scripted"
+
+
+def make_policy(pids: Path) -> ScriptedPolicy:
+    """Load the policy in an actor, which leaves its process id in a folder."""
+    (pids / str(os.getpid())).touch()
+    words = ("we add the terms", "and check each step", "of the plan", "before the answer", "is given")
+
+    def script(request: object, seed: int) -> str:
+        said = " ".join(random.Random(seed).choices(words, k=6))
+        return f"{said} {seed % 977}. Final Answer: {seed % 5}"
+
+    return Scripted(script)
+
+
+class Sample(NamedTuple):
+    """The state of a run: searches written, seconds, CPU seconds of the driver, and memory in MiB."""
+
+    searches: int
+    seconds: float
+    cpu: float
+    driver: float
+    actors: list[float]
+
+
+def write(folder: Path, searches: int, actors: int) -> list[Sample]:
+    """Run the searches that the store lacks, and return what was seen on the way."""
+    pids = folder / "actors"
+    pids.mkdir(parents=True, exist_ok=True)
+    for file in pids.iterdir():
+        file.unlink()
+    run = run_ray(
+        PLANNER,
+        Questions(searches),
+        mas=MAS,
+        make_policy=partial(make_policy, pids),
+        store=folder / "run.db",
+        fleet=Fleet(actors=actors),
+    )
+    found: list[Sample] = []
+    begun, spent, fresh = 0.0, 0.0, 0
+    for done, plan in enumerate(run, 1):
+        fresh = done if run.usage.agent_calls else 0
+        if not begun and fresh:
+            begun, spent = perf_counter(), process_time()
+        if done % max(1, searches // SAMPLES) == 0 and begun:
+            held = [memory(int(file.name), "VmRSS") for file in sorted(pids.iterdir())]
+            now = Sample(done, perf_counter() - begun, process_time() - spent, memory(os.getpid(), "VmRSS"), held)
+            found.append(now)
+            print(f"{done:,} searches, {now.seconds:.0f} s, driver {now.driver:.0f} MiB, actors {held}", flush=True)
+        del plan
+    return found
+
+
+class Growth(NamedTuple):
+    """A store of copies: its size, CPU seconds per search to insert the last tenth, and the cost of reading."""
+
+    searches: int
+    insert: float
+    reads: dict[str, Cost]
+
+
+def grow(folder: Path, sizes: Sequence[int]) -> list[Growth]:
+    """Copy searches of the run into a store that grows to these sizes, and measure each that is not measured yet."""
+    path, saved = folder / "copies.db", folder / "growths.json"
+    found = {}
+    if saved.exists():
+        for size, insert, reads in json.loads(saved.read_text(encoding="utf-8")):
+            found[size] = Growth(size, insert, {name: Cost(*cost) for name, cost in reads.items()})
+    if not path.exists():
+        first_copies(folder / "run.db", path)
+    for size in sorted(set(sizes) - set(found)):
+        with closing(FORMAT.connect(path, create=True)) as connection:
+            [run] = connection.execute("SELECT run FROM runs").fetchone()
+            copy(connection, run, size - size // 10)
+            [held] = connection.execute("SELECT count(*) FROM searches").fetchone()
+            start = process_time()
+            copy(connection, run, size)
+            each = (process_time() - start) / (size - held)
+        found[size] = Growth(size, each, {name: measure(name, path) for name in READS})
+        saved.write_text(json.dumps(list(found.values())), encoding="utf-8")
+        print(found[size], flush=True)
+    return [found[size] for size in sorted(found)]
+
+
+def first_copies(source: Path, path: Path) -> None:
+    """Make a store of the first searches of another one."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with closing(FORMAT.connect(source, create=False)) as connection:
+        connection.execute("VACUUM INTO ?", (str(part),))
+    with closing(FORMAT.connect(part, create=True)) as connection:
+        kept = "SELECT id FROM searches WHERE cast(substr(problem, 2) AS INTEGER) < ?"
+        for table, column in (*((table, "search") for table in CONTENT), ("searches", "id")):
+            connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN ({kept})", (BATCH,))
+    part.rename(path)
+
+
+class Merge(NamedTuple):
+    """CPU seconds per search to write it to a file, and to add it from one file to another by SQL."""
+
+    written: float
+    merged: float
+
+
+def merge(folder: Path) -> Merge:
+    """Write the same searches to two files, half to each, and merge them."""
+    first, second = folder / "first.db", folder / "second.db"
+    for path in (first, second):
+        path.unlink(missing_ok=True)
+    with open_store(folder / "run.db") as store:
+        info = store.find()
+        searches = [pair for pair, _ in zip(store.searches(info.run), range(MERGED), strict=False)]
+    row = (info.run, None, json.dumps(dict(info.config), sort_keys=True), json.dumps(dict(info.facts)), 0, 0, None)
+    start = process_time()
+    for path, half in ((first, searches[::2]), (second, searches[1::2])):
+        with closing(FORMAT.connect(path, create=True)) as connection:
+            connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            writer = Writer(connection)
+            for problem, plan in half:
+                with transaction(connection):
+                    writer.search(info.run, problem, plan, {})
+    written = (process_time() - start) / len(searches)
+    start = process_time()
+    with closing(FORMAT.connect(first, create=True)) as connection:
+        connection.execute("ATTACH ? AS other", (str(second),))
+        with transaction(connection):
+            for table in ("texts", "searches", *CONTENT):
+                connection.execute(f"INSERT OR IGNORE INTO main.{table} SELECT * FROM other.{table}")
+            connection.execute("UPDATE runs SET searches = (SELECT count(*) FROM searches)")
+            seal(connection, "runs", "run", info.run)
+    return Merge(written, (process_time() - start) / (len(searches) // 2))
+
+
+def slope(growths: Sequence[Growth], name: str) -> tuple[float, float]:
+    """Return the CPU seconds per search of a command, between the smallest and the largest store, and its start."""
+    first, last = growths[0], growths[-1]
+    each = (last.reads[name].seconds - first.reads[name].seconds) / (last.searches - first.searches)
+    return each, first.reads[name].seconds - each * first.searches
+
+
+def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth], merged: Merge) -> str:
+    """Return the page; ``size`` is the bytes per search of the run's store."""
+    parts = [
+        "# A run of very many questions",
+        "`python -m benchmarks.scale FOLDER`: single pass on the four agents of `rpsv` with a scripted policy, five "
+        "nodes per search. Costs are CPU seconds, because other programs ran on the two cores.",
+        "## Writing: Ray actors and one writer",
+        *_writing(samples, size),
+        "## One writer or one file per actor",
+        f"Writing a search takes {1e6 * merged.written:,.0f} microseconds. With one file per actor the actors would "
+        f"share this work, and merging the files by SQL would add {1e6 * merged.merged:,.0f} microseconds per search. "
+        "A run writes to one file: an actor with a language model ends a few searches per second, so one writer serves "
+        "hundreds of actors, and at every moment all finished searches are in one place.",
+        "## Reading",
+        "Copies of the run's searches under other ids, in one run. Each cell has CPU seconds, with the start of the "
+        'process, and memory in MiB. "insert" is what it takes to add a search to a store of this size.',
+        _table(["searches", "insert, us", *READS], [_line(one) for one in growths]),
+    ]
+    if len(growths) > 1:
+        most = growths[-1].searches
+        told = [f"{name} {1e6 * each:,.1f} ({each * MILLION + start:,.0f} s)" for name, each, start in slopes(growths)]
+        note = "" if most >= MILLION else f"; the largest store measured has {most:,}"
+        parts.append(
+            "Microseconds per search between the smallest and the largest store, and in brackets the seconds that this "
+            f"slope gives for a million searches{note}: {', '.join(told)}."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _writing(samples: Sequence[Sample], size: float) -> Iterator[str]:
+    first, half, last = samples[0], samples[len(samples) // 2], samples[-1]
+    each = (last.cpu - first.cpu) / (last.searches - first.searches)
+    late = (last.cpu - half.cpu) / (last.searches - half.searches)
+    yield (
+        f"{last.searches:,} searches on {len(last.actors)} actors took {last.seconds:,.0f} s beside other programs; "
+        f"the store has {size:,.0f} bytes per search. The driver, which sends questions and writes the store, takes "
+        f"{1e6 * each:,.0f} microseconds per search ({1e6 * late:,.0f} in the second half), so it keeps up with "
+        f"{1 / each:,.0f} searches per second."
+    )
+    lines = [
+        [f"{one.searches:,}", f"{one.driver:,.0f}", ", ".join(f"{held:,.0f}" for held in one.actors)]
+        for one in samples[:: max(1, len(samples) // 8)]
+    ]
+    yield _table(["searches", "driver, MiB", "actors, MiB"], lines)
+    pairs = zip([half.driver, *half.actors], [last.driver, *last.actors], strict=True)
+    driver, *actors = (f"{2**20 * (new - old) / (last.searches - half.searches):,.0f}" for old, new in pairs)
+    yield f"In the second half the driver grows by {driver} bytes per search, and the actors by {' and '.join(actors)}."
+
+
+def slopes(growths: Sequence[Growth]) -> Iterator[tuple[str, float, float]]:
+    """Yield for each command its CPU seconds per search, from the smallest to the largest store, and its start."""
+    first, last = growths[0], growths[-1]
+    for name in READS:
+        each = (last.reads[name].seconds - first.reads[name].seconds) / (last.searches - first.searches)
+        yield name, each, first.reads[name].seconds - each * first.searches
+
+
+def _line(one: Growth) -> list[str]:
+    reads = [f"{one.reads[name].seconds:,.2f} s, {one.reads[name].memory:,.0f}" for name in READS]
+    return [f"{one.searches:,}", f"{1e6 * one.insert:,.0f}", *reads]
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---:"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--searches", type=int, default=100_000, help="searches of the run on Ray [100000]")
+    parser.add_argument("--copies", type=int, nargs="*", default=[10_000, 100_000, MILLION], help="sizes to read")
+    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    args = parser.parse_args()
+    saved = args.folder / "samples.json"
+    if not saved.exists():
+        saved.parent.mkdir(parents=True, exist_ok=True)
+        saved.write_text(json.dumps(write(args.folder, args.searches, args.actors)), encoding="utf-8")
+    samples = [Sample(*one) for one in json.loads(saved.read_text(encoding="utf-8"))]
+    merged = merge(args.folder)
+    growths = grow(args.folder, args.copies)
+    size = (args.folder / "run.db").stat().st_size / args.searches
+    write_whole(args.page, page(samples, size, growths, merged))
+    print(f"wrote {args.page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The page of trained agents: when a curve reaches a level, and what stands in its tables."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the page has a picture: pip install 'mas-gym[plot]'")
+
+from benchmarks.learning_page import Point, Row, crossing, write_page
+from search.results.outcomes import Outcome
+
+
+@pytest.mark.parametrize(
+    ("level", "reached"), [(0.4, 0.0), (0.6, 15.0), (0.8, 20.0), (0.85, 25.0), (0.95, math.inf)], ids=str
+)
+def test_crossing_interpolates_between_points(level: float, reached: float) -> None:
+    assert crossing([0, 10, 20, 30], [0.4, 0.4, 0.8, 0.9], level) == pytest.approx(reached)
+
+
+def test_crossing_takes_the_first_time_a_falling_curve_reaches_the_level() -> None:
+    assert crossing([0, 10, 20, 30], [0.2, 0.6, 0.2, 0.6], 0.4) == pytest.approx(5.0)
+
+
+def row(name: str, accuracies: list[float], seeds: int) -> Row:
+    def point(tokens: int, accuracy: float) -> Point:
+        right = {str(place): float(place < 10 * accuracy) for place in range(10)}
+        return Point(tokens, tokens, "tiny", right, {key: 2 * value - 1 for key, value in right.items()})
+
+    curves = [[point(1000 * place, one) for place, one in enumerate(accuracies)] for _ in range(seeds)]
+    single = [[Outcome("single", "", 14, key, bool(value), tokens=70) for key, value in curves[0][-1].right.items()]]
+    return Row(name, curves, {"single": single * seeds}, [{"Reader": 1 - accuracies[-1]}] * seeds)
+
+
+def test_page_states_tokens_to_the_level_and_keeps_the_notes(tmp_path: Path) -> None:
+    page = tmp_path / "learning.md"
+    page.write_text("# Old\n\n## Notes\n\n- A note.\n", encoding="utf-8")
+    args = argparse.Namespace(
+        page=page, words="", tokens=2000, rounds=2, seeds=(0, 1), number=10, split="test", held_out=0, searched=0,
+        dev=10, run_seeds=(14,),
+    )  # fmt: skip
+    rows = [row("before", [0.4], 1), row("grpo, shared outcome", [0.4, 0.5, 0.7], 2), row("sft", [0.4, 0.9, 0.8], 2)]
+    write_page(rows, args)
+    text = page.read_text(encoding="utf-8")
+    assert "| grpo, shared outcome | 2,000 | 1,500 (" in text and "| sft | 2,000 | 400 (" in text
+    # 70% is reached at 600 of 2,000 tokens.
+    assert "| sft | 30% |" in text
+    assert "| sft: single pass over the agents before | +40.0 |" in text
+    assert text.endswith("## Notes\n\n- A note.\n") and (tmp_path / "learning.png").stat().st_size > 10_000
