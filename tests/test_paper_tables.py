@@ -18,6 +18,7 @@ from benchmarks.paper import (
     by_agent,
     claims,
     clock,
+    confidence,
     credit,
     curve,
     difficulty,
@@ -41,6 +42,7 @@ from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
 from benchmarks.paper.redraw import PAGES, rows_of
+from benchmarks.ranking import auc_difference, rank
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
@@ -50,6 +52,7 @@ from rewardmodels import stored_trees
 from rewardmodels.training.train_critic import trees
 from search import ScoringContext
 from search.compare import Difference
+from search.compare.first_errors import auc
 from search.store import open_store
 
 
@@ -397,12 +400,17 @@ def test_learning_curves(lab: Lab, options: Options) -> None:
 
 
 @pytest.mark.slow
-def test_the_clock_and_credit_need_the_main_critics_alone(lab: Lab, options: Options) -> None:
+def test_the_clock_and_credit_need_the_main_critics_alone(
+    lab: Lab, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = text_of(lab, clock.run(lab))
     assert len(re.findall(r"^\| mcts:10,3 \|", text, re.MULTILINE)) == 4
     text = text_of(lab, credit.run(lab))
     assert figures(text, "chance")[1] == "25.0"
     assert (options.folder / "credit.png").exists()
+    monkeypatch.setattr(confidence, "FEWEST", 1)
+    text = text_of(lab, confidence.run(lab))
+    assert "| AUC for the " in text and "| rpsv: error of |" in text
 
 
 def test_no_page_is_older_than_the_weights_it_speaks_of() -> None:
@@ -420,7 +428,7 @@ def test_no_page_of_natural_agents_is_older_than_their_weights() -> None:
     agents_folder = claims.PAGES.parent / "tiny" / "tiny-natural"
     card = (agents_folder / "README.md").read_text(encoding="utf-8")
     # This page has the model's card, the others its figures.
-    of_card, *pages = sorted((claims.PAGES / "natural").glob("*.md"))
+    of_card, *pages = sorted((claims.PAGES / "natural").rglob("*.md"))
     assert card.partition("Single passes")[2] in of_card.read_text(encoding="utf-8")
     assert len(pages) >= 5
     for page in pages:
@@ -496,6 +504,31 @@ def test_blame_by_hand() -> None:
     assert shares(both, judges["chance"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3})
     matrix = blame_matrix(both, judges["critic, drop"], ["Reader", "Planner", "Solver"])
     assert matrix == [[0, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_messages_end_with_the_first_wrong_one() -> None:
+    values = {"PL": (0.4, 0.3, 0.2)}
+    agents = ("Reader", "Planner", "Solver")
+    failed = Pass("1", agents, values, FirstError(1, "Planner", "missing step"), correct=False)
+    passed = Pass("2", agents, values, None, correct=True)
+    found = confidence.messages([failed, passed])
+    assert [(one.agent, one.right, one.values["PL"]) for one in found] == [
+        ("Reader", True, 0.4),
+        ("Planner", False, 0.3),
+        *(("Reader", True, 0.4), ("Planner", True, 0.3), ("Solver", True, 0.2)),
+    ]
+
+
+def test_auc_over_all_pairs_is_that_of_one_list() -> None:
+    rng = np.random.default_rng(0)
+    truth = [rng.random(size) < 0.5 for size in (3, 1, 4, 2)]
+    values = [rng.integers(0, 4, len(one)).astype(float) for one in truth]
+    ranking = rank(truth, [values])
+    assert float(ranking.auc(np.ones(4))) == pytest.approx(auc(np.concatenate(values), np.concatenate(truth)))
+    # A problem that is drawn twice counts twice.
+    twice = auc(np.concatenate([*values, values[2]]), np.concatenate([*truth, truth[2]]))
+    assert float(ranking.auc(np.array([1.0, 1.0, 2.0, 1.0]))) == pytest.approx(twice)
+    assert auc_difference(ranking, ranking)[:3] == (0.0, 0.0, 0.0)
 
 
 def test_centring_forgives_what_is_usual_at_a_depth() -> None:

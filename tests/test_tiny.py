@@ -502,10 +502,30 @@ def test_the_natural_model_is_taught_correct_transcripts_alone(
     one, other = (next(natural.correct_batches(tokenizer, 3, 2, start)) for start in (0, 1))
     again = natural.correct_batches(tokenizer, 3, 2)
     assert next(again).ids.equal(one.ids) and next(again).ids.equal(other.ids)
-    level = natural.measure(load_policy("tiny"), 5, 4)
+    setting = natural.SETTINGS["stories"]
+    level = natural.measure(load_policy("tiny"), setting.family, 5, 4)
     assert level.errors.total() == round(12 * (1 - level.right)) > 0
     (agent, kind), _ = level.errors.most_common(1)[0]
-    assert f"| {agent} | {kind} |" in natural.card("agents", [level], level, "command")
+    assert f"| {agent} | {kind} |" in natural.card("agents", setting, [level], "command")
+
+
+def test_reworded_stories_are_told_in_two_wordings_and_facts_count_by_step() -> None:
+    from benchmarks.tiny import stories
+
+    def unseen(question: str) -> bool:
+        return any(phrase in question for phrase in (" lost", " found", " bought", " took", " went", " had "))
+
+    often = [sum(unseen(p.question) for p in stories.Reworded("dev", difficulty=level)[:60]) for level in (1, 5)]
+    assert 0 < often[0] < often[1] < 60
+    assert not any(unseen(p.question) for p in stories.Stories("dev", difficulty=1)[:60])
+    problem = next(
+        p for p in stories.Reworded("dev", difficulty=3)[:60] if any(fact[0] == "buys" for fact in p.metadata["facts"])
+    )
+    facts = arithmetic.facts_of(problem)
+    found = [("finds", *fact[1:]) if fact[0] == "buys" else fact for fact in facts]
+    lost = [("loses", *fact[1:]) if fact[0] == "buys" else fact for fact in facts]
+    assert first_error(problem, [("Reader", language.write_facts(found))]) is None
+    assert first_error(problem, [("Reader", language.write_facts(lost))]) is not None
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from benchmarks.paper import (
     blame,
     by_agent,
     clock,
+    confidence,
     credit,
     critics,
     curve,
@@ -42,6 +43,7 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "single": single.run,
         "credit": credit.run,
         "blame": blame.run,
+        "confidence": confidence.run,
         "by_agent": by_agent.run,
         "heads": heads.run,
         "views": views.run,
@@ -86,7 +88,7 @@ def chosen(lab: Lab) -> list[str]:
         if options.tables and name not in options.tables:
             continue
         if (
-            (name in ("credit", "blame", "by_agent") and options.task not in KNOWN)
+            (name in ("credit", "blame", "by_agent", "confidence") and options.task not in KNOWN)
             or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
             or (name in MINIATURE and not options.miniature)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import search
 from benchmarks.paper.credit import Pass, collect_passes
 from benchmarks.paper.lab import MASPRM, ORM, Lab, command
+from benchmarks.paper.options import Options
 from benchmarks.paper.page import Page, percent, span
 from rewardmodels import load_critic
 from search.compare import mean_interval
@@ -19,6 +20,7 @@ from search.compare.blame import largest_fall
 from search.compare.reliability import CONFIDENT
 
 JUDGE = "judge:tiny"
+"""Left out for other agents."""
 
 WANTED = 0.85
 """Share right on dev that a threshold must reach."""
@@ -34,7 +36,7 @@ right for {100 * WANTED:.0f}% of at least {FEWEST} named agents on dev problems.
 Accuracy and coverage are measured on test problems.
 
 `shipped` is MASPRM with the command's default threshold, {CONFIDENT:g}. `PL` is policy likelihood.
-The ORM scores unfinished transcripts, although it was not trained on them. `judge` is the agents' model, which
+The ORM scores unfinished transcripts, although it was not trained on them. `judge` is the bundled agents' model, which
 returns a verdict after each message. It was not trained to judge, so its result does not show the quality of an LLM
 judge. `commonest agent` always blames the agent that errs most often on dev.
 """
@@ -46,8 +48,9 @@ def run(lab: Lab) -> Page:
         "MASPRM": lab.critic(lab.home, MASPRM),
         "ORM": lab.critic(lab.home, ORM, prefixes=True),
         "PL": search.PolicyLikelihood(),
-        "judge": load_critic(JUDGE),
     }
+    if lab.options.policy == Options.policy:
+        critics["judge"] = load_critic(JUDGE)
     failed: dict[str, list[Pass]] = {}
     starts: dict[str, dict[str, float]] = {}
     for split in ("dev", "test"):

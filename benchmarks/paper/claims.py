@@ -16,7 +16,11 @@ from benchmarks.paper.page import markdown_table
 from mas_gym.errors import DataError
 
 PAGES = Path(__file__).resolve().parents[1] / "pages"
-AGENTS = {"": "bundled agents", "natural": "agents with natural errors"}
+AGENTS = {
+    "": "bundled agents",
+    "natural": "agents with natural errors, longer stories",
+    "natural/reworded": "the same, unseen words",
+}
 """Folder of pages to the agents of its experiments."""
 
 Rows = Sequence[tuple[str, str]]
@@ -211,6 +215,12 @@ OURS = (
         [("backbones", "MASPRM: with the Auditor"), ("backbones", "ORM: with the Auditor")],
     ),
     PaperClaim(
+        "MASPRM tells right messages of the Reader and of the Solver from wrong ones better than policy "
+        "likelihood (AUC in points)",
+        "",
+        [("confidence", f"AUC for the {agent}: MASPRM") for agent in ("Reader", "Solver")],
+    ),
+    PaperClaim(
         "MASPRM finds the agent that erred first more often than the ORM, and more often than policy likelihood",
         "",
         [("credit", "MASPRM over ORM"), ("credit", "MASPRM over PL")],
@@ -225,8 +235,8 @@ rows, the command, the paper's figures and, if the result differs from the paper
 claim has several figures, they are in the order in which the claim names them. *no comparison* means that one side uses
 more than 1.5 times the tokens of the other, and a dash that the claim was not measured.
 
-The bundled agents err by design. The errors of the second group of agents are not designed
-([pages/natural](natural/main.md)).
+The bundled agents err by design. The errors of the other agents are not designed. They occur on longer stories
+([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)).
 
 ```console
 python -m benchmarks.paper.claims

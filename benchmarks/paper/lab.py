@@ -247,6 +247,10 @@ class Lab:
         """How agents sample: as in the paper, but for the length of messages if it is given."""
         return Sampling(max_new_tokens=self.options.max_new_tokens)
 
+    def at(self, temperature: float) -> Sampling:
+        """Return how agents sample at a temperature, with top-p 1."""
+        return replace(self.sampling, temperature=temperature, top_p=1.0)
+
     @property
     def terms(self) -> list[object]:
         """What searches depend on beside setting and policy, if it is not the default."""
@@ -290,7 +294,7 @@ class Lab:
         mark.parent.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, split, number, (SEED,), given or mark.with_suffix(".db"))
         if split == "train" and self.exploration:
-            bench = replace(bench, sampling=replace(self.sampling, temperature=self.exploration[0], top_p=1.0))
+            bench = replace(bench, sampling=self.at(self.exploration[0]))
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
             _go_on(grow(bench, planner, listen=True))
@@ -364,7 +368,12 @@ class Lab:
         return {"PL": self.load(LIKELIHOOD), **learned}
 
     def measure(
-        self, setting: Setting, arms: Sequence[Arm], seeds: Sequence[int] = (), split: str = "test"
+        self,
+        setting: Setting,
+        arms: Sequence[Arm],
+        seeds: Sequence[int] = (),
+        split: str = "test",
+        temperature: float | None = None,
     ) -> list[Score]:
         """Run the searches of a table's rows, or read them back; in the order of the rows.
 
@@ -373,10 +382,13 @@ class Lab:
             arms: The rows.
             seeds: Run seeds; the run's own if empty.
             split: ``"test"``, or ``"dev"`` to choose a recipe.
+            temperature: The agents' temperature, with top-p 1; their own sampling if None.
         """
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, split, options.number, seeds or options.seeds, options.out / "searches.db")
+        if temperature is not None:
+            bench = replace(bench, sampling=self.at(temperature))
         found: list[Score] = []
         for one in arms:
             spec = self._specs.get(one.critic, one.critic.name) if one.critic is not None else ""

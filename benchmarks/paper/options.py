@@ -33,6 +33,7 @@ PARTNERS = {
     # The next easier one; of those in another wording, the same in the usual one.
     **dict(pairwise((*reversed(GENERATED), "arithmetic"))),
     **{f"retold-{level}": f"arithmetic-{level}" for level in LEVELS},
+    "reworded-1": "stories-2",
     "ordering": "arithmetic",
     "gsm8k": "math",
     "math": "gsm8k",
@@ -78,6 +79,7 @@ class Options:
         partner_data: Its local file or folder.
         other_policy: The other agents of the transfer; a second tiny model, trained here, if empty.
         other_steps: Training steps of that second tiny model.
+        no_losses: Whether `trainings` leaves out the other losses of MASPRM.
         tables: Which tables `benchmarks.paper.all` makes; all if empty.
     """
 
@@ -109,6 +111,7 @@ class Options:
     partner_data: Path | None = None
     other_policy: str = ""
     other_steps: int = 3500
+    no_losses: bool = False
     tables: tuple[str, ...] = ()
 
     @property
@@ -148,7 +151,7 @@ class Options:
             if field.name in _UNSHOWN or value == field.default:
                 continue
             for one in value if field.name == "settings" else [value]:
-                words += [_flag(field.name), _brief(one)]
+                words += [_flag(field.name), *([] if one is True else [_brief(one)])]
         return shlex.join(words)
 
 
@@ -225,6 +228,7 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
     add("--partner-data", help="its local file or folder", **path)
     add("--other-policy", help="other agents of the transfer [a second tiny model, trained here]")
     add("--other-steps", help=f"training steps of that second tiny model [{known.other_steps}]", **number)
+    add("--no-losses", action="store_true", default=None, help="trainings: the main recipes alone")
     if tables:
         add("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(tables)} [all]")
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}

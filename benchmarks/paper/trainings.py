@@ -71,7 +71,7 @@ def run(lab: Lab) -> Page:
 
 def _losses(lab: Lab) -> dict[str, list[Score]]:
     """Train MASPRM with its other losses to the updates of the main recipe, and measure them."""
-    if not lab.options.miniature or not lab.training().anchor:
+    if lab.options.no_losses or not lab.options.miniature or not lab.training().anchor:
         return {}
     wanted = lab.updates(lab.home, replace(MASPRM, seed=TRAININGS[0]))
     found = {}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import mas_gym
 import search
 from benchmarks.paper.page import percent, span
+from benchmarks.ranking import Ranking, auc_cells, rank
 from benchmarks.real.common import RealPage, arguments, run_page
 from benchmarks.real.game24_critic import (
     PLANNER,
@@ -117,55 +118,6 @@ class Lookup(search.Critic):
     def score(self, states: Sequence[search.ScoringContext]) -> list[float]:
         """Return the value of each state."""
         return [self.values[c.state.question, tuple(turn.text for turn in c.state.turns)] for c in states]
-
-
-# ---------------------------------------------------------------------- AUC
-
-
-class Ranking(NamedTuple):
-    """How a critic ranks winning above other states, as counts per pair of puzzles.
-
-    Attributes:
-        wins: Pairs of a winning state of puzzle i above another state of puzzle j, half for ties, shape (n, n).
-        winning: Winning states of each puzzle.
-        others: Other states of each puzzle.
-    """
-
-    wins: Array
-    winning: Array
-    others: Array
-
-    def auc(self, counts: Array) -> Array:
-        """Return the AUC when puzzles are drawn ``counts`` times, shape (..., n); 0.5 without both classes."""
-        pairs = (counts @ self.winning) * (counts @ self.others)
-        above = np.einsum("...i,ij,...j->...", counts, self.wins, counts)
-        found: Array = np.where(pairs > 0, above / np.maximum(pairs, 1.0), 0.5)
-        return found
-
-
-def rank(truth: Sequence[Array], values: Sequence[Sequence[Array]]) -> Ranking:
-    """Compare all states of all puzzles.
-
-    Args:
-        truth: For each puzzle whether each state is winning.
-        values: For each training of the critic and each puzzle the values.
-    """
-    place = np.concatenate([np.full(len(t), i) for i, t in enumerate(truth)])
-    won = np.concatenate(truth).astype(bool)
-    wins = np.zeros((len(truth), len(truth)))
-    for one in values:
-        flat = np.concatenate(one)
-        above = (flat[won][:, None] > flat[~won]) + 0.5 * (flat[won][:, None] == flat[~won])
-        np.add.at(wins, (place[won][:, None], place[~won]), above / len(values))
-    count = [np.bincount(place[part], minlength=len(truth)).astype(float) for part in (won, ~won)]
-    return Ranking(wins, *count)
-
-
-def auc_cells(ranking: Ranking) -> tuple[str, str]:
-    """Return the AUC and its interval over puzzles."""
-    size = len(ranking.winning)
-    interval = bootstrap(size, lambda counts: ranking.auc(counts.astype(float)), resamples=4000)
-    return f"{float(ranking.auc(np.ones(size))):.3f}", f"{interval.low:.3f} to {interval.high:.3f}"
 
 
 # --------------------------------------------------------------------- beam

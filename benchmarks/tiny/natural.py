@@ -1,13 +1,16 @@
 """Agents with errors that are not designed: a small model, trained only on correct transcripts, on hard problems.
 
-One command trains the model from scratch, chooses the length of the stories, and describes its errors::
+One command trains the model from scratch, chooses the problems of a setting, and describes the errors::
 
     python -m benchmarks.tiny.natural --out models/tiny-natural
+    python -m benchmarks.tiny.natural --out models/tiny-natural --setting reworded
 
 The transcripts are of RPSV and follow the truth. There is no Auditor, no opening word and no text of other tasks.
-Stories are rejected only if a result exceeds the numbers that the agents can write. The length of the evaluated stories
-is chosen on the dev split, so that a single pass is right about half of the time. Errors are described afterwards, by
-comparing each message of a failed pass with the truth: which agent errs first, how often, and in what way.
+Stories are rejected only if a result exceeds the numbers that the agents can write. In the setting ``stories``, stories
+are longer than most of those taught. In ``reworded``, some facts are told in words that were never taught. How long, or
+how many, is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
+afterwards, by comparing each message of a failed pass with the truth: which agent errs first, how often, and in what
+way.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.paper.page import markdown_table, percent, span
 from benchmarks.tiny.data import WIDTH, Batch, Packed, pack, pooled
 from benchmarks.tiny.evaluate import run_passes
-from benchmarks.tiny.stories import Stories, StoriesOfLength, transcript
+from benchmarks.tiny.stories import Reworded, Stories, StoriesOfLength, transcript
 from benchmarks.tiny.train import parser as training_parser
 from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
@@ -39,17 +43,46 @@ TAUGHT = MappingProxyType({1: 0.3, 2: 0.4, 3: 0.3})
 SIZE = ("--hidden", "128", "--layers", "3", "--steps", "1500", "--no-bf16")
 
 
-class Level(NamedTuple):
-    """Single passes on stories of one length.
+class Setting(NamedTuple):
+    """Problems unlike those of training.
 
     Attributes:
-        events: Of each story.
+        family: Tasks of several levels.
+        card: File of the card in the model's folder.
+        what: What a level is, as the heading of a column.
+        about: What the chosen level is called.
+    """
+
+    family: type[Stories]
+    card: str
+    what: str
+    about: str
+
+
+SETTINGS = MappingProxyType(
+    {
+        "stories": Setting(StoriesOfLength, "README.md", "events", "stories of {} events"),
+        "reworded": Setting(
+            Reworded,
+            "reworded.md",
+            "tenths of the facts in unseen words",
+            "stories with {} tenths of the facts in unseen words",
+        ),
+    }
+)
+
+
+class Level(NamedTuple):
+    """Single passes on problems of one level.
+
+    Attributes:
+        level: The level.
         right: Share of passes with the right answer.
         interval: 95% interval over problems.
         errors: How often each ``(agent, kind)`` was the first error of a failed pass.
     """
 
-    events: int
+    level: int
     right: float
     interval: tuple[float, float]
     errors: Counter[tuple[str, str]]
@@ -69,9 +102,9 @@ def correct_batches(tokenizer: Qwen2Tokenizer, seed: int, size: int, start: int 
     return pooled(row, tokenizer.pad_token_id, seed, size, start)
 
 
-def measure(policy: Policy, events: int, problems: int, passes: int = 3, split: str = "dev") -> Level:
-    """Run single passes on stories of one length and find the first error of those that failed."""
-    task = StoriesOfLength(split, difficulty=events)[:problems]
+def measure(policy: Policy, family: type[Stories], level: int, problems: int, passes: int = 3) -> Level:
+    """Run single passes on problems of one level, dev split, and find the first error of those that failed."""
+    task = family("dev", difficulty=level)[:problems]
     states, _ = run_passes(policy, "rpsv", task, passes, seed=14)
     names = [agent.name for agent in load_mas("rpsv").agents]
     shares: list[float] = []
@@ -87,29 +120,29 @@ def measure(policy: Policy, events: int, problems: int, passes: int = 3, split: 
                 errors[(found.speaker, found.kind) if found else ("none", "")] += 1
         shares.append(right / passes)
     low, high = accuracy_interval(shares, len(shares) * passes)
-    return Level(events, sum(shares) / len(shares), (low, high), errors)
+    return Level(level, sum(shares) / len(shares), (low, high), errors)
 
 
-def card(name: str, levels: list[Level], chosen: Level, command: str) -> str:
+def card(name: str, setting: Setting, levels: list[Level], command: str) -> str:
     """Return the model's card: how it was made, how often it is right, and what its errors are."""
-    lines = [f"# {name}", "", f"`{command}`", "", "Single passes of RPSV, dev split:", ""]
-    lines += ["| events | right, % | 95% interval |", "|---|---:|---:|"]
-    lines += [
-        f"| {x.events} | {100 * x.right:.1f} | {100 * x.interval[0]:.1f} to {100 * x.interval[1]:.1f} |" for x in levels
-    ]
+    chosen = min(levels, key=lambda level: abs(level.right - 0.5))
+    rows = [(x.level, percent(x.right), span(*x.interval)) for x in levels]
     total = max(1, chosen.errors.total())
-    lines += [
-        "",
-        f"First errors of the failed passes on stories of {chosen.events} events, the number nearest to one half:",
-        "",
+    errors = [(who, kind, percent(n / total)) for (who, kind), n in chosen.errors.most_common()]
+    about = setting.about.format(chosen.level)
+    parts = [
+        f"# {name}\n",
+        f"`{command}`\n",
+        "Single passes of RPSV, dev split:\n",
+        markdown_table((setting.what, "right, %", "95% interval"), rows),
+        f"First errors of the failed passes on {about}, the number nearest to one half:\n",
+        markdown_table(("agent", "error", "share, %"), errors, left=2),
     ]
-    lines += ["| agent | error | share, % |", "|---|---|---:|"]
-    lines += [f"| {who} | {kind} | {100 * n / total:.1f} |" for (who, kind), n in chosen.errors.most_common()]
-    return "\n".join([*lines, ""])
+    return "\n".join(parts)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, choose the length of the stories on the dev split, and write the card."""
+    """Train, choose the level on the dev split, and write the card."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tiny.natural",
         description=(__doc__ or "").split("\n")[0],
@@ -117,8 +150,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="batches to train on")
-    parser.add_argument("--problems", type=int, default=200, help="dev problems per number of events")
+    parser.add_argument("--problems", type=int, default=200, help="dev problems per level")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--setting", choices=SETTINGS, default="stories", help="problems to describe [stories]")
     args, others = parser.parse_known_args(arguments)
     settings = training_parser().parse_args(
         ["--out", str(args.out), *SIZE, "--steps", str(args.steps), "--seed", str(args.seed), *others]
@@ -126,11 +160,13 @@ def main(arguments: list[str] | None = None) -> None:
     if not (args.out / "config.json").exists():
         train(settings, correct_batches)
     policy = load_policy(f"transformers:{args.out}")
-    levels = [measure(policy, events, args.problems) for events in StoriesOfLength.levels]
-    chosen = min(levels, key=lambda level: abs(level.right - 0.5))
+    setting = SETTINGS[args.setting]
+    levels = [measure(policy, setting.family, level, args.problems) for level in setting.family.levels]
     command = f"python -m benchmarks.tiny.natural --out {args.out.name} --steps {args.steps} --seed {args.seed}"
-    text = card(args.out.name, levels, chosen, " ".join([command, *others]))
-    (args.out / "README.md").write_text(text, encoding="utf-8")
+    if args.setting != "stories":
+        command += f" --setting {args.setting}"
+    text = card(args.out.name, setting, levels, " ".join([command, *others]))
+    (args.out / setting.card).write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -92,18 +92,18 @@ class StoriesOfLength(Stories):
 
 
 class Reworded(Stories):
-    """Stories of two events, as many of whose facts as the difficulty says are told in the words of `Retold`.
+    """Stories of two events in which each fact is told in the words of `Retold` with a probability of level / 10.
 
-    Agents that learned `Stories` alone have read none of those sentences and few of their words. A fact counts by its
-    step, because nobody told them that "finds" and "buys" are told apart.
+    Agents that learned `Stories` have seen none of those sentences and few of their words. Facts are compared by the
+    step that they call for, because the words do not tell such agents whether a gain is found or bought.
     """
 
     name = "reworded"
-    levels = MappingProxyType(dict.fromkeys(range(1, 4), LEVELS[3]._replace(events=(2, 2))))
+    levels = MappingProxyType(dict.fromkeys(range(1, 6), LEVELS[3]._replace(events=(2, 2))))
     marks = MappingProxyType({BY_STEP: True})
 
     def _write(self, story: Story, rng: random.Random) -> tuple[str, str, str]:
-        places = rng.sample(range(len(story.facts)), self.difficulty)
+        places = [place for place in range(len(story.facts)) if rng.random() < self.difficulty / 10]
         return write_question(story, rng, self.templates, dict.fromkeys(places, Retold.templates))
 
 
@@ -113,7 +113,7 @@ FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType(
 
 GENERATED = tuple(f"{family}-{level}" for family, task in FAMILIES.items() for level in task.levels)
 """Tasks of one difficulty: ``arithmetic-1`` to ``arithmetic-5``, ``stories-2`` to ``stories-5``, ``retold-1`` to
-``retold-5``, ``reworded-1`` to ``reworded-3``."""
+``retold-5``, ``reworded-1`` to ``reworded-5``."""
 
 
 def generated(name: str, split: str) -> Arithmetic:
