@@ -86,7 +86,7 @@ class Refuses:
 
 
 @pytest.mark.parametrize("problems_", [Refuses(), 7])
-def test_run_that_cannot_start_leaves_nothing_open(problems_: Any, tmp_path: Path, capsys: Any) -> None:
+def test_failed_start_leaves_nothing_open(problems_: Any, tmp_path: Path, capsys: Any) -> None:
     store = tmp_path / "runs.db"
     options: dict[str, Any] = {"mas": chain(4), "policy": talker(), "store": store}
     with pytest.raises((ConfigError, TypeError)):
@@ -95,7 +95,7 @@ def test_run_that_cannot_start_leaves_nothing_open(problems_: Any, tmp_path: Pat
     assert len(list(search.run("single", problems(2), **options))) == 2
 
 
-def test_run_whose_journal_fails_releases_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_error_releases_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = tmp_path / "runs.db"
     options: dict[str, Any] = {"mas": chain(4), "policy": talker(), "store": store}
 
@@ -108,7 +108,7 @@ def test_run_whose_journal_fails_releases_the_store(tmp_path: Path, monkeypatch:
     assert len(list(search.run("single", problems(2), **options))) == 2
 
 
-def test_stop_on_another_thread_ends_a_run_that_waits() -> None:
+def test_stop_on_another_thread_ends_a_waiting_run() -> None:
     release = threading.Event()
 
     def slowly() -> Iterator[Any]:

@@ -102,7 +102,7 @@ def test_demonstrations_are_messages_of_correct_transcripts(store: Path) -> None
     assert all(one.prompt[-1].role == "user" for one in found)
 
 
-def test_preferences_are_those_of_the_store(store: Path) -> None:
+def test_preferences_equal_those_of_the_store(store: Path) -> None:
     with search.open_store(store) as opened:
         rows = opened.preferences(least=0.5)
     assert [(one.agent, one.chosen) for one in sibling_pairs(store, 0.5)] == [
@@ -140,7 +140,7 @@ def test_credited_samples_take_rewards_from_a_critic(store: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["value", "control-variate", "value-baseline"])
-def test_credits_with_values_need_a_critic_and_take_one(store: Path, method: str) -> None:
+def test_value_based_credits_require_a_critic(store: Path, method: str) -> None:
     from rewardmodels import load_critic
 
     with pytest.raises(ConfigError, match="--critic"):
@@ -181,11 +181,11 @@ def test_the_first_loss_of_grpo_is_the_policy_gradient_of_the_credit(
     assert first["loss"] == pytest.approx(expected, abs=0.01)
 
 
-def test_drift_of_the_same_weights_is_below_the_grid(trained: TrainedAgents) -> None:
+def test_drift_with_equal_weights_is_below_rounding(trained: TrainedAgents) -> None:
     assert 0 < trained.metrics["*"]["drift at sampling"]["mean"] < 2.0**-9
 
 
-def test_drift_of_other_weights_is_warned_of(
+def test_drift_with_different_weights_warns(
     trained: TrainedAgents, samples: list[CreditedSample], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "rewardmodels.agents"):
@@ -193,7 +193,7 @@ def test_drift_of_other_weights_is_warned_of(
     assert "more than max_drift" in caplog.text
 
 
-def test_trained_agents_are_another_policy_that_plays(trained: TrainedAgents, tmp_path: Path) -> None:
+def test_trained_agents_load_as_a_new_policy(trained: TrainedAgents, tmp_path: Path) -> None:
     policy, base = load_policy(trained.policy), load_policy("tiny")
     assert identity_of(policy) != identity_of(base)
     assert not same(trained.folders["*"], tiny.path())
@@ -206,7 +206,7 @@ def test_trained_agents_are_another_policy_that_plays(trained: TrainedAgents, tm
     assert "pipeline_tag: text-generation" in card and "leave-one-out" in card
 
 
-def test_a_finished_training_is_not_repeated_and_not_overwritten(
+def test_finished_training_is_neither_repeated_nor_overwritten(
     trained: TrainedAgents, samples: list[CreditedSample]
 ) -> None:
     out = trained.folders["*"]
@@ -221,7 +221,7 @@ class Stop(Exception):
     """Stands for a crash."""
 
 
-def test_a_training_resumes_to_the_same_weights(
+def test_resumed_training_gives_equal_weights(
     trained: TrainedAgents, samples: list[CreditedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rewardmodels.agents.trainers import GuardedLoop
@@ -245,13 +245,13 @@ def test_a_training_resumes_to_the_same_weights(
     assert same(tmp_path / "a", trained.folders["*"])
 
 
-def test_a_loss_that_is_not_a_number_stops_training(samples: list[CreditedSample], tmp_path: Path) -> None:
+def test_nan_loss_stops_training(samples: list[CreditedSample], tmp_path: Path) -> None:
     broken = [one._replace(advantage=math.nan) for one in samples]
     with pytest.raises(TrainingError, match=r"loss of step 1 is nan.*No checkpoint"):
         train_agents(broken, tmp_path, "grpo", device="cpu", **QUICK)
 
 
-def test_a_full_disk_stops_training_and_it_goes_on(
+def test_training_resumes_after_a_full_disk(
     trained: TrainedAgents, samples: list[CreditedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any, **kwargs: Any) -> None:
@@ -266,7 +266,7 @@ def test_a_full_disk_stops_training_and_it_goes_on(
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
-def test_sft_and_dpo_train_towards_what_search_found(store: Path, tmp_path: Path, method: str) -> None:
+def test_sft_and_dpo_raise_the_probability_of_chosen_messages(store: Path, tmp_path: Path, method: str) -> None:
     examples: list[Any] = demonstrations(store, 4) if method == "sft" else sibling_pairs(store, 0.5)
     out = train_agents(examples, tmp_path, method, device="cpu", **{**QUICK, "epochs": 3.0})
     before, after = load_policy("tiny"), load_policy(out.policy)
@@ -284,7 +284,7 @@ def test_sft_and_dpo_train_towards_what_search_found(store: Path, tmp_path: Path
     assert score(after) > score(before)
 
 
-def test_per_agent_adapters_make_a_team(samples: list[CreditedSample], tmp_path: Path) -> None:
+def test_per_agent_adapters_load_as_one_policy(samples: list[CreditedSample], tmp_path: Path) -> None:
     pytest.importorskip("peft")
     settings = {**QUICK, "adapters": "per-agent", "lora_rank": 4, "learning_rate": 1e-2}
     found = train_agents(samples, tmp_path, "grpo", device="cpu", **settings)
@@ -328,7 +328,7 @@ def test_agent_config_depends_on_method_and_size() -> None:
         agent_config("ppo", 10**6, {})
 
 
-def test_train_agents_rejects_what_it_cannot_use(samples: list[CreditedSample], tmp_path: Path) -> None:
+def test_train_agents_rejects_unusable_stores(samples: list[CreditedSample], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected examples of Demonstration"):
         train_agents(samples, tmp_path / "a", "sft")
     with pytest.raises(DataError, match="got none"):
@@ -365,7 +365,7 @@ def improved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
 
 
 @pytest.mark.slow
-def test_improve_evaluates_each_generation_and_is_repeated_at_once(improved: tuple[Path, list[Any]]) -> None:
+def test_improve_evaluates_each_generation_once(improved: tuple[Path, list[Any]]) -> None:
     out, rounds = improved
     assert [one["number"] for one in rounds] == [0, 1] and rounds[0]["identity"] != rounds[1]["identity"]
     assert [[row["planner"] for row in one["rows"]] for one in rounds] == [["single", "mcts:4,2"]] * 2
@@ -384,7 +384,7 @@ def test_improve_evaluates_each_generation_and_is_repeated_at_once(improved: tup
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", ["search", "train_critic", "evaluate", "examples"])
-def test_improve_goes_on_after_a_crash_in_any_stage(
+def test_improve_resumes_after_a_crash_in_any_stage(
     improved: tuple[Path, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     whole, rounds = improved
@@ -403,7 +403,7 @@ def test_improve_goes_on_after_a_crash_in_any_stage(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_improve_resumes_after_kills_to_the_same_weights(improved: tuple[Path, list[Any]], tmp_path: Path) -> None:
+def test_improve_resumes_after_sigkill_with_equal_weights(improved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     whole, rounds = improved
     code = "import sys; from pathlib import Path; from test_agents import run_improve; run_improve(Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -423,7 +423,7 @@ def test_improve_resumes_after_kills_to_the_same_weights(improved: tuple[Path, l
     assert same(tmp_path / agents, whole / agents)
 
 
-def test_improve_needs_enough_problems(tmp_path: Path) -> None:
+def test_improve_requires_enough_problems(tmp_path: Path) -> None:
     bench = Bench(LEARNING, mas_gym.load_mas("rpsv"), None, (42,))
     with pytest.raises(ConfigError, match="expected 12 training problems"):
         improve(bench, HELD_OUT, tmp_path, ImproveConfig(rounds=2, problems=4))

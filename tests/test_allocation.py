@@ -52,7 +52,7 @@ def run(limit: Budget | None, count: int = 8, spec: Any = "bon:9", batch: int = 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("limit", [Budget(calls=150), Budget(tokens=1100), Budget(calls=190, tokens=1200)])
-def test_allocation_with_any_concurrency_gives_the_same_searches(spec: str, limit: Budget) -> None:
+def test_allocation_is_independent_of_concurrency(spec: str, limit: Budget) -> None:
     if "parallel" in spec:
         # Its first increment is that of three simulations.
         limit = replace(limit, calls=limit.calls and 2 * limit.calls, tokens=limit.tokens and 2 * limit.tokens)
@@ -64,7 +64,7 @@ def test_allocation_with_any_concurrency_gives_the_same_searches(spec: str, limi
 
 
 @pytest.mark.parametrize("spec", ["bon:9", "mcts:9,3"])
-def test_allocated_searches_are_beginnings_of_complete_ones(spec: str) -> None:
+def test_allocated_searches_are_prefixes_of_complete_searches(spec: str) -> None:
     whole: dict[str, Any] = {plan.problem_id: plan for plan in run(None, spec=spec, allocate=False)}
     costs = set()
     for plan in run(Budget(calls=150), spec=spec):
@@ -75,7 +75,7 @@ def test_allocated_searches_are_beginnings_of_complete_ones(spec: str) -> None:
     assert len(costs) > 1
 
 
-def test_allocation_with_a_budget_for_everything_searches_as_without_one() -> None:
+def test_allocation_with_a_sufficient_budget_equals_complete_searches() -> None:
     assert by_problem(run(Budget(calls=10_000), spec=growing())) == by_problem(run(None, allocate=False))
 
 
@@ -95,7 +95,7 @@ def test_allocation_spends_most_of_the_budget() -> None:
         assert limit - 3 < found.usage.agent_calls <= limit
 
 
-def test_allocation_of_usd_ends_within_it() -> None:
+def test_allocation_respects_a_budget_of_usd() -> None:
     prices = {"talker": {"prompt": 0, "generated": 1000.0}, "hash": {"forward": 0}}
     found = run(Budget(usd=1.0), prices=prices)
     spent = sum(plan.usd or 0.0 for plan in found)
@@ -104,7 +104,7 @@ def test_allocation_of_usd_ends_within_it() -> None:
     assert by_problem(run(Budget(usd=1e-9), spec=growing(), prices=free)) == by_problem(run(None, allocate=False))
 
 
-def test_settled_searches_leave_their_share_to_others() -> None:
+def test_share_of_settled_searches_goes_to_others() -> None:
     settled = by_problem(run(Budget(calls=120), spec=planner("bon:9", 0.75)))
     stopped = {name for name, plan in settled.items() if "settled" in str(plan["stopped"])}
     alone = by_problem(run(Budget(calls=120)))
@@ -144,7 +144,7 @@ def test_killed_allocation_is_repeated_with_the_same_result(written: int, tmp_pa
     assert by_problem(third) == whole and third.usage.agent_calls == 0
 
 
-def test_allocation_with_other_problems_or_budgets_is_another_run(tmp_path: Path) -> None:
+def test_allocation_identity_depends_on_problems_and_budget(tmp_path: Path) -> None:
     options: dict[str, Any] = {"store": tmp_path / "runs.db"}
     for limit, count in ((120, 8), (121, 8), (120, 7)):
         one = run(Budget(calls=limit), count, **options)
@@ -153,7 +153,7 @@ def test_allocation_with_other_problems_or_budgets_is_another_run(tmp_path: Path
     assert len(search.open_store(tmp_path / "runs.db").runs()) == 3
 
 
-def test_allocation_of_a_tiny_budget_says_what_is_missing() -> None:
+def test_allocation_of_a_tiny_budget_names_the_shortage() -> None:
     found = run(Budget(calls=10))
     plans = list(found)
     assert len(plans) == 3 and found.usage.agent_calls == 9
@@ -164,7 +164,7 @@ def test_allocation_of_a_tiny_budget_says_what_is_missing() -> None:
     assert [plan.error for plan in none] == ["BudgetError: budget of 1 calls spent"] and none.usage.agent_calls == 1
 
 
-def test_failed_searches_do_not_hold_up_an_allocation() -> None:
+def test_failed_searches_do_not_delay_an_allocation() -> None:
     class Broken(HashCritic):
         def score(self, contexts: Any) -> list[float]:
             return [math.nan if "Question 3" in one.state.question else noise(one.state.digest) for one in contexts]
@@ -175,7 +175,7 @@ def test_failed_searches_do_not_hold_up_an_allocation() -> None:
 
 
 @pytest.mark.parametrize("value", [1.0, -1.0])
-def test_allocation_with_a_critic_that_is_always_sure_answers_everything(value: float) -> None:
+def test_allocation_with_a_constant_confident_critic_answers_every_question(value: float) -> None:
     class Sure(HashCritic):
         def score(self, contexts: Any) -> list[float]:
             return [value for _ in contexts]
@@ -204,7 +204,7 @@ class Asks(search.Planner):
         return search.Plan.single(state)
 
 
-def test_continue_outside_an_allocation_is_answered_at_once() -> None:
+def test_continue_outside_an_allocation_is_answered_immediately() -> None:
     plans = list(search.run(Asks([Continue(0.5)], [Continue(0.1)]), problems(2), mas=chain(2), policy=talker()))
     assert all(plan.error is None for plan in plans)
 
@@ -215,7 +215,7 @@ def test_continue_without_a_positive_gain_fails_the_search(request_: Any) -> Non
     assert SearchError.__name__ in str(plan.error) and "expected Continue with a positive gain" in str(plan.error)
 
 
-def test_allocation_simulated_from_complete_searches_is_that_of_a_run() -> None:
+def test_simulated_allocation_equals_that_of_a_run() -> None:
     # The figures of `benchmarks.adaptive` are simulated.
     world: dict[str, Any] = {"mas": chain(3), "policy": talker()}
     traces = traced("bon:9", HashCritic(), problems=problems(8), **world)
@@ -294,7 +294,7 @@ def features(value: float, found: int) -> dict[str, float]:
     return dict(zip(FEATURES, (value, value, 0.5, math.log1p(found), 3.0), strict=True))
 
 
-def test_fitted_gain_is_large_for_doubtful_answers_that_improve() -> None:
+def test_fitted_gain_is_large_for_uncertain_answers_that_improve() -> None:
     improving = fit(searches(lambda i, n: n >= 12 * noise("when", i)), "BestOfN", "hash").map
     doubt, sure = (
         improving.probability(features(v, 2), 8) - improving.probability(features(v, 2)) for v in (-0.8, 0.8)
@@ -327,7 +327,7 @@ def test_map_with_growth_survives_its_file(tmp_path: Path) -> None:
 # ---- arguments
 
 
-def test_allocation_refuses_what_it_cannot_divide() -> None:
+def test_allocation_rejects_budgets_it_cannot_divide() -> None:
     with pytest.raises(ConfigError, match="expected a run budget of calls, tokens or usd"):
         run(None)
     with pytest.raises(ConfigError, match="without seconds"):

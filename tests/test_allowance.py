@@ -57,7 +57,7 @@ def run(planner: Any, count: int, **options: Any) -> search.Run:
 
 @pytest.mark.parametrize("concurrency", [1, 5, 64])
 @pytest.mark.parametrize(("limit", "expected"), [(150, 12), (144, 12), (12, 1), (11, 0), (288, 24)])
-def test_run_budget_ends_as_many_searches_as_it_pays_for(concurrency: int, limit: int, expected: int) -> None:
+def test_run_budget_completes_the_searches_it_covers(concurrency: int, limit: int, expected: int) -> None:
     plans = run("sc:3", 24, run_budget=Budget(calls=limit), concurrency=concurrency)
     found = by_problem(plans)
     assert len(found) == expected and plans.usage.agent_calls <= limit
@@ -66,7 +66,7 @@ def test_run_budget_ends_as_many_searches_as_it_pays_for(concurrency: int, limit
     assert found.items() <= everything.items()
 
 
-def test_run_budget_runs_concurrently_what_it_pays_for(tmp_path: Path) -> None:
+def test_run_budget_runs_covered_searches_concurrently(tmp_path: Path) -> None:
     policy = Watched()
     options: dict[str, Any] = {"policy": policy, "store": tmp_path / "runs.db"}
     list(run("sc:3", 40, run_budget=Budget(calls=150), **options))
@@ -77,27 +77,27 @@ def test_run_budget_runs_concurrently_what_it_pays_for(tmp_path: Path) -> None:
     assert policy.most >= 15
 
 
-def test_run_budget_with_bounded_searches_starts_them_at_once() -> None:
+def test_run_budget_with_bounded_searches_starts_all() -> None:
     policy = Watched()
     options: dict[str, Any] = {"policy": policy, "budget": Budget(calls=12)}
     assert len(list(run("sc:3", 24, run_budget=Budget(calls=150), **options))) == 12
     assert policy.most == 12
 
 
-def test_a_loose_bound_of_searches_does_not_keep_the_first_from_starting() -> None:
+def test_loose_search_bound_does_not_block_the_first_search() -> None:
     plans = run("sc:3", 24, budget=Budget(calls=1000), run_budget=Budget(calls=150))
     assert len(list(plans)) == 12
 
 
 @pytest.mark.parametrize("concurrency", [2, 64])
-def test_a_search_that_costs_more_than_expected_leaves_the_others_their_share(concurrency: int) -> None:
+def test_expensive_search_does_not_use_the_share_of_others(concurrency: int) -> None:
     plans = run(Passes({3: 50}), 40, run_budget=Budget(calls=100), concurrency=concurrency)
     found = by_problem(plans)
     assert "toy/3" not in found and len(found) > 10
     assert plans.usage.agent_calls <= 100 and "budget of 100 calls spent" in str(plans.stopped)
 
 
-def test_searches_that_outgrow_their_grants_end_with_what_others_leave() -> None:
+def test_searches_over_their_grant_use_the_unspent_rest() -> None:
     # After the first, each is expected to make 4 calls and makes 8.
     plans = run(Passes({0: 1}, usual=2), 40, run_budget=Budget(calls=84))
     found = list(plans)
@@ -105,7 +105,7 @@ def test_searches_that_outgrow_their_grants_end_with_what_others_leave() -> None
     assert all(plan.error is None for plan in found)
 
 
-def test_a_search_dropped_at_the_end_of_a_run_is_the_reason_that_it_stopped() -> None:
+def test_dropped_search_is_the_stop_reason_of_the_run() -> None:
     plans = run(Passes({1: 9}), 2, run_budget=Budget(calls=20))
     assert [plan.problem_id for plan in plans] == ["toy/0"]
     assert plans.stopped is not None and "budget of 20 calls spent" in plans.stopped
@@ -119,7 +119,7 @@ def test_run_budget_of_tokens_ends_searches(tmp_path: Path) -> None:
     assert spent >= 2000 - 2 * largest and "tokens spent" in str(plans.stopped)
 
 
-def test_failed_searches_do_not_lower_what_is_expected() -> None:
+def test_failed_searches_do_not_lower_the_expected_cost() -> None:
     def script(request: Any, seed: int) -> str:
         if "Question 0:" in request.messages[-1].content:
             raise PolicyError("broken")
@@ -129,7 +129,7 @@ def test_failed_searches_do_not_lower_what_is_expected() -> None:
     assert len([plan for plan in plans if plan.error is None]) >= 12 - 1
 
 
-def test_the_rest_of_a_budget_is_not_granted_twice() -> None:
+def test_remaining_budget_is_granted_once() -> None:
     allowance = Allowance(Budget(calls=100), Budget())
     assert allowance.pays(allowance.rest(Usage(), []), 1, alone=True)
     assert not allowance.pays(allowance.rest(Usage(), []), 1, alone=False)

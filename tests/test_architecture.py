@@ -128,7 +128,7 @@ def place(module: str) -> int:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_modules_import_from_lower_packages_alone(path: Path) -> None:
+def test_modules_import_only_lower_packages(path: Path) -> None:
     module = module_of(path)
     # A package's __init__ re-exports what the package holds.
     own = f"{module}." if path.name == "__init__.py" else "nothing"
@@ -161,14 +161,14 @@ def test_lazy_names_differ_from_submodules(package: str) -> None:
     assert not missing
 
 
-def test_importing_compare_keeps_the_function() -> None:
+def test_importing_compare_does_not_replace_the_function() -> None:
     code = "import search, search.compare.arms; from search.compare import wilson; print(callable(search.compare))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("package", ["mas_gym", "search", "mas_gym.cli"])
-def test_importing_needs_no_torch(package: str) -> None:
+def test_import_does_not_load_torch(package: str) -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'matplotlib', 'sympy'}"
     code = f"import sys, {package}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -184,7 +184,7 @@ def test_importing_needs_no_torch(package: str) -> None:
         ("planners", "numpy gymnasium torch rewardmodels mas_gym.cli.evaluate mas_gym.cli.train"),
     ],
 )
-def test_commands_import_only_what_they_need(words: str, unused: str, tmp_path: Path) -> None:
+def test_commands_import_only_required_modules(words: str, unused: str, tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     problem = Problem("p", "What is 1 + 1?", "2")
     list(search.run("single", [problem], mas="single", policy=ScriptedPolicy(lambda *_: "2"), store=store))
@@ -219,7 +219,7 @@ def absent_without_extras() -> list[str]:
     "words",
     ["--help", "envs", "critics", "policies", "planners", "tasks", "demo -n 1", "eval -n 1", "critics --help"],
 )
-def test_without_extras_commands_run_or_say_what_to_install(words: str, tmp_path: Path) -> None:
+def test_commands_without_extras_run_or_name_the_extra(words: str, tmp_path: Path) -> None:
     absent = absent_without_extras()
     assert {"torch", "transformers", "pytest"} <= set(absent)
     code = (
@@ -232,7 +232,7 @@ def test_without_extras_commands_run_or_say_what_to_install(words: str, tmp_path
     assert done.returncode == 0 or "pip install 'mas-gym[" in " ".join(shown.replace("│", "").split())
 
 
-def test_a_critic_is_described_without_torch() -> None:
+def test_critic_is_described_without_torch() -> None:
     code = (
         "import sys\n"
         "from rewardmodels import load_critic\n"
@@ -254,7 +254,7 @@ def test_attributes_are_declared_and_not_probed() -> None:
     assert len(probes) <= 38, probes
 
 
-def test_no_unsafe_loading() -> None:
+def test_unsafe_loading_is_not_used() -> None:
     unsafe = {"eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "marshal.loads"}
     # The process in the sandbox runs code by design.
     sandbox = ("mas_gym/tasks/grading/code_runner.py", "exec")

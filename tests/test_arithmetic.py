@@ -27,7 +27,7 @@ def test_same_index_gives_the_same_problem(level: int) -> None:
     assert one[-1] == one[far]
 
 
-def test_it_is_a_task() -> None:
+def test_arithmetic_passes_the_task_check() -> None:
     task = load_task("arithmetic", split="dev", difficulty=2)
     assert isinstance(task, Task)
     assert task.name == "arithmetic"
@@ -36,7 +36,7 @@ def test_it_is_a_task() -> None:
     assert pickle.loads(pickle.dumps(task))[3] == task[3]
 
 
-def test_slices_are_tasks_that_count_from_their_own_start() -> None:
+def test_slices_are_tasks_with_indices_from_0() -> None:
     task = Arithmetic("train")
     part = task[10:30:5]
     assert isinstance(part, Arithmetic)
@@ -59,13 +59,13 @@ def test_splits_are_disjoint_by_content(seed: int) -> None:
                 assert seen.setdefault(problem.question, split) == split
 
 
-def test_seeds_and_difficulties_differ() -> None:
+def test_different_seeds_and_difficulties_give_different_problems() -> None:
     questions = {task[0].question for task in (Arithmetic(seed=0), Arithmetic(seed=1), Arithmetic(difficulty=4))}
     assert len(questions) == 3
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_answers_follow_from_the_facts_and_no_misreading_gives_them(level: int) -> None:
+def test_answers_follow_from_the_facts_and_from_no_misreading(level: int) -> None:
     for problem in Arithmetic("train", difficulty=level)[:150]:
         facts = facts_of(problem)
         work = arithmetic.work_of(arithmetic.plan_of(facts))
@@ -82,13 +82,13 @@ def test_answers_follow_from_the_facts_and_no_misreading_gives_them(level: int) 
             assert all(f" {number} " in f" {problem.question.replace('.', ' ')} " for number in fact[1:])
 
 
-def test_harder_levels_tell_more_events() -> None:
+def test_higher_difficulty_has_more_events() -> None:
     lengths = [sum(len(facts_of(p)) for p in Arithmetic("train", difficulty=d)[:100]) for d in LEVELS]
     assert lengths == sorted(lengths)
     assert lengths[0] * 2 < lengths[-1]
 
 
-def test_misreadings_occur_in_a_good_share_of_problems() -> None:
+def test_misreadings_are_possible_in_many_problems() -> None:
     problems = Arithmetic("train")[:300]
     read = sum(bool(arithmetic.reader_slips(facts_of(p), rival_of(p))) for p in problems)
     plan = sum(bool(arithmetic.planner_slips(facts_of(p))) for p in problems)
@@ -107,26 +107,26 @@ def test_misreadings_occur_in_a_good_share_of_problems() -> None:
         ({"grading": "lenient"}, "'strict' or 'paper'"),
     ],
 )
-def test_bad_arguments_are_refused_with_what_was_expected(arguments: dict[str, object], message: str) -> None:
+def test_invalid_argument_error_names_the_expected_values(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Arithmetic(**arguments)  # type: ignore[arg-type]
 
 
 @given(st.text(max_size=40))
-def test_unknown_ids_are_refused(problem_id: str) -> None:
+def test_unknown_ids_are_rejected(problem_id: str) -> None:
     with pytest.raises(UnknownNameError):
         Arithmetic("test").problem(problem_id)
 
 
 @pytest.mark.parametrize("suffix", ["-1", "01", "1000000", "٣", "1 ", ""])
-def test_ids_have_one_spelling(suffix: str) -> None:
+def test_ids_have_one_accepted_form(suffix: str) -> None:
     with pytest.raises(UnknownNameError):
         Arithmetic("test").problem(f"arithmetic/test/0/3/{suffix}")
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6 - 1), st.integers(0, 999))
-def test_grading_accepts_the_answer_alone(index: int, other: int) -> None:
+def test_grading_accepts_only_the_answer(index: int, other: int) -> None:
     task = Arithmetic("test")
     problem: Problem = task[index]
     assert task.grade(problem, f"Work: 1 + 1 = 2.\nFinal Answer: {problem.answer}").correct

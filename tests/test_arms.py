@@ -98,7 +98,7 @@ def test_arms_reject_a_policy_per_agent() -> None:
 
 
 @given(st.text(max_size=30))
-def test_read_arms_accepts_or_reports_any_text(text: str) -> None:
+def test_read_arms_accepts_or_rejects_arbitrary_text(text: str) -> None:
     try:
         found = read_arms("arms:" + text)
     except ConfigError:
@@ -134,7 +134,7 @@ def test_arms_take_turns_in_an_order_that_depends_on_the_state() -> None:
     assert 0.4 < sum(count["large"] for count in counts) / (12 * 15) < 0.6
 
 
-def test_one_arm_gives_the_result_of_its_policy() -> None:
+def test_single_arm_gives_the_result_of_its_policy() -> None:
     alone = by_problem(run("mcts:6,3", ScriptedPolicy(talk, "talker", 4)))
     single = by_problem(run("mcts:6,3", arms(only="talker")))
     for plans in (alone, single):
@@ -244,7 +244,7 @@ def test_unknown_rule_is_rejected(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["thompson", "cost"])
 @pytest.mark.parametrize("inner", ["mcts:6,3", "adaptive:8", "sbs:2,1", "rebase:6"])
-def test_wrapped_planner_complies(inner: str, rule: Any) -> None:
+def test_wrapped_planner_passes_the_planner_check(inner: str, rule: Any) -> None:
     check_planner(ChosenArms(search.load_planner(inner), rule))
 
 
@@ -271,13 +271,13 @@ class AsksFor(search.Planner):
         return search.Plan.single(state)
 
 
-def test_planner_can_ask_for_an_arm() -> None:
+def test_planner_can_request_an_arm() -> None:
     [plan, *_] = run(AsksFor("small"))
     assert plan.usage.arms == (ArmUsage("small", 6, plan.usage.generated_tokens, plan.usage.prompt_tokens, 0, 3),)
 
 
 @pytest.mark.parametrize("policy", [None, ScriptedPolicy(talk)])
-def test_planner_that_asks_for_an_unknown_arm_fails(policy: Any) -> None:
+def test_request_for_an_unknown_arm_fails(policy: Any) -> None:
     with pytest.raises(SearchError, match="the arm 'huge' of the agent 'agent0'"):
         run(AsksFor("huge"), policy)
 
@@ -316,7 +316,7 @@ def test_cache_separates_arms(tmp_path: Path) -> None:
     assert cached.arms("x") == ("a", "b")
 
 
-def test_cached_arm_shares_replies_with_its_policy_alone(tmp_path: Path) -> None:
+def test_cached_arm_shares_replies_only_with_its_policy(tmp_path: Path) -> None:
     file = tmp_path / "models.py"
     file.write_text(
         "from mas_gym.policies import ScriptedPolicy\n"
@@ -338,7 +338,7 @@ def rate(policy: str, prices: Any) -> Any:
     return search.as_prices(prices).rate(policy)
 
 
-def test_prices_of_arms() -> None:
+def test_arms_have_separate_prices() -> None:
     price = {"prompt": 1, "generated": 2}
     one = rate("arms:a=m|b=n", {"m": price, "n": {"prompt": 2, "generated": 4}})
     used = Usage(generated_tokens=30, arms=(ArmUsage("a", 1, 10), ArmUsage("b", 1, 20)))
@@ -426,6 +426,6 @@ def test_ask_tell_offers_arms_as_actions() -> None:
     assert used["large"] > used["small"] > 0
 
 
-def test_identity_of_arms_is_that_of_its_policies() -> None:
+def test_identity_of_arms_contains_their_policies() -> None:
     assert digest_of(identity_of(arms())) == digest_of(identity_of(arms()))
     assert digest_of(identity_of(arms())) != digest_of(identity_of(arms(small="talker", large="echo")))

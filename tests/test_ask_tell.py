@@ -36,7 +36,7 @@ def test_trials_become_a_tree(name: str, batch: int) -> None:
     assert plan.tree.visits[0] == 24
 
 
-def test_the_library_chooses_where_to_go() -> None:
+def test_library_selects_the_node_to_expand() -> None:
     # Only messages "a" are good, so a search of breadth one never extends another.
     world = World(3, value=lambda path: 0.9 if set(path) <= set("a/") else -0.9)
     plan = world.plan(AskTell(treequest.TreeOfThoughtsBFSAlgo(breadth_limit=1, size_limit=3), 9))
@@ -47,14 +47,14 @@ def test_the_library_chooses_where_to_go() -> None:
     assert set(way(plan.best.state)) <= set("a/")
 
 
-def test_a_search_without_an_end_is_carried_on() -> None:
+def test_search_without_terminal_states_continues() -> None:
     world = World(4)
     plan = world.plan(AskTell(treequest.StandardMCTS(samples_per_action=3), 1))
     assert len(plan.candidates) == 1
     assert world.calls == 4
 
 
-def test_equal_messages_are_one_child() -> None:
+def test_equal_messages_share_one_child() -> None:
     world = World(2, messages=lambda path, index: "same")
     plan = world.plan(AskTell(treequest.StandardMCTS(samples_per_action=3), 9))
     assert plan.tree is not None
@@ -62,7 +62,7 @@ def test_equal_messages_are_one_child() -> None:
     assert len(plan.candidates) == 1
 
 
-def test_the_driver_runs_it_alike_at_any_concurrency() -> None:
+def test_ask_tell_result_is_independent_of_concurrency() -> None:
     def run(concurrency: int) -> dict[str, dict[str, Any]]:
         planner = AskTell(treequest.StandardMCTS(samples_per_action=2), 12)
         run_ = search.run(
@@ -74,7 +74,7 @@ def test_the_driver_runs_it_alike_at_any_concurrency() -> None:
 
 
 @pytest.mark.slow
-def test_it_solves_word_problems_with_the_tiny_agents() -> None:
+def test_ask_tell_solves_word_problems_with_tiny_agents() -> None:
     task = mas_gym.load_task("arithmetic", limit=4)
     planner = AskTell(treequest.StandardMCTS(samples_per_action=3), 20)
     plans = list(
@@ -84,7 +84,7 @@ def test_it_solves_word_problems_with_the_tiny_agents() -> None:
     assert all(plan.answer is not None and plan.usage.agent_calls <= 24 for plan in plans)
 
 
-def test_settings_and_critics_are_checked() -> None:
+def test_settings_and_critics_are_validated() -> None:
     with pytest.raises(ConfigError, match="n_trials"):
         AskTell(treequest.StandardMCTS(), 0)
     with pytest.raises(ConfigError, match="needs a critic"):

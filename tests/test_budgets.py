@@ -53,21 +53,21 @@ def equal_lengths(request: Any, seed: int) -> str:
     return f"Final Answer: {talk(request, seed)[-1]}"
 
 
-def test_the_planners_that_ship_are_all_here() -> None:
+def test_every_built_in_planner_is_tested() -> None:
     shipped = set(search.planner_names())
     assert shipped <= {spec.partition(":")[0] for spec in SPECS}
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("depth", [1, 3, 4])
-def test_a_budget_of_one_pass_is_enough(spec: str, depth: int) -> None:
+def test_budget_of_one_pass_gives_an_answer(spec: str, depth: int) -> None:
     for plan in plans(spec, Budget(calls=depth), depth):
         assert plan.error is None and plan.best is not None
         assert plan.usage.agent_calls <= depth
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_eighteen_calls_are_an_answer(spec: str) -> None:
+def test_budget_of_eighteen_calls_gives_an_answer(spec: str) -> None:
     used = [plan.usage.agent_calls for plan in plans(spec, Budget(calls=18))]
     full = [plan.usage.agent_calls for plan in plans(spec, None)]
     for part, whole in zip(used, full, strict=True):
@@ -78,7 +78,7 @@ def test_eighteen_calls_are_an_answer(spec: str) -> None:
 
 @pytest.mark.slow
 @given(spec=st.sampled_from(SPECS), depth=st.integers(1, 5), more=st.integers(0, 60), outcome=st.booleans())
-def test_any_budget_of_calls_is_kept_and_answered(spec: str, depth: int, more: int, outcome: bool) -> None:
+def test_call_budget_is_respected_with_an_answer(spec: str, depth: int, more: int, outcome: bool) -> None:
     calls = depth + more
     takes_outcome = spec.startswith(("sc:5,w", "bon", "mcts", "puct", "halving")) and "bootstrap" not in spec
     critic = HashCritic(terminal_only=outcome and takes_outcome and "virtual" not in spec)
@@ -90,7 +90,7 @@ def test_any_budget_of_calls_is_kept_and_answered(spec: str, depth: int, more: i
 
 
 @given(spec=st.sampled_from(SPECS), depth=st.integers(1, 5), more=st.integers(0, 60))
-def test_any_budget_of_tokens_is_kept_by_messages_of_equal_length(spec: str, depth: int, more: int) -> None:
+def test_token_budget_is_respected_with_equal_messages(spec: str, depth: int, more: int) -> None:
     tokens = 3 * depth + more
     for plan in plans(spec, Budget(tokens=tokens), depth, policy=ScriptedPolicy(equal_lengths, "equal", 16)):
         assert plan.error is None and plan.best is not None
@@ -100,7 +100,7 @@ def test_any_budget_of_tokens_is_kept_by_messages_of_equal_length(spec: str, dep
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("tokens", [1, 20, 40, 80, 200])
-def test_tokens_of_uneven_messages_run_out_at_an_answer(spec: str, tokens: int) -> None:
+def test_token_budget_with_uneven_messages_ends_with_an_answer(spec: str, tokens: int) -> None:
     longest = 8
     for plan in plans(spec, Budget(tokens=tokens)):
         assert plan.error is None and plan.best is not None
@@ -108,7 +108,7 @@ def test_tokens_of_uneven_messages_run_out_at_an_answer(spec: str, tokens: int) 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_budget_that_pays_for_everything_changes_nothing(spec: str) -> None:
+def test_sufficient_budget_does_not_change_the_plan(spec: str) -> None:
     if "parallel" in spec:
         pytest.skip("with a budget, simulations run one at a time")
     free, rich = plans(spec, None), plans(spec, Budget(calls=10_000))
@@ -118,7 +118,7 @@ def test_a_budget_that_pays_for_everything_changes_nothing(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("mas", ["dylan", "single"])
-def test_graphs_with_other_schedules(spec: str, mas: str) -> None:
+def test_budgets_are_respected_in_other_graphs(spec: str, mas: str) -> None:
     system = load_mas(mas)
     for calls in (len(system.agents), len(system.agents) + 7):
         for plan in plans(spec, Budget(calls=calls), mas=system):
@@ -126,18 +126,18 @@ def test_graphs_with_other_schedules(spec: str, mas: str) -> None:
             assert plan.usage.agent_calls <= calls
 
 
-def test_fewer_calls_than_a_pass_fail_with_the_reason() -> None:
+def test_budget_below_one_pass_fails_with_the_reason() -> None:
     for spec in SPECS:
         for plan in plans(spec, Budget(calls=3)):
             assert plan.error == "BudgetError: budget of 3 calls spent"
 
 
-def test_passes_are_finished_one_group_after_another() -> None:
+def test_passes_are_completed_in_groups() -> None:
     [plan, *_] = plans("sc:5", Budget(calls=18))
     assert len(plan.candidates) == 4 and plan.usage.agent_calls == 16
 
 
-def test_a_beam_narrows_and_spends_its_share_at_each_turn() -> None:
+def test_beam_narrows_to_its_share_of_the_budget_at_each_turn() -> None:
     [plan, *_] = plans("sbs:5,3", Budget(calls=49))
     assert plan.usage.agent_calls == 49
     assert plan.tree is not None
@@ -145,7 +145,7 @@ def test_a_beam_narrows_and_spends_its_share_at_each_turn() -> None:
     assert [depths.count(depth) for depth in (1, 2, 3, 4)] == [5, 14, 15, 15]
 
 
-def test_the_messages_left_are_stated() -> None:
+def test_remaining_messages_are_reported() -> None:
     budget = Budget(calls=10, tokens=100)
     assert Budget().messages_left(search.Usage()) is None
     assert Budget(seconds=1).messages_left(search.Usage()) is None
@@ -171,19 +171,19 @@ def test_the_messages_left_are_stated() -> None:
         (5, 12, [0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]),
     ],
 )
-def test_the_schedule_is_that_of_mctx(width: int, n_simulations: int, expected: list[int]) -> None:
+def test_sequential_halving_schedule_equals_mctx(width: int, n_simulations: int, expected: list[int]) -> None:
     assert list(considered_visits(width, n_simulations)) == expected
 
 
 @pytest.mark.parametrize("spec", ["halving:10,3", "halving:1,3", "halving:37,2,width=6", "halving:10,3,leaf=bootstrap"])
-def test_halving_runs_exactly_its_simulations(spec: str) -> None:
+def test_sequential_halving_runs_exactly_its_simulations(spec: str) -> None:
     for plan in plans(spec, None):
         assert plan.tree is not None
         virtual = len(plan.tree.children(0))
         assert plan.tree.visits[0] - virtual == search.load_planner(spec).n_simulations  # type: ignore[attr-defined]
 
 
-def test_horizon_of_a_budget_widens_first_and_deepens_last() -> None:
+def test_budget_horizon_widens_first_and_deepens_last() -> None:
     world = World(4)
     plan = world.plan(search.load_planner("mcts:30,6,horizon=budget"))
     assert plan.tree is not None
@@ -194,7 +194,7 @@ def test_horizon_of_a_budget_widens_first_and_deepens_last() -> None:
     assert widths[0] == 6 and min(widths) < 4 and min(len(fixed.children(0)), 6) == 6
 
 
-def test_horizon_follows_the_calls_that_are_left() -> None:
+def test_budget_horizon_depends_on_remaining_calls() -> None:
     def shape(calls: int) -> list[list[int]]:
         found = plans("mcts:40,4,horizon=budget", Budget(calls=calls))
         return [[len(plan.tree.children(node)) for node in range(len(plan.tree))] for plan in found if plan.tree]
@@ -203,7 +203,7 @@ def test_horizon_follows_the_calls_that_are_left() -> None:
     assert small != large and all(max(widths) <= 4 for widths in small + large)
 
 
-def test_horizon_refuses_parallel_simulations() -> None:
+def test_budget_horizon_rejects_parallel_simulations() -> None:
     with pytest.raises(ConfigError, match="parallel=1"):
         search.load_planner("mcts:10,3,parallel=2,horizon=budget")
     with pytest.raises(ConfigError, match="expected horizon to be one of"):

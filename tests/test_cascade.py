@@ -30,7 +30,7 @@ ALWAYS = ["single", "bon:3", "mcts:8,2", "mcts:6,2,leaf=bootstrap", "sbs:3,2", "
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_cascades_comply_and_keep_their_short_form(spec: str) -> None:
+def test_cascades_pass_the_planner_check_and_keep_their_spec(spec: str) -> None:
     planner = load_planner(spec)
     check_planner(planner, systems=("rpsv", "dylan"))
     assert planner_spec(planner) == spec and load_planner(planner_spec(planner)) == planner
@@ -40,7 +40,7 @@ def test_cascades_comply_and_keep_their_short_form(spec: str) -> None:
 @pytest.mark.parametrize("last", ALWAYS)
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_doubt_gives_the_result_of_the_last_stage_alone(first: str, last: str, seed: int) -> None:
+def test_uncertain_cascade_gives_the_result_of_the_last_stage(first: str, last: str, seed: int) -> None:
     worlds = [World(3, value=lambda path: noise(seed, path) - 0.5) for _ in range(3)]
     early, alone = worlds[0].plan(load_planner(first)), worlds[1].plan(load_planner(last))
     both = worlds[2].plan(load_planner(f"cascade:{first}>{last}@1"))
@@ -59,7 +59,7 @@ def test_a_larger_size_of_the_same_search_reuses_all_messages() -> None:
     assert both.calls == large.calls > small.calls
 
 
-def test_certainty_ends_after_the_first_stage() -> None:
+def test_certain_cascade_ends_after_the_first_stage() -> None:
     world, alone = World(2, value=lambda path: 0.9), World(2)
     plan = world.plan(load_planner("cascade:single>mcts:20,3@0.8"))
     alone.plan(load_planner("single"))
@@ -75,7 +75,7 @@ def test_cascades_answer_within_a_budget(spec: str, calls: int) -> None:
     assert len(plans) == 6 and all(0 < plan.usage.agent_calls <= calls for plan in plans)
 
 
-def test_a_stage_without_budget_leaves_the_answer_of_the_stage_before() -> None:
+def test_stage_without_budget_keeps_the_previous_answer() -> None:
     options: dict[str, Any] = {"mas": chain(3), "policy": talker(), "critic": HashCritic(), "raise_errors": True}
     single = {plan.problem_id: plan.text for plan in search.run("single", problems(6), **options)}
     limit = search.Budget(calls=3)
@@ -84,7 +84,7 @@ def test_a_stage_without_budget_leaves_the_answer_of_the_stage_before() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_cascades_depend_on_neither_concurrency_nor_batches_nor_restarts(spec: str, tmp_path: Path) -> None:
+def test_cascades_are_independent_of_concurrency_batches_and_restarts(spec: str, tmp_path: Path) -> None:
     def found(concurrency: int, batch: int, count: int = 8) -> dict[str, Any]:
         options: dict[str, Any] = {"mas": chain(3), "policy": talker(batch), "critic": HashCritic()}
         plans = search.run(
@@ -99,7 +99,7 @@ def test_cascades_depend_on_neither_concurrency_nor_batches_nor_restarts(spec: s
     assert found(1, 1) == found(7, 16)
 
 
-def test_outcome_critics_decide_too() -> None:
+def test_outcome_critics_can_decide_escalation() -> None:
     critic = HashCritic(terminal_only=True)
     options: dict[str, Any] = {"mas": chain(3), "policy": talker(), "critic": critic, "raise_errors": True}
     plans = list(search.run("cascade:single>bon:6@0.75", problems(12), **options))
@@ -108,7 +108,7 @@ def test_outcome_critics_decide_too() -> None:
 
 
 @pytest.mark.parametrize("last", ["bon:9", "mcts:8,3", "sbs:3,2", "adaptive:9"])
-def test_stages_share_the_messages_of_a_recorded_run(last: str, tmp_path: Path) -> None:
+def test_stages_reuse_messages_of_a_recorded_run(last: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"critic": HashCritic(), "raise_errors": True}
     store, made = tmp_path / "runs.db", {"mas": chain(3), "policy": talker()}
     list(search.run("siblings:2", problems(6), store=store, raise_errors=True, **made))
@@ -137,7 +137,7 @@ class Broken(Bare):
         raise BudgetError("no answer")
 
 
-def test_own_planners_are_stages() -> None:
+def test_user_planners_can_be_stages() -> None:
     plan = World(3).plan(Cascade((Bare(), search.MCTS(6, 2)), (1.0,)))  # type: ignore[arg-type]
     assert len(plan.anytime) == 2
     with pytest.raises(BudgetError):
@@ -146,7 +146,7 @@ def test_own_planners_are_stages() -> None:
     assert later.best is not None
 
 
-def test_the_last_stage_is_sized_and_each_part_is_in_the_identity() -> None:
+def test_matching_sizes_the_last_stage_and_identity_covers_every_stage() -> None:
     planner: Any = load_planner("cascade:single>mcts:20,2@0.8>mcts:20,6@0.6")
     assert planner.current_size() == 20 and planner_spec(planner.resized(9)).endswith(">mcts:9,6@0.6")
     others = [planner.resized(9), replace(planner, rules=(0.8, 0.5)), load_planner("cascade:single>mcts:20,2@0.8")]
@@ -168,12 +168,12 @@ def test_the_last_stage_is_sized_and_each_part_is_in_the_identity() -> None:
         "cascade:single>mcts:5,3@missing.json",
     ],
 )
-def test_mistyped_cascades_are_refused(spec: str) -> None:
+def test_invalid_cascades_are_rejected(spec: str) -> None:
     with pytest.raises(MASGymError) as caught:
         load_planner(spec)
     assert "expected" in str(caught.value)
 
 
-def test_a_cascade_needs_a_critic() -> None:
+def test_cascade_requires_a_critic() -> None:
     with pytest.raises(ConfigError, match="needs a critic"):
         load_planner(SPECS[0]).for_run(None, False)

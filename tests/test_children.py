@@ -71,7 +71,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, worker: Worker, point: str) -> No
         ("later", "after _reply"),
     ],
 )
-def test_an_interrupt_at_any_point_shifts_no_reply(
+def test_interrupt_at_any_point_does_not_misassign_replies(
     monkeypatch: pytest.MonkeyPatch, worker: Worker, which: str, point: str
 ) -> None:
     if which == "later":
@@ -82,7 +82,7 @@ def test_an_interrupt_at_any_point_shifts_no_reply(
     assert [worker.ask(number, PATIENCE) for number in range(10)] == [{"twice": 2 * number} for number in range(10)]
 
 
-def test_a_reply_to_another_request_is_dropped(worker: Worker) -> None:
+def test_reply_to_another_request_is_dropped(worker: Worker) -> None:
     assert worker.ask(1, PATIENCE) == {"twice": 2}
     worker._replies.put((1, {"twice": 2}))
     assert worker.ask(5, PATIENCE) == {"twice": 10}
@@ -137,7 +137,7 @@ def worker_of(task: ProblemTask) -> Worker:
 
 @pytest.mark.parametrize("kind", ["function", "file", "symbolic"])
 @pytest.mark.parametrize("point", ["after _send", "after _start"])
-def test_rewards_are_right_after_an_interrupted_step(
+def test_rewards_are_correct_after_an_interrupted_step(
     monkeypatch: pytest.MonkeyPatch, file: Path, kind: str, point: str
 ) -> None:
     symbolic.judge.cache_clear()
@@ -176,7 +176,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_grades_are_right_after_ctrl_c(file: Path) -> None:
+def test_grades_are_correct_after_ctrl_c(file: Path) -> None:
     done = run_script(SIGINT, f"{file}:grade")
     assert done.stdout.split() == ["False", "True"] * 5, done.stderr
 
@@ -191,7 +191,7 @@ def run_script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_grader_that_forks_or_reads_answers_once(file: Path) -> None:
+def test_forking_or_reading_grader_replies_once(file: Path) -> None:
     task = ProblemTask.of([Problem("p", "?", "1", "text")], grader=f"{file}:grade")
     texts = ["fork, right", "wrong", "right", "read", "wrong", "right"]
     assert [task.grade(task[0], text).correct for text in texts] == [True, False, True, True, False, True]
@@ -223,7 +223,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("kind", ["symbolic", "file", "processes"])
-def test_no_worker_imports_from_the_current_folder(file: Path, tmp_path: Path, kind: str) -> None:
+def test_workers_do_not_import_from_the_current_folder(file: Path, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     for name in ("json", "math_verify", "multiprocessing", "numpy", "queue", "signal", "sqlite3", "sympy", "threading"):

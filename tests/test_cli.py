@@ -92,7 +92,7 @@ def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
         (("--baseline", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),
     ],
 )
-def test_eval_refuses_a_cost_or_a_baseline_that_is_none(
+def test_eval_rejects_invalid_costs_and_baselines(
     run: Run, recording: str, option: tuple[str, str], message: str
 ) -> None:
     result = run("eval", "-n", 2, "--policy", recording, *option)
@@ -100,7 +100,7 @@ def test_eval_refuses_a_cost_or_a_baseline_that_is_none(
 
 
 @pytest.mark.slow
-def test_eval_sizes_planners_to_one_cost_and_compares_with_a_baseline(run: Run, recording: str, tmp_path: Path) -> None:
+def test_eval_matches_cost_and_compares_with_a_baseline(run: Run, recording: str, tmp_path: Path) -> None:
     options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--baseline", "sc:1")
     result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
@@ -112,7 +112,7 @@ def test_eval_sizes_planners_to_one_cost_and_compares_with_a_baseline(run: Run, 
     assert "no size comes nearer to 40" in " ".join(result.output.split())
 
 
-def test_eval_measures_planners_over_seeds_to_a_table_and_files(run: Run, recording: str, tmp_path: Path) -> None:
+def test_eval_writes_table_and_files_over_seeds(run: Run, recording: str, tmp_path: Path) -> None:
     files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "png", "md", "tex")}
     planners = ("single", "sc:3", "sbs:3,2", "mcts:5,2")
     result = run(
@@ -140,7 +140,7 @@ def test_eval_measures_planners_over_seeds_to_a_table_and_files(run: Run, record
     assert "Hit@1 against single" in result.stdout
 
 
-def test_eval_gives_the_same_figures_from_a_store_as_without(run: Run, recording: str, tmp_path: Path) -> None:
+def test_eval_results_are_equal_with_and_without_store(run: Run, recording: str, tmp_path: Path) -> None:
     command = ("eval", "-n", PROBLEMS, "--policy", recording, "--planner", "mcts:5,2")
     plain = run(*command)
     first = run(*command, "--store", tmp_path / "runs.db")
@@ -150,7 +150,7 @@ def test_eval_gives_the_same_figures_from_a_store_as_without(run: Run, recording
     assert f"{PROBLEMS} stored" in again.stderr
 
 
-def test_a_search_spends_no_more_than_its_budget(run: Run, recording: str, tmp_path: Path) -> None:
+def test_search_respects_its_budget(run: Run, recording: str, tmp_path: Path) -> None:
     def row(*options: object) -> dict[str, float]:
         out = tmp_path / "out.json"
         result = run("eval", "-n", 2, "--policy", recording, "--planner", "mcts:5,2", "--json", out, *options)
@@ -162,7 +162,7 @@ def test_a_search_spends_no_more_than_its_budget(run: Run, recording: str, tmp_p
     assert row("--budget", "calls=10", "--budget", "seconds=60")["agent_calls"] <= 10
 
 
-def test_a_run_ends_with_its_budget_and_goes_on_with_a_larger_one(run: Run, recording: str, tmp_path: Path) -> None:
+def test_run_resumes_with_a_larger_budget(run: Run, recording: str, tmp_path: Path) -> None:
     command = ("eval", "-n", PROBLEMS, "--policy", recording, "--planner", "mcts:5,2", "--concurrency", 1)
     store = ("--store", tmp_path / "runs.db")
     whole = run(*command)
@@ -175,7 +175,7 @@ def test_a_run_ends_with_its_budget_and_goes_on_with_a_larger_one(run: Run, reco
     assert run(*command, *store, "--run-budget", "calls=100000").stdout == whole.stdout
 
 
-def test_each_planner_that_needs_a_critic_runs_with_each(run: Run, recording: str) -> None:
+def test_every_planner_with_a_critic_runs_with_every_critic(run: Run, recording: str) -> None:
     critics = ("--critic", "policy-likelihood", "--critic", "constant:0.5")
     planners = ("--planner", "single", "--planner", "sbs:3,2")
     result = run("eval", "-n", 2, "--policy", recording, *planners, *critics)
@@ -185,7 +185,7 @@ def test_each_planner_that_needs_a_critic_runs_with_each(run: Run, recording: st
     assert {critic for _, critic in lines[1:3]} == {"policy-likelihood", "constant(0.5)"}
 
 
-def test_pairs_that_cannot_work_are_left_out_and_said(tmp_path: Path) -> None:
+def test_incompatible_pairs_are_skipped_and_reported(tmp_path: Path) -> None:
     arms = pair_arms(["single", "mcts:5,2,leaf=bootstrap", "single"], ["policy-likelihood"])
     assert [arm.label for arm in arms] == ["single", "mcts:5,2,leaf=bootstrap + policy-likelihood"]
     with pytest.raises(ConfigError, match="virtual visits"):
@@ -222,7 +222,7 @@ main()
 
 
 @pytest.mark.parametrize(("cause", "code"), [("ctrl-c", 130), ("gone", 2)])
-def test_a_run_cut_short_prints_what_is_finished_and_keeps_it(cause: str, code: int, tmp_path: Path) -> None:
+def test_interrupted_run_prints_and_keeps_finished_searches(cause: str, code: int, tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     command = [sys.executable, "-c", CUT_SHORT, "eval", "-n", "40", "--concurrency", "2", "--store", str(store)]
     env = {**os.environ, "CAUSE": cause}
@@ -240,7 +240,7 @@ def test_a_run_cut_short_prints_what_is_finished_and_keeps_it(cause: str, code: 
 # solve
 
 
-def test_solve_prints_who_said_what_and_writes_the_page(run: Run, recording: str, tmp_path: Path) -> None:
+def test_solve_prints_the_transcript_and_writes_the_page(run: Run, recording: str, tmp_path: Path) -> None:
     page = tmp_path / "tree.html"
     command = ("solve", "--task", "arithmetic", "--policy", recording, "--planner", "mcts:5,2", "--tree", page)
     result = run(*command)
@@ -254,13 +254,13 @@ def test_solve_prints_who_said_what_and_writes_the_page(run: Run, recording: str
     assert json.loads(re.search(r'json">(.*?)</script>', text, re.DOTALL)[1])["correct"] is not None  # type: ignore[index]
 
 
-def test_messages_cannot_steer_the_terminal(run: Run, recording: str) -> None:
+def test_messages_are_escaped_in_the_terminal(run: Run, recording: str) -> None:
     result = run("solve", "--task", "arithmetic", "--policy", recording, "--planner", "single")
     assert "\x1b" not in result.stdout
     assert "[red]</script>" in result.stdout
 
 
-def test_solve_takes_any_question(run: Run, recording: str) -> None:
+def test_solve_accepts_any_question(run: Run, recording: str) -> None:
     problem = mas_gym.load_task("arithmetic")[0]
     asked = run("solve", problem.question, "--policy", recording, "--planner", "single")
     piped = run("solve", "-", "--policy", recording, "--planner", "single", input=problem.question + "\n")
@@ -281,7 +281,7 @@ def test_solve_takes_any_question(run: Run, recording: str) -> None:
         (("1 + 1?", "--tree", "/no/such/folder/tree.html"), "mkdir -p"),
     ],
 )
-def test_solve_says_what_is_wrong(run: Run, recording: str, arguments: tuple[str, ...], message: str) -> None:
+def test_solve_errors_name_the_cause(run: Run, recording: str, arguments: tuple[str, ...], message: str) -> None:
     result = run("solve", *arguments, "--policy", recording)
     assert result.exit_code == 2
     assert message in flat(result.stderr)
@@ -303,7 +303,7 @@ def test_envs_lists_every_registered_environment(run: Run) -> None:
     assert "MAS-Arithmetic-v0" in run("envs").stdout
 
 
-def test_a_person_plays_every_agent_through_a_pipe(run: Run) -> None:
+def test_play_reads_every_agents_message_from_a_pipe(run: Run) -> None:
     problem = mas_gym.load_task("arithmetic")[3]
     turns = f"the facts\nin two lines\n\nthe plan\n\nthe work\n\nFinal Answer: {problem.answer}\n\n"
     result = run("play", "MAS-Arithmetic-v0", "--problem-id", problem.id, input=turns)
@@ -315,7 +315,7 @@ def test_a_person_plays_every_agent_through_a_pipe(run: Run) -> None:
     assert problem.question.split(". ")[0] not in solver
 
 
-def test_a_person_plays_one_agent_and_a_policy_the_others(run: Run, recording: str) -> None:
+def test_play_combines_a_person_with_a_policy(run: Run, recording: str) -> None:
     problem = mas_gym.load_task("arithmetic")[0]
     options = ("--agent", "verifier", "--policy", recording, "--problem-id", problem.id)
     result = run("play", "MAS-Arithmetic-v0", *options, input="Final Answer: none")
@@ -325,7 +325,7 @@ def test_a_person_plays_one_agent_and_a_policy_the_others(run: Run, recording: s
     assert "(you are not among its readers)" in result.stdout
 
 
-def test_recipients_can_be_named_where_the_graph_leaves_a_choice(run: Run) -> None:
+def test_play_accepts_a_recipient_where_several_are_legal(run: Run) -> None:
     turns = "plan one\n\nBob\n\nSolver_B\nwork\n\nFinal Answer: 1\n\n"
     result = run("play", "MAS-Arithmetic-Consensus-v0", input=turns)
     assert "'Bob' is none of" in result.stdout
@@ -333,13 +333,13 @@ def test_recipients_can_be_named_where_the_graph_leaves_a_choice(run: Run) -> No
 
 
 @pytest.mark.parametrize("typed", ["", "facts\n\nplan\n"])
-def test_the_end_of_input_ends_the_game_politely(run: Run, typed: str) -> None:
+def test_play_ends_at_end_of_input(run: Run, typed: str) -> None:
     result = run("play", "MAS-Arithmetic-v0", input=typed)
     assert result.exit_code == 0
     assert "End of input" in result.stderr
 
 
-def test_play_names_the_nearest_environment_and_agent(run: Run) -> None:
+def test_play_suggests_the_nearest_environment_and_agent(run: Run) -> None:
     assert "did you mean 'MAS-Arithmetic-v0'?" in flat(run("play", "MAS-Aritmetic-v0").stderr)
     assert "did you mean 'Solver'?" in run("play", "MAS-Arithmetic-v0", "--agent", "Slover").stderr
 
@@ -347,7 +347,7 @@ def test_play_names_the_nearest_environment_and_agent(run: Run) -> None:
 # rollouts, status, train
 
 
-def test_rollouts_fill_a_store_that_training_reads(run: Run, recording: str, tmp_path: Path) -> None:
+def test_training_reads_the_store_of_rollouts(run: Run, recording: str, tmp_path: Path) -> None:
     store, parquet = tmp_path / "rollouts.db", tmp_path / "nodes.parquet"
     command = ("rollouts", "--store", store, "-n", 4, "--policy", recording, "--planner", "mcts:8,2")
     result = run(*command, "--export", parquet)
@@ -366,13 +366,13 @@ def test_rollouts_fill_a_store_that_training_reads(run: Run, recording: str, tmp
     assert "arithmetic/train" in shown
 
 
-def test_rollouts_do_not_touch_the_test_split(run: Run, tmp_path: Path) -> None:
+def test_rollouts_do_not_read_the_test_split(run: Run, tmp_path: Path) -> None:
     result = run("rollouts", "--store", tmp_path / "x.db", "--split", "test")
     assert result.exit_code == 2
     assert "would leak it" in result.stderr
 
 
-def test_training_refuses_a_store_without_true_rewards(run: Run, recording: str, tmp_path: Path) -> None:
+def test_training_rejects_a_store_without_true_rewards(run: Run, recording: str, tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     run("eval", "-n", 2, "--policy", recording, "--store", store)
     result = run("train", "masprm", "--store", store, "--out", tmp_path / "critic")
@@ -380,7 +380,7 @@ def test_training_refuses_a_store_without_true_rewards(run: Run, recording: str,
     assert "expected a training run in" in flat(result.stderr)
 
 
-def test_status_says_how_far_an_interrupted_run_is(run: Run, recording: str, tmp_path: Path) -> None:
+def test_status_shows_the_progress_of_an_interrupted_run(run: Run, recording: str, tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     task, policy = mas_gym.load_task("arithmetic", limit=PROBLEMS), load_policy(recording)
     with search.run("sc:3", task, mas="rpsv", policy=policy, store=store, concurrency=2) as part:
@@ -394,7 +394,7 @@ def test_status_says_how_far_an_interrupted_run_is(run: Run, recording: str, tmp
     assert f" {PROBLEMS}/{PROBLEMS} " in run("status", store, COLUMNS="120").stdout
 
 
-def test_status_tells_the_money(run: Run, tmp_path: Path) -> None:
+def test_status_shows_the_price(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     pytest.importorskip("fastapi", reason="the fastapi package is not installed")
     from loopback import hash_policy, make_app, serving
@@ -429,7 +429,7 @@ def test_status_lists_failures_by_reason(run: Run, tmp_path: Path) -> None:
     assert "2/2 2" in shown and "2 failed in single, seed 42: PolicyError: no luck" in shown
 
 
-def test_status_of_no_store(run: Run, tmp_path: Path) -> None:
+def test_status_of_a_missing_store_fails(run: Run, tmp_path: Path) -> None:
     result = run("status", tmp_path / "none.db")
     assert result.exit_code == 2
     assert "no such file" in result.stderr
@@ -474,7 +474,7 @@ def row_keys(address: str) -> list[str]:
     return re.findall(r'name=a value="([^"]+)"', get(address + "/")[1])
 
 
-def test_view_lists_rows_and_puts_two_side_by_side(address: str) -> None:
+def test_view_lists_runs_and_compares_two(address: str) -> None:
     status, index = get(address + "/")
     keys = row_keys(address)
     assert status == 200 and len(keys) == 2 and "single" in index and "mcts:5,2" in index
@@ -517,17 +517,17 @@ def test_view_searches_questions(address: str, store: Path) -> None:
     "path",
     ["/nope", "/problems", "/problems?a=none", "/tree/none?problem=x", "/tree/?problem=", "/tree/%00?problem=%00"],
 )
-def test_view_answers_404_with_the_reason(address: str, path: str) -> None:
+def test_view_returns_404_with_the_reason(address: str, path: str) -> None:
     status, page = get(address + path)
     assert status == 404
     assert "expected" in page
 
 
-def test_view_refuses_requests_under_another_name(address: str) -> None:
+def test_view_rejects_foreign_host_headers(address: str) -> None:
     assert get(address + "/", Host="evil.example")[0] == 403
 
 
-def test_view_says_what_is_wrong(run: Run, tmp_path: Path, store: Path, address: str) -> None:
+def test_view_errors_name_the_cause(run: Run, tmp_path: Path, store: Path, address: str) -> None:
     assert "no such file" in run("view", tmp_path / "none.db", "--no-open").stderr
     taken = address.rpartition(":")[2]
     assert "choose another with --port" in flat(run("view", store, "--no-open", "--port", taken).stderr)
@@ -556,7 +556,7 @@ def test_view_says_what_is_wrong(run: Run, tmp_path: Path, store: Path, address:
         (("-n", "999999999"), "expected -n of at most"),
     ],
 )
-def test_errors_are_one_panel_that_says_what_to_do(run: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_errors_are_shown_in_one_panel_with_a_remedy(run: Run, arguments: tuple[str, ...], message: str) -> None:
     result = run("eval", *arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -564,7 +564,7 @@ def test_errors_are_one_panel_that_says_what_to_do(run: Run, arguments: tuple[st
     assert result.stderr.count("Error") == 1
 
 
-def test_debug_shows_the_exception_itself(run: Run) -> None:
+def test_debug_shows_the_exception(run: Run) -> None:
     assert isinstance(run("--debug", "eval", "--mas", "rspv").exception, UnknownNameError)
 
 
@@ -601,7 +601,7 @@ def test_failed_searches_show_the_line_of_the_users_code(tmp_path: Path) -> None
     assert "PolicyError: in my policy (own.py, line 4)" in shown, done.stdout
 
 
-def test_failures_of_one_cause_are_one_row() -> None:
+def test_failures_with_one_cause_share_a_row() -> None:
     reasons = {"PolicyError: no file 'a' (own.py, line 4)": 2, "PolicyError: no file 'b' (own.py, line 4)": 3}
     other = {"PolicyError: no file 'b' (own.py, line 9)": 1, "timeout\nafter 3 s": 9}
     assert by_cause(reasons | other) == [
@@ -612,12 +612,12 @@ def test_failures_of_one_cause_are_one_row() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--budget", "--run-budget"])
-def test_a_budget_without_a_unit_suggests_calls(run: Run, flag: str) -> None:
+def test_budget_without_unit_suggests_calls(run: Run, flag: str) -> None:
     shown = flat(run("eval", flag, "5").stderr)
     assert f"write {flag} calls=5" in shown
 
 
-def test_a_file_that_cannot_be_written_is_an_error_not_a_crash(run: Run, recording: str, tmp_path: Path) -> None:
+def test_unwritable_file_is_reported_as_an_error(run: Run, recording: str, tmp_path: Path) -> None:
     result = run("eval", "-n", 2, "--policy", recording, "--csv", tmp_path)
     assert result.exit_code == 2
     assert "Is a directory" in result.stderr
@@ -632,7 +632,7 @@ def test_tables_fit_the_terminal(run: Run, recording: str, columns: int) -> None
     assert "mcts:5,2" in result.stdout
 
 
-def test_pipes_get_plain_text_and_may_close_early() -> None:
+def test_output_to_a_pipe_is_plain_and_may_end_early() -> None:
     listed = shell("envs")
     assert listed.returncode == 0
     assert "\x1b" not in listed.stdout
@@ -644,7 +644,7 @@ def test_pipes_get_plain_text_and_may_close_early() -> None:
     assert "Traceback" not in broken.stderr
 
 
-def test_an_ascii_terminal_gets_question_marks_not_a_crash() -> None:
+def test_ascii_terminal_shows_question_marks() -> None:
     done = shell("envs", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
 
@@ -702,7 +702,7 @@ def test_large_figures_and_long_labels_fit_eighty_columns(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_sees_live_progress_and_keeps_the_table(recording: str, no_color: bool) -> None:
+def test_terminal_shows_live_progress_and_keeps_the_table(recording: str, no_color: bool) -> None:
     colour = {"NO_COLOR": "1"} if no_color else {}
     text = in_terminal(120, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2", **colour)
     assert "95% interval" in text
@@ -710,7 +710,7 @@ def test_a_terminal_sees_live_progress_and_keeps_the_table(recording: str, no_co
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("eval", "--help"), ("train", "--help"), ("demo", "-h")])
-def test_help_needs_nothing_heavy(arguments: tuple[str, ...]) -> None:
+def test_help_does_not_import_heavy_packages(arguments: tuple[str, ...]) -> None:
     code = (
         "import sys\nfrom mas_gym.cli import main\n"
         f"sys.argv = ['mas-gym', *{arguments!r}]\n"
@@ -761,7 +761,7 @@ def test_help_names_every_planner_and_critic() -> None:
 
 
 @pytest.mark.slow
-def test_the_own_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).resolve().parents[1] / "examples" / "own_planner.py"
     runpy.run_path(str(example))["main"](2)
     shown = capsys.readouterr().out

@@ -27,7 +27,7 @@ def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Com
     return compare(planners, problems(12), **(settings | options))
 
 
-def test_rows_hold_what_single_runs_give() -> None:
+def test_rows_equal_the_results_of_single_runs() -> None:
     found = table()
     assert [row.label for row in found.rows] == ["single", "sc:3", "mcts:4,2 + hash"]
     plans = [
@@ -40,7 +40,7 @@ def test_rows_hold_what_single_runs_give() -> None:
     assert row.interval.low < row.hits[1].mean < row.interval.high
 
 
-def test_differences_are_paired_and_against_the_baseline() -> None:
+def test_differences_are_paired_with_the_baseline() -> None:
     found = table(baseline="mcts:4,2")
     assert found.baseline == "mcts:4,2 + hash"
     gaps = found.differences()
@@ -49,7 +49,7 @@ def test_differences_are_paired_and_against_the_baseline() -> None:
     assert gaps["single"].problems == 12
 
 
-def test_the_same_call_is_the_same_table_and_a_store_keeps_its_searches(tmp_path: Path) -> None:
+def test_repeated_call_gives_the_same_table_from_the_store(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     first, again = table(store=store), table(store=str(store))
     assert first.to_markdown() == again.to_markdown() == table().to_markdown()
@@ -57,7 +57,7 @@ def test_the_same_call_is_the_same_table_and_a_store_keeps_its_searches(tmp_path
         assert len(opened.runs()) == 6
 
 
-def test_forms_of_the_table(tmp_path: Path) -> None:
+def test_table_has_every_output_format(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     found = table()
     assert found.to_markdown().count("\n") == 5
@@ -78,14 +78,14 @@ def test_forms_of_the_table(tmp_path: Path) -> None:
         found.plot(tmp_path / "frontier.xyz")
 
 
-def test_names_are_escaped_in_every_form() -> None:
+def test_names_are_escaped_in_every_format() -> None:
     found = table({"a_b & <i>\x1b[1m|": "single", "other": "sc:2"})
     assert r"a\_b \& " in found.to_latex() and "<i>" not in found._repr_html_()
     assert "\\|" in found.to_markdown() and "\x1b" not in str(found) + repr(found) + found.to_latex()
 
 
 @pytest.mark.parametrize(("match", "unit"), [("calls=24", "agent_calls"), ("tokens=150", "tokens")])
-def test_planners_are_sized_to_spend_the_same(match: str, unit: str) -> None:
+def test_match_sizes_planners_to_equal_cost(match: str, unit: str) -> None:
     planners = ["single", "sc:1", "bon:30", "mcts:3,5", "sbs:2,1", "rebase:4"]
     found = table(planners, match=match, seeds=[1])
     amount = Match.read(match).amount
@@ -161,7 +161,7 @@ class Choosy(NeedsSteps):
         return self
 
 
-def test_match_leaves_out_pairs_that_cannot_work() -> None:
+def test_match_skips_incompatible_pairs() -> None:
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "match": "calls=8"}
     critics = {"orm": HashCritic(terminal_only=True), "prm": HashCritic()}
     with pytest.warns(UserWarning, match=r"Declared \+ orm left out: every calibration search failed: CriticError"):
@@ -176,7 +176,7 @@ def test_match_leaves_out_pairs_that_cannot_work() -> None:
         compare([NeedsSteps()], problems(3), critics={"orm": critics["orm"]}, **options)
 
 
-def test_sizes_are_found_on_other_problems_if_given() -> None:
+def test_match_uses_the_given_calibration_problems() -> None:
     asked: list[str] = []
 
     class Watched:
@@ -195,7 +195,7 @@ def test_sizes_are_found_on_other_problems_if_given() -> None:
 
 
 @given(cost=st.floats(0.5, 200), fixed=st.floats(0, 50), amount=st.floats(1, 5000), size=st.integers(1, 50))
-def test_the_search_for_a_size_ends_next_to_the_best(cost: float, fixed: float, amount: float, size: int) -> None:
+def test_size_search_ends_next_to_the_best_size(cost: float, fixed: float, amount: float, size: int) -> None:
     tried: dict[int, float] = {}
     for _ in range(8):
         tried[size] = fixed + cost * size
@@ -208,7 +208,7 @@ def test_the_search_for_a_size_ends_next_to_the_best(cost: float, fixed: float, 
     assert abs(tried[best] - amount) <= abs(fixed + cost * possible - amount) + cost
 
 
-def test_the_frontier_has_the_rows_that_no_cheaper_row_beats() -> None:
+def test_frontier_has_the_rows_not_beaten_by_cheaper_rows() -> None:
     costs = {"a": (10, 0.3), "b": (20, 0.3), "c": (20, 0.5), "d": (30, 0.4), "e": (40, 0.9)}
     outcomes = [
         Outcome(name, "", 0, str(i), correct=i < 10 * hit, tokens=cost, agent_calls=1)
@@ -218,18 +218,18 @@ def test_the_frontier_has_the_rows_that_no_cheaper_row_beats() -> None:
     assert [row.planner for row in frontier(summarise(outcomes))] == ["a", "c", "e"]
 
 
-def test_a_planner_that_states_its_values_takes_a_critic() -> None:
+def test_planner_with_its_values_accepts_a_critic() -> None:
     found = table(["bon:3,values=outcome"], critics=[HashCritic(terminal_only=True)])
     assert found.rows[0].critic == "hash" and not found.rows[0].failures
 
 
-def test_planners_that_differ_in_their_values_alone_have_names_in_any_order() -> None:
+def test_planners_that_differ_only_in_values_have_unique_names() -> None:
     specs = ["sc:3,weights=critic", "sc:3,weights=critic,values=outcome"]
     assert list(named_planners(specs)) == specs and list(named_planners(specs[::-1])) == specs[::-1]
     assert list(named_planners([specs[0], specs[0], "bon:3,values=outcome"])) == [specs[0], "bon:3"]
 
 
-def test_size_settings() -> None:
+def test_size_settings_of_planners_are_found() -> None:
     loaded = named_planners(["single", "sc:3", "bon:3", "sbs:3,2", "mcts:3", "halving:3", "dvts:2", "rebase:4"])
     sizes = [planner.size_setting for planner in loaded.values()]
     assert sizes == ["", "k", "n", "b2", "n_simulations", "n_simulations", "trees", "width"]
@@ -250,7 +250,7 @@ def test_size_settings() -> None:
         ({"planners": ["nonsense"]}, "nonsense"),
     ],
 )
-def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_comparisons_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MASGymError, match=message):
         table(**options)
 
@@ -272,7 +272,7 @@ def test_caption_announces_deviations_only_where_they_are_shown() -> None:
         assert ("± std" in " ".join(shown.split())) == (len(re.findall(r"\d ± \d", shown)) > 0), shown
 
 
-def test_the_baseline_of_matched_rows_is_named_as_it_was_given() -> None:
+def test_baseline_of_matched_rows_has_its_given_name() -> None:
     table = search.compare(
         ["single", "sc:1"], problems(3), mas="single", policy=talker(), match="calls=3", baseline="sc:1"
     )

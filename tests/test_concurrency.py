@@ -44,14 +44,14 @@ def server() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "problems"), [("sc:8", 16), ("mcts:6,3", 24)])
-def test_the_embedded_model(spec: str, problems: int) -> None:
+def test_bundled_model_results_are_independent_of_concurrency(spec: str, problems: int) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     policy = load_policy("tiny")
     assert results(spec, problems, 1, policy) == results(spec, problems, CONCURRENCY, policy)
 
 
 @pytest.mark.slow
-def test_a_learned_critic_in_a_thread_of_its_own() -> None:
+def test_learned_critic_results_are_independent_of_concurrency() -> None:
     pytest.importorskip("transformers", reason="learned critics need the extra 'train'")
     from rewardmodels import load_critic
 
@@ -61,6 +61,6 @@ def test_a_learned_critic_in_a_thread_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_honours_seeds(server: str) -> None:
+def test_server_results_with_seeds_are_independent_of_concurrency(server: str) -> None:
     policy = load_policy(f"openai:served@{server}/v1", max_concurrency=CONCURRENCY)
     assert results("mcts:4,2", 64, 1, policy) == results("mcts:4,2", 64, CONCURRENCY, policy)

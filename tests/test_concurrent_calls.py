@@ -226,9 +226,7 @@ print(found["Zoe"], found["Adam"])
 """
 
 
-def test_a_call_that_comes_too_late_is_reported_and_raises_settle(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_call_is_reported_and_raises_settle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     script, marker = tmp_path / "late.py", tmp_path / "asked"
     script.write_text(COMMAND)
 
@@ -248,7 +246,7 @@ def test_a_call_that_comes_too_late_is_reported_and_raises_settle(
     assert "settle" in caplog.text
 
 
-def test_the_command_line_says_in_how_many_searches_the_order_varied(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_reports_searches_with_varying_order(capsys: pytest.CaptureFixture[str]) -> None:
     opt.note_order(0)
     assert not capsys.readouterr().err
     opt.note_order(3)
@@ -258,7 +256,7 @@ def test_the_command_line_says_in_how_many_searches_the_order_varied(capsys: pyt
 # ---- what counts as waiting
 
 
-def test_a_thread_that_has_been_woken_is_active_before_it_leaves_its_wait() -> None:
+def test_woken_thread_is_active_before_its_wait_returns() -> None:
     condition = threading.Condition()
 
     def wait() -> None:
@@ -280,7 +278,7 @@ def test_a_thread_that_has_been_woken_is_active_before_it_leaves_its_wait() -> N
     thread.join()
 
 
-def test_a_thread_that_starts_another_one_is_active_until_that_has_started() -> None:
+def test_starting_thread_is_active_until_the_new_thread_runs() -> None:
     may_start = threading.Event()
 
     class Slow(threading.Thread):
@@ -306,13 +304,13 @@ def test_a_thread_that_starts_another_one_is_active_until_that_has_started() -> 
         started.join()
 
 
-def test_a_job_that_began_after_the_frames_were_taken_is_active() -> None:
+def test_job_started_after_the_snapshot_is_active() -> None:
     job = Job(None, print)
     job.here()
     assert job.active({})
 
 
-def test_only_threads_that_do_not_compute_are_asleep() -> None:
+def test_only_idle_threads_count_as_asleep() -> None:
     ends = threading.Event()
 
     def compute() -> None:
@@ -338,7 +336,7 @@ def test_only_threads_that_do_not_compute_are_asleep() -> None:
     assert asleep == [True, False, False, False, False]
 
 
-def test_a_job_is_named_by_the_function_that_it_calls_in_a_context() -> None:
+def test_job_has_the_name_of_its_function() -> None:
     run = contextvars.copy_context().run
     assert (
         Job(None, functools.partial(run, spin), (1.0,)).name == Job(None, run, (spin, 1.0)).name == f"{__name__}.spin"
@@ -374,7 +372,7 @@ def beside_a_sleeping_thread(question: str, client: OpenAI) -> str:
 
 
 @pytest.mark.parametrize("solve", [after_long_work, beside_a_sleeping_thread])
-def test_a_decision_waits_for_threads_that_compute_and_not_for_those_that_sleep(
+def test_decision_waits_for_running_but_not_for_sleeping_threads(
     solve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("activity", "quiet"):

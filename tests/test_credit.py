@@ -143,7 +143,7 @@ def test_estimated_credit_has_the_exact_credit_as_its_expectation(shape: Shape, 
 
 @settings(max_examples=15)
 @given(game=GAMES)
-def test_true_values_of_messages_that_were_not_continued_lower_the_variance(game: Game) -> None:
+def test_values_of_unexpanded_messages_lower_the_variance(game: Game) -> None:
     plain = moments(game, ((2, 2), (2, 2)))
     helped = moments(game, ((3, 2), (2, 2)), game.truth)
     spread = sum(game.chance("", m) * (game.truth(m) - game.truth("")) ** 2 for m in "ab")
@@ -167,7 +167,7 @@ def test_value_baseline_has_the_exact_policy_gradient(game: Game, before: float)
     assert found == pytest.approx(exact, abs=1e-9)
 
 
-def test_value_baseline_mixes_siblings_and_the_value_before() -> None:
+def test_value_baseline_combines_siblings_and_previous_value() -> None:
     assert value_baseline([1, 0, 0], 0.25, weight=0.0).tolist() == pytest.approx(leave_one_out([1, 0, 0]).tolist())
     assert value_baseline([1, 0], 0.25, weight=0.5).tolist() == pytest.approx([1 - 0.125, 0 - 0.625])
     assert value_baseline([1], 0.25).tolist() == [0.75]
@@ -220,7 +220,7 @@ def test_credit_of_each_group_sums_to_zero(rewards: list[float]) -> None:
                 assert by_turn[group].sum() == pytest.approx(0, abs=1e-9)
 
 
-def test_scaled_advantages_are_the_formula() -> None:
+def test_scaled_advantages_equal_the_formula() -> None:
     assert shared_outcome([1, 0, 0, 1, 5, 7], list("aaaabb")).tolist() == [1, -1, -1, 1, -1, 1]
     assert shared_outcome([1, 0, 0, 1, 5, 7], list("aaaabb"), scale=False).tolist() == [0.5, -0.5, -0.5, 0.5, -1, 1]
     assert leave_one_out([1, 0, 0]).tolist() == pytest.approx([1, -0.5, -0.5])
@@ -231,13 +231,13 @@ def test_scaled_advantages_are_the_formula() -> None:
 
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.3, 0.3], [0.1, 0.1, 0.1], [0.1 + 0.2, 0.3]])
-def test_groups_without_a_difference_have_no_advantage(rewards: list[float]) -> None:
+def test_groups_with_equal_rewards_have_zero_advantage(rewards: list[float]) -> None:
     assert shared_outcome(rewards, ["q"] * len(rewards)).tolist() == [0.0] * len(rewards)
     assert leave_one_out(rewards) == pytest.approx([0.0] * len(rewards), abs=1e-15)
     assert control_variate(rewards[:1], [0.5, 0.1]).tolist() == [0.0]
 
 
-def test_no_samples_have_no_credit() -> None:
+def test_credit_of_no_samples_is_empty() -> None:
     assert shared_outcome([], []).size == leave_one_out([]).size == control_variate([], []).size == 0
     for method in METHODS:
         assert credit([], method, truth=lambda state: 0.0) == []
@@ -247,7 +247,7 @@ def test_no_samples_have_no_credit() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_credit_rejects_numbers_that_are_not_finite(wrong: float) -> None:
+def test_credit_rejects_non_finite_numbers(wrong: float) -> None:
     tree = planted([("a", [("a", []), ("b", [])])])
     for call in (
         lambda: shared_outcome([1, wrong], "qq"),
@@ -271,7 +271,7 @@ def test_credit_rejects_arrays_of_different_lengths() -> None:
         value_differences([0.5], [-1, 0])
 
 
-def test_value_credit_is_the_rise_of_the_value() -> None:
+def test_value_credit_equals_the_increase_in_value() -> None:
     assert value_differences([0.5, 0.75, 0.0, math.nan], [-1, 0, 1, 1])[1:3].tolist() == [0.25, -0.75]
     tree = planted([("a", [("a", [])]), ("b", [("b", [])])])
     paths = {"a": 0.6, "b": 0.2, "aa": 1.0, "bb": -1.0}
@@ -282,14 +282,14 @@ def test_value_credit_is_the_rise_of_the_value() -> None:
 
 
 @given(game=GAMES)
-def test_exact_credit_adds_up_to_reward_less_expectation(game: Game) -> None:
+def test_exact_credit_sums_to_reward_minus_expectation(game: Game) -> None:
     tree = planted([("a", [("b", [])])])
     (found,) = credit([plan_of(tree)], "exact", truth=lambda state: game.truth(path_of(state)))
     assert [(one.agent, one.turn) for one in found] == [(0, 0), (1, 1)]
     assert sum(one.advantage for one in found) == pytest.approx(game.truth("ab") - game.truth(""))
 
 
-def test_plans_of_one_question_are_one_group_and_shared_messages_get_the_mean() -> None:
+def test_plans_of_one_question_form_a_group_and_shared_messages_get_the_mean() -> None:
     right = lambda state: 1.0 if path_of(state) == "aa" else -1.0  # noqa: E731
     split = plan_of(planted([("a", [("a", []), ("b", [])])]), "one", right)
     alone = plan_of(planted([("b", [("b", [])])]), "one", right)
@@ -302,7 +302,7 @@ def test_plans_of_one_question_are_one_group_and_shared_messages_get_the_mean() 
     assert credit([split, alone, other], "per-agent-turn", scale=False) == found
 
 
-def test_credit_of_real_searches() -> None:
+def test_credit_is_computed_from_real_searches() -> None:
     task = mas_gym.load_task("arithmetic", split="train", limit=3)
     planner = search.MCTS(n_simulations=6, max_children=2)
     plans = list(search.run(planner, task, mas="rpsv", policy=talker(), training=True))
@@ -317,7 +317,7 @@ def test_credit_of_real_searches() -> None:
                 assert (one.agent, one.turn) == (state.speaker, state.depth - 1) and math.isfinite(one.advantage)
 
 
-def test_credit_names_what_is_missing() -> None:
+def test_credit_error_names_the_missing_data() -> None:
     plan = plan_of(planted([("a", [("a", []), ("b", [])])]))
     with pytest.raises(UnknownNameError, match="leave-one-out"):
         credit([plan], "leave-one-in")
@@ -336,7 +336,7 @@ def test_credit_names_what_is_missing() -> None:
 
 
 @pytest.mark.slow
-def test_enumerated_replies_have_the_frequencies_of_sampled_ones() -> None:
+def test_enumerated_replies_match_sampled_frequencies() -> None:
     from benchmarks.credit_exact import Enumerator
 
     policy = load_policy("tiny")

@@ -74,7 +74,7 @@ def all_states(count: int) -> list[MASState]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("view", ["masprm", "local"])
-def test_shared_prefixes_give_the_scores_of_whole_states(folders: dict[str, Path], view: str) -> None:
+def test_scores_with_shared_prefixes_equal_scores_of_whole_states(folders: dict[str, Path], view: str) -> None:
     states = all_states(6)
     shared, whole = (LearnedCritic(folders[view], device="cpu", share=share) for share in (True, False))
     assert shared._scorer.share
@@ -88,7 +88,7 @@ def test_shared_prefixes_give_the_scores_of_whole_states(folders: dict[str, Path
     ("kind", "shares"),
     [("Qwen2", True), ("Llama", True), ("Gemma", True), ("Phi3", True), ("Qwen3", True), ("Mistral", False)],
 )
-def test_other_decoders_share_or_score_states_whole(kind: str, shares: bool, tmp_path: Path) -> None:
+def test_other_decoders_share_prefixes_or_score_whole_states(kind: str, shares: bool, tmp_path: Path) -> None:
     """Attention with a window, Mistral's here, is not taken for a plain one."""
     import torch
 
@@ -125,7 +125,7 @@ def score_in_pieces(critic: LearnedCritic, states: list[MASState], seed: int) ->
 
 
 @pytest.mark.parametrize("memory", [256, 1, 0])
-def test_small_critics_on_a_cpu_score_a_state_alike_in_any_batch(folders: dict[str, Path], memory: int) -> None:
+def test_small_cpu_critics_are_independent_of_the_batch(folders: dict[str, Path], memory: int) -> None:
     states = all_states(8)
     default = LearnedCritic(folders["masprm"], device="cpu")
     reference = default.score(contexts(states))
@@ -149,7 +149,7 @@ def rounding_knows_no_rows() -> bool:
 
 
 @pytest.mark.parametrize("memory", [256, 1, 0])
-def test_in_float32_too_where_rounding_knows_no_rows(folders: dict[str, Path], memory: int) -> None:
+def test_float32_critics_are_independent_of_the_batch_where_supported(folders: dict[str, Path], memory: int) -> None:
     states = all_states(8)
     reference = LearnedCritic(folders["masprm"], device="cpu", dtype="float32").score(contexts(states))
     exact = rounding_knows_no_rows()
@@ -161,7 +161,7 @@ def test_in_float32_too_where_rounding_knows_no_rows(folders: dict[str, Path], m
         assert max(abs(a - b) for a, b in zip(found, reference, strict=True)) < 1.5e-6
 
 
-def test_each_state_runs_once(folders: dict[str, Path]) -> None:
+def test_each_state_is_encoded_once(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
     states = all_states(2)
     first = critic.score(contexts(states + states))
@@ -171,7 +171,7 @@ def test_each_state_runs_once(folders: dict[str, Path]) -> None:
     assert critic.counts.encoded == spent
 
 
-def test_siblings_cost_their_newest_message(folders: dict[str, Path]) -> None:
+def test_siblings_encode_only_their_newest_message(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
     state = MODEL.initial_state("Maya has 3 coins. " * 10)
     while not MODEL.is_terminal(state):
@@ -193,7 +193,7 @@ def test_memory_of_prefixes_is_bounded(folders: dict[str, Path]) -> None:
     assert critic._scorer.cache.held > 2**19
 
 
-def test_a_state_that_is_too_long_is_shortened_and_counted(folders: dict[str, Path]) -> None:
+def test_too_long_state_is_truncated_and_counted(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
     long = chain(["Facts: " + "has 3, " * 90, "Plan: " + "start 3, " * 60, "Work: 3 + 4 = 7."])
     short = chain(["Facts: has 3."])
@@ -202,13 +202,13 @@ def test_a_state_that_is_too_long_is_shortened_and_counted(folders: dict[str, Pa
     assert critic.score(contexts([short])) == [b]
 
 
-def test_a_newest_message_that_is_too_long_is_refused(folders: dict[str, Path]) -> None:
+def test_too_long_newest_message_is_rejected(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
     with pytest.raises(CriticError, match="never cut"):
         critic.score(contexts([chain(["Facts: " + "has 3, " * 400])]))
 
 
-def test_another_graph_is_refused_unless_forced(folders: dict[str, Path]) -> None:
+def test_other_graph_is_rejected_unless_forced(folders: dict[str, Path]) -> None:
     mas = other_graph()
     model = Dynamics(mas)
     state = model.transition(model.initial_state("q"), Action("Final Answer: 3", mas.ALL))
@@ -227,7 +227,7 @@ LOOPS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("loops", LOOPS, ids=str)
-def test_loops_are_part_of_the_graph(loops: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+def test_graph_includes_loops(loops: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
     mas = replace(MAS_RPSV, **loops)
     graph = graph_of(mas)
     assert {name: graph[name] for name in graph if name not in graph_of(MAS_RPSV)} == loops
@@ -243,14 +243,14 @@ def test_loops_are_part_of_the_graph(loops: dict[str, Any], folders: dict[str, P
         critic.score(contexts([chain(["Facts: has 3."])]))
 
 
-def test_other_prompts_are_the_same_graph(folders: dict[str, Path]) -> None:
+def test_graph_is_equal_with_other_prompts(folders: dict[str, Path]) -> None:
     agents = tuple(replace(agent, system_prompt="Be brief.") for agent in MAS_RPSV.agents)
     critic = LearnedCritic(folders["masprm"], device="cpu")
     critic.score(contexts([chain(["Facts: has 3."])], replace(MAS_RPSV, agents=agents)))
     assert critic.notes == []
 
 
-def test_another_view_is_refused_unless_forced(folders: dict[str, Path]) -> None:
+def test_other_view_is_rejected_unless_forced(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="trained on the full view, not the local view"):
         LearnedCritic(folders["masprm"], device="cpu", view="local")
     forced = LearnedCritic(folders["masprm"], device="cpu", view="local", force=True)
@@ -258,7 +258,7 @@ def test_another_view_is_refused_unless_forced(folders: dict[str, Path]) -> None
     assert LearnedCritic(folders["local"], device="cpu", view="local").notes == []
 
 
-def test_an_outcome_critic_scores_ends_only(folders: dict[str, Path]) -> None:
+def test_outcome_critic_scores_only_terminal_states(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["orm"], device="cpu")
     assert critic.terminal_only and critic.name == "orm"
     assert len(critic.score(contexts([chain(["a", "b", "c", "d"])]))) == 1
@@ -268,7 +268,7 @@ def test_an_outcome_critic_scores_ends_only(folders: dict[str, Path]) -> None:
     assert not prefixes.terminal_only and len(prefixes.score(contexts([chain(["a"])]))) == 1
 
 
-def test_critics_meet_the_protocol(folders: dict[str, Path]) -> None:
+def test_critics_implement_the_protocol(folders: dict[str, Path]) -> None:
     specs = ["policy-likelihood", "constant:0.5", str(folders["masprm"]), f"ensemble:constant:1,{folders['masprm']}"]
     for spec in specs:
         critic = load_critic(spec)
@@ -288,7 +288,7 @@ def test_identities_differ_where_scores_do(folders: dict[str, Path]) -> None:
     assert json.dumps(identity_of(again), sort_keys=True) in prints
 
 
-def test_two_ensembles_of_other_weights_do_not_share_a_run(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_ensembles_with_different_weights_do_not_share_a_run(folders: dict[str, Path], tmp_path: Path) -> None:
     problems = mas_gym.load_task("arithmetic", split="dev")[:2]
     other = Path(shutil.copytree(folders["masprm"], tmp_path / "other"))
     from safetensors.torch import load_file, save_file
@@ -306,7 +306,7 @@ def test_two_ensembles_of_other_weights_do_not_share_a_run(folders: dict[str, Pa
         assert len(opened.runs()) == 2
 
 
-def test_an_ensemble_passes_on_what_its_members_can(folders: dict[str, Path]) -> None:
+def test_ensemble_has_the_capabilities_of_its_members(folders: dict[str, Path]) -> None:
     one = LearnedCritic(folders["masprm"], device="cpu", concurrent=True, max_batch=16)
     both = Ensemble([one, PolicyLikelihood()])
     assert (both.concurrent, both.max_batch, both.scores_actions, both.free) == (True, 16, False, False)
@@ -314,7 +314,7 @@ def test_an_ensemble_passes_on_what_its_members_can(folders: dict[str, Path]) ->
     assert (plain.concurrent, plain.max_batch, plain.scores_actions, plain.free) == (False, 64, True, True)
 
 
-def test_critics_comply(folders: dict[str, Path]) -> None:
+def test_critics_pass_the_critic_check(folders: dict[str, Path]) -> None:
     masprm, local = (LearnedCritic(folders[name], device="cpu") for name in ("masprm", "local"))
     check_critic(masprm, other=local, question="How many coins?")
     check_critic(Ensemble([masprm, local]), other=Ensemble([masprm, masprm]), question="How many coins?")
@@ -322,7 +322,7 @@ def test_critics_comply(folders: dict[str, Path]) -> None:
     check_critic(ConstantCritic(0.5), other=ConstantCritic(0.25))
 
 
-def test_constant_and_likelihood() -> None:
+def test_constant_and_likelihood_critics_score_states() -> None:
     state = chain(["a"])
     proposal = Proposal(Action("a", MAS_RPSV.ALL), 4, -2.0)
     context = [ScoringContext(state, MAS_RPSV, proposal)]
@@ -330,7 +330,7 @@ def test_constant_and_likelihood() -> None:
     assert load_critic("policy-likelihood").score(context) == [pytest.approx(1 / (1 + math.exp(0.5)))]
 
 
-def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
+def test_ensemble_score_is_the_mean(folders: dict[str, Path]) -> None:
     states = contexts(all_states(1))
     members = [load_critic(str(folders[name])) for name in ("masprm", "local")]
     scores = load_critic(f"ensemble:{folders['masprm']},{folders['local']}").score(states)
@@ -357,13 +357,13 @@ def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
         ("tiny-masprm:x", ConfigError, "takes no argument"),
     ],
 )
-def test_unknown_critics_are_told(spec: str, error: type[Exception], words: str) -> None:
+def test_unknown_critic_error_suggests_names(spec: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         load_critic(spec)
 
 
 @pytest.mark.parametrize("kind", ["masprm", "orm"])
-def test_shipped_critics_are_small_and_say_what_they_are(kind: Any) -> None:
+def test_shipped_critics_are_small_and_have_cards(kind: Any) -> None:
     critic = load_critic(f"tiny-{kind}")
     assert isinstance(critic, LearnedCritic)
     assert (critic.name, critic.info.base, list(critic.info.graphs)) == (kind, "tiny", ["rpsv"])
@@ -374,7 +374,7 @@ def test_shipped_critics_are_small_and_say_what_they_are(kind: Any) -> None:
 
 
 @pytest.mark.slow
-def test_shipped_critics_tell_right_ends_from_wrong_ones() -> None:
+def test_shipped_critics_separate_correct_and_wrong_answers() -> None:
     problems = mas_gym.load_task("arithmetic", split="dev", limit=24)
     plans = list(search.run("sc:4", problems, mas="rpsv", policy=load_policy("tiny"), seed=0))
     ends = [candidate for plan in plans for candidate in plan.candidates]
@@ -384,7 +384,7 @@ def test_shipped_critics_tell_right_ends_from_wrong_ones() -> None:
         assert auc(np.array(scores), labels) > 0.8
 
 
-def test_a_critic_may_read_its_weights_at_the_first_score(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_critic_may_load_weights_at_the_first_score(folders: dict[str, Path], tmp_path: Path) -> None:
     eager, lazy = (load_critic(str(folders["masprm"]), lazy=lazy) for lazy in (False, True))
     assert lazy._scorer is None  # type: ignore[attr-defined]
     # Which critic it is, a store asks before any search.
@@ -408,14 +408,14 @@ def test_a_critic_may_read_its_weights_at_the_first_score(folders: dict[str, Pat
         later.score(states)
 
 
-def test_unknown_options_are_told(folders: dict[str, Path]) -> None:
+def test_unknown_option_error_suggests_names(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"takes view, force, prefixes, device, dtype, memory, max_batch"):
         load_critic(str(folders["masprm"]), gpu=1)
     with pytest.raises(ConfigError, match="expected dtype"):
         load_critic(str(folders["masprm"]), dtype="int8")
 
 
-def test_options_are_written_behind_a_critic(folders: dict[str, Path]) -> None:
+def test_critic_spec_accepts_options(folders: dict[str, Path]) -> None:
     beside = load_critic(f"{folders['masprm']}#concurrent=true&max_batch=8")
     assert isinstance(beside, LearnedCritic)
     assert (beside.concurrent, beside.max_batch) == (True, 8)
@@ -427,7 +427,7 @@ def test_options_are_written_behind_a_critic(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_critic_beside_generation_gives_the_same_plans() -> None:
+def test_critic_on_a_separate_thread_gives_the_same_plans() -> None:
     problems = mas_gym.load_task("arithmetic", split="dev")[:6]
     plans = []
     for concurrent in (False, True):
@@ -452,7 +452,7 @@ def damaged(folders: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders["masprm"], tmp_path / "critic"))
 
 
-def test_truncated_weights_are_told(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_truncated_weights_are_reported(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders, tmp_path)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -460,14 +460,14 @@ def test_truncated_weights_are_told(folders: dict[str, Path], tmp_path: Path) ->
         load_critic(str(folder))
 
 
-def test_a_model_without_its_head_is_told(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_model_without_head_is_reported(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders, tmp_path)
     shutil.copy(folders["base"] / "model.safetensors", folder / "model.safetensors")
     with pytest.raises(DataError, match=r"score.weight.*without its head"):
         load_critic(str(folder))
 
 
-def test_a_folder_that_training_did_not_finish_is_told(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_folder_of_unfinished_training_is_reported(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders, tmp_path)
     (folder / "critic.json").unlink()
     with pytest.raises(DataError, match="not a critic that training finished"):
@@ -480,7 +480,9 @@ def test_a_folder_that_training_did_not_finish_is_told(folders: dict[str, Path],
     ("change", "words"),
     [({"schema": 99}, "schema 1"), ({"text_format": 7}, "text format 1"), ({"kind": None}, "kind")],
 )
-def test_another_version_is_told(folders: dict[str, Path], tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_other_schema_version_is_reported(
+    folders: dict[str, Path], tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     folder = damaged(folders, tmp_path)
     file = folder / "critic.json"
     info = {**json.loads(file.read_text(encoding="utf-8")), **change}
@@ -489,7 +491,7 @@ def test_another_version_is_told(folders: dict[str, Path], tmp_path: Path, chang
         load_critic(str(folder))
 
 
-def test_weights_that_are_no_numbers_are_told(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_non_finite_weights_are_reported(folders: dict[str, Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = damaged(folders, tmp_path)
@@ -500,7 +502,7 @@ def test_weights_that_are_no_numbers_are_told(folders: dict[str, Path], tmp_path
         load_critic(str(folder)).score(contexts([chain(["a"])]))
 
 
-def test_the_oracle_knows_the_rewards_that_it_was_given() -> None:
+def test_oracle_returns_the_given_rewards() -> None:
     task = mas_gym.load_task("arithmetic", split="test")[:3]
     problem = task[0]
     right, wrong = (
@@ -518,14 +520,14 @@ def test_the_oracle_knows_the_rewards_that_it_was_given() -> None:
     assert identity_of(both) != identity_of(oracle)
 
 
-def test_no_spec_reaches_the_oracle() -> None:
+def test_oracle_has_no_spec() -> None:
     assert not any("oracle" in name for name in known_critics())
     for spec in ("oracle", "oracle:arithmetic", "ensemble:oracle", "mas_gym.testing:OracleCritic"):
         with pytest.raises(UnknownNameError):
             load_critic(spec)
 
 
-def test_a_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from rewardmodels.model import prefixes
@@ -548,7 +550,7 @@ def test_a_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypat
         torch.set_num_threads(before)
 
 
-def test_a_critic_guides_a_search_from_rollouts_to_plans(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_trained_critic_guides_a_search(folders: dict[str, Path], tmp_path: Path) -> None:
     """The whole way, with a scripted policy: rollouts, store, training, search."""
     from mas_gym.policies import SamplingReply, SamplingRequest
     from mas_gym.policies.base import Sample
@@ -578,7 +580,7 @@ def test_a_critic_guides_a_search_from_rollouts_to_plans(folders: dict[str, Path
     assert len(list(stored_trees(store))) == len(trees)
 
 
-def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
+def test_store_without_training_runs_is_reported(tmp_path: Path) -> None:
     from search.store import Store
 
     Store(tmp_path / "empty.db", create=True).close()
@@ -600,7 +602,7 @@ def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
         ([4096, 4096, 4096], True, [[0, 1], [2]]),
     ],
 )
-def test_forwards_are_bounded(sizes: list[int], padded: bool, expected: list[list[int]]) -> None:
+def test_tokens_per_forward_pass_are_bounded(sizes: list[int], padded: bool, expected: list[list[int]]) -> None:
     from rewardmodels.data.encode import chunks
 
     assert chunks(range(len(sizes)), sizes, padded) == expected

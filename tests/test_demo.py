@@ -37,7 +37,7 @@ class Outcome:
         return [0.0 for _ in contexts]
 
 
-def test_the_rows_are_those_of_the_papers_table() -> None:
+def test_rows_equal_those_of_the_papers_table() -> None:
     critics = {"PL": search.PolicyLikelihood(), "ORM": Outcome(), "MASPRM": search.ConstantCritic()}
     arms = pair(named_planners(PAPER_PLANNERS), named_critics(critics))
     assert [(arm.name, arm.critic_name) for arm in arms] == [
@@ -50,13 +50,13 @@ def test_the_rows_are_those_of_the_papers_table() -> None:
     ]
 
 
-def test_two_critics_of_one_kind_are_told_apart_by_their_specs() -> None:
+def test_critics_of_one_kind_have_distinct_labels() -> None:
     assert list(named_critics(["policy-likelihood", "constant:0.5"])) == ["policy-likelihood", "constant(0.5)"]
     assert list(named_critics(["constant:0", "constant:0.0"])) == ["constant:0", "constant:0.0"]
 
 
 @pytest.mark.slow
-def test_the_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> None:
+def test_demo_writes_table_picture_and_page(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "demo"
     result = run("--out", out, "-n", 2)
     assert result.exit_code == 0, result.output
@@ -73,7 +73,7 @@ def test_the_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_from_scratch_trains_both_critics_once(run: Run, tmp_path: Path) -> None:
+def test_demo_from_scratch_trains_both_critics_once(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "demo"
     command = ("--out", out, "-n", 2, "--from-scratch", "--trees", 8, "--concurrency", 16)
     result = run(*command)
@@ -92,7 +92,7 @@ def test_from_scratch_trains_both_critics_once(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_other_critics_can_be_compared(run: Run, tmp_path: Path) -> None:
+def test_demo_accepts_other_critics(run: Run, tmp_path: Path) -> None:
     result = run("--out", tmp_path / "demo", "-n", 1, "--critic", "constant:0.5")
     assert result.exit_code == 0, result.output
     critics = [critic for planner, critic, _ in rows_of(tmp_path / "demo") if planner == "sbs:5,1"]

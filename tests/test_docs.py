@@ -56,7 +56,7 @@ LINKING = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *sorted((ROOT /
 
 
 @pytest.mark.parametrize("path", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_files_lead_somewhere(path: Path) -> None:
+def test_links_between_files_are_valid(path: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
     assert not [link for link in links if not (path.parent / link).exists()]
 
@@ -87,7 +87,7 @@ SLOW = {
         if str(page.relative_to(ROOT)) not in TOO_LONG
     ],
 )
-def test_what_a_page_shows_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # A reader has downloaded the examples into the folder where the commands are typed.
     for folder in (tmp_path, tmp_path / "examples"):
@@ -106,7 +106,7 @@ def test_what_a_page_shows_works(page: Path, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("page", sorted(TOO_LONG))
-def test_the_commands_of_engines_are_understood(page: str) -> None:
+def test_commands_of_the_engines_page_parse(page: str) -> None:
     import typer
 
     for block in blocks(ROOT / page):
@@ -145,7 +145,7 @@ def test_the_commands_of_engines_are_understood(page: str) -> None:
         pytest.param("serve_search", (0,), r"Final Answer: \d+ \(\d+ tokens\)", marks=pytest.mark.slow),
     ],
 )
-def test_the_examples_run(name: str, arguments: tuple[Any, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(name: str, arguments: tuple[Any, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "maskable_ppo":
         pytest.importorskip("sb3_contrib", reason="the example learns with sb3-contrib")
     if name == "trace_search":
@@ -172,7 +172,7 @@ def test_every_how_to_shows_an_example_that_a_test_runs() -> None:
     assert all(f'"{name}' in tests for name in shown)
 
 
-def test_pictures_and_pages_equal_what_they_are_made_from() -> None:
+def test_pictures_and_pages_match_their_sources() -> None:
     script = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
     for name, text in script["drawings"]():
         assert (ROOT / "docs" / "pictures" / name).read_text("utf-8") == text, "run python docs/pictures.py"
@@ -180,7 +180,7 @@ def test_pictures_and_pages_equal_what_they_are_made_from() -> None:
         assert page.read_text("utf-8") == script["filled"](page), "run python docs/pictures.py"
 
 
-def test_llms_txt_says_what_each_page_is_about() -> None:
+def test_llms_txt_describes_every_page() -> None:
     site = ROOT / "build" / "site"
     if not (site / "llms.txt").is_file():
         pytest.skip("the site is not built: mkdocs build")
@@ -191,14 +191,14 @@ def test_llms_txt_says_what_each_page_is_about() -> None:
     assert {match[2] for match in found if match} == pages - {"404.html"}
 
 
-def test_every_page_ends_with_where_to_go_next() -> None:
+def test_every_page_ends_with_next_steps() -> None:
     for page in PAGES:
         if page.parent.name in ("start", "concepts", "howto") and page.stem != "index":
             assert "**Next:**" in page.read_text("utf-8").splitlines()[-1], page.name
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="the notebook needs nbclient and ipykernel")
     nbformat = pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -108,7 +108,7 @@ def run(planner: Any, count: int = 12, *, policy: Any = None, critic: Any = None
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=str)
-def test_results_depend_on_nothing_that_runs_beside(planner: Any) -> None:
+def test_results_are_independent_of_concurrent_searches(planner: Any) -> None:
     reference = by_problem(run(planner, concurrency=1, policy=talker(1)))
     others = [
         run(planner, concurrency=64, policy=talker(256)),
@@ -131,20 +131,20 @@ def test_problems_do_not_influence_each_other() -> None:
     assert alone["toy/5"] == whole["toy/5"]
 
 
-def test_the_seed_matters_and_problems_differ() -> None:
+def test_results_differ_by_seed_and_problem() -> None:
     a, b = by_problem(run(SinglePass(), seed=1)), by_problem(run(SinglePass(), seed=2))
     assert a != b
     assert len({plan["tree"]["texts"][-1] for plan in a.values()}) > 1
 
 
-def test_planners_see_the_same_samples() -> None:
+def test_planners_receive_equal_samples_for_equal_requests() -> None:
     single = by_problem(run(SinglePass()))
     five = by_problem(run(SelfConsistency(5)))
     for name, plan in single.items():
         assert plan["tree"]["texts"][0] in five[name]["tree"]["texts"]
 
 
-def test_asking_again_at_a_state_gives_fresh_samples() -> None:
+def test_repeated_proposals_at_a_state_give_new_samples() -> None:
     seen: list[list[str]] = []
 
     class Again(SinglePass):
@@ -196,12 +196,12 @@ def test_usage_is_exact(planner: Any) -> None:
 @pytest.mark.parametrize(
     "planner", [SelfConsistency(5, "critic"), StepBeamSearch(5, 3), StepBeamSearch(5, 1), BestOfN(5)], ids=str
 )
-def test_reward_calls_and_repeats_make_up_the_agent_calls(planner: Any) -> None:
+def test_agent_calls_equal_reward_calls_plus_duplicates(planner: Any) -> None:
     for plan in run(planner):
         assert plan.usage.reward_calls + plan.usage.reward_hits == plan.usage.agent_calls
 
 
-def test_merged_duplicates_stay_on_the_bill() -> None:
+def test_merged_duplicates_are_counted_in_usage() -> None:
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1")
     [plan] = run(MCTS(10, 3), 1, policy=policy)
     assert plan.usage.agent_calls == 12
@@ -209,13 +209,13 @@ def test_merged_duplicates_stay_on_the_bill() -> None:
     assert plan.usage.reward_calls == 4
 
 
-def test_policy_likelihood_is_free_and_is_the_sigmoid_of_the_mean() -> None:
+def test_policy_likelihood_costs_no_calls_and_equals_its_formula() -> None:
     [plan] = run(BestOfN(2), 1, critic=PolicyLikelihood())
     assert plan.usage.reward_calls == 0 and plan.tree is not None
     assert plan.tree[1].value == pytest.approx(0.2689414)
 
 
-def test_an_outcome_critic_is_asked_for_terminal_states_only() -> None:
+def test_outcome_critic_scores_only_terminal_states() -> None:
     class Outcome(HashCritic):
         terminal_only = True
 
@@ -229,7 +229,7 @@ def test_an_outcome_critic_is_asked_for_terminal_states_only() -> None:
         assert plan.usage.reward_calls + plan.usage.reward_hits == 5
 
 
-def test_equal_prompts_of_one_search_are_one_request() -> None:
+def test_equal_prompts_of_one_search_share_a_request() -> None:
     class Counting(ScriptedPolicy):
         requests = 0
 
@@ -245,7 +245,7 @@ def test_equal_prompts_of_one_search_are_one_request() -> None:
 # ---- full engines
 
 
-def test_batches_are_full_while_there_is_work() -> None:
+def test_batches_are_full_while_requests_are_pending() -> None:
     class Sizes(ScriptedPolicy):
         sizes: ClassVar[list[int]] = []
 
@@ -259,13 +259,13 @@ def test_batches_are_full_while_there_is_work() -> None:
     assert sum(full) > 0.9 * sum(policy.sizes)
 
 
-def test_states_of_many_searches_are_scored_together() -> None:
+def test_states_of_many_searches_share_a_critic_batch() -> None:
     critic = HashCritic()
     list(run(MCTS(10, 3), 64, critic=critic, concurrency=64, policy=talker(64)))
     assert sum(critic.batches) / len(critic.batches) > 30
 
 
-def test_generation_goes_on_while_a_critic_gathers_and_scores_its_batches() -> None:
+def test_generation_continues_while_a_critic_scores() -> None:
     class Slow(HashCritic):
         concurrent, scoring = True, False
 
@@ -288,7 +288,7 @@ def test_generation_goes_on_while_a_critic_gathers_and_scores_its_batches() -> N
     assert during.count(True) > 10 and sum(critic.batches) / len(critic.batches) > 6
 
 
-def test_concurrency_bounds_what_is_open() -> None:
+def test_concurrency_bounds_open_searches() -> None:
     policy = AsyncTalker(5)
     seen: list[int] = []
     list(run(MCTS(4, 2), 20, policy=policy, concurrency=3, progress=lambda p: seen.append(p.open)))
@@ -325,7 +325,7 @@ class Peek:
         return search.Plan.single(state, reward)
 
 
-def test_no_planner_sees_the_true_reward_at_evaluation() -> None:
+def test_planners_do_not_receive_the_true_reward_at_evaluation() -> None:
     for plan in run(Peek(), 3):
         assert plan.error is not None and "not available at evaluation" in plan.error
     for plan in run(MCTS(5, 2, values="reward"), 2):
@@ -334,7 +334,7 @@ def test_no_planner_sees_the_true_reward_at_evaluation() -> None:
         assert plan.best is not None and plan.best.score == (1.0 if plan.correct else -1.0)
 
 
-def test_nothing_a_planner_is_given_holds_the_reference() -> None:
+def test_planners_do_not_receive_the_reference() -> None:
     secret = "reference-7319"
     held: list[Any] = []
 
@@ -370,7 +370,7 @@ def only(problem: int, error: Callable[[], BaseException]) -> Callable[[Any, int
 
 
 @pytest.mark.parametrize("shape", ["batch", "async"])
-def test_a_failed_request_fails_its_search_alone(shape: str) -> None:
+def test_failed_request_fails_only_its_search(shape: str) -> None:
     clean = by_problem(run(MCTS(6, 2)))
     broken: Any = ScriptedPolicy(only(3, lambda: PolicyError("no more")), "talker", 16)
     if shape == "async":
@@ -400,7 +400,7 @@ def test_a_failed_request_fails_its_search_alone(shape: str) -> None:
     ],
 )
 @pytest.mark.parametrize("concurrent", [False, True])
-def test_a_critics_fault_fails_one_search_alone(critic: Any, message: str, concurrent: bool) -> None:
+def test_critic_error_fails_only_its_search(critic: Any, message: str, concurrent: bool) -> None:
     class Faulty(HashCritic):
         def score(self, contexts: Any) -> Any:
             return [
@@ -415,7 +415,7 @@ def test_a_critics_fault_fails_one_search_alone(critic: Any, message: str, concu
     assert plans == clean
 
 
-def test_a_critic_with_too_few_values() -> None:
+def test_critic_with_too_few_values_fails_the_search() -> None:
     class Short(HashCritic):
         def score(self, contexts: Any) -> list[float]:
             return super().score(contexts)[1:]
@@ -423,7 +423,7 @@ def test_a_critic_with_too_few_values() -> None:
     assert all("expected" in (plan.error or "") for plan in run(MCTS(2, 2), 3, critic=Short()))
 
 
-def test_likelihood_needs_logprobs_and_a_policy() -> None:
+def test_policy_likelihood_requires_logprobs() -> None:
     mute = ScriptedPolicy(lambda request, seed: Sample("Final Answer: 1", 3, None, "stop"))
     assert all(
         "no log-probabilities" in (p.error or "") for p in run(BestOfN(2), 2, policy=mute, critic=PolicyLikelihood())
@@ -492,13 +492,13 @@ def _illegal(model: Any, root: Any) -> Any:
         (_yields(lambda m, r: [search.Propose(r, "4")]), "whole number, got '4'"),
     ],
 )
-def test_a_planners_fault_is_a_plan_with_its_reason(body: Any, message: str) -> None:
+def test_planner_error_is_stored_in_the_plan(body: Any, message: str) -> None:
     plans = list(run(Bad(body), 3))
     assert len(plans) == 3
     assert all(message in (plan.error or "") for plan in plans), plans[0].error
 
 
-def test_an_evaluate_without_a_critic() -> None:
+def test_evaluate_request_without_critic_fails() -> None:
     plans = list(search.run(StepBeamSearch(), problems(1), mas=RPSV, policy=talker(), critic=ConstantCritic()))
     assert plans[0].error is None
 
@@ -518,7 +518,7 @@ def test_an_evaluate_without_a_critic() -> None:
         lambda request: "text",
     ],
 )
-def test_replies_that_do_not_fit(reply: Any) -> None:
+def test_malformed_policy_replies_fail_the_search(reply: Any) -> None:
     class Wrong:
         name, max_batch = "wrong", 8
 
@@ -528,7 +528,7 @@ def test_replies_that_do_not_fit(reply: Any) -> None:
     assert all("samples from the policy" in (plan.error or "") for plan in run(SinglePass(), 3, policy=Wrong()))
 
 
-def test_nan_logprobs_are_unknown_logprobs() -> None:
+def test_nan_logprobs_count_as_unknown() -> None:
     policy = ScriptedPolicy(lambda request, seed: Sample("Final Answer: 1", 3, float("nan"), "stop"))
     [plan] = run(SinglePass(), 1, policy=policy)
     assert plan.tree is not None and plan.tree[1].logprob is None
@@ -551,7 +551,7 @@ def dies_after(calls: int, error: Callable[[], BaseException]) -> ScriptedPolicy
 
 
 @pytest.mark.parametrize("error", [EngineUnavailableError("the server is gone"), RuntimeError("out of memory")])
-def test_a_dead_engine_ends_the_run_after_what_was_finished(error: Exception) -> None:
+def test_unreachable_engine_ends_the_run_with_finished_plans(error: Exception) -> None:
     plans = run(SinglePass(), 40, policy=dies_after(12, lambda: error), concurrency=10)
     got = []
     with pytest.raises(type(error), match=str(error)):
@@ -562,7 +562,7 @@ def test_a_dead_engine_ends_the_run_after_what_was_finished(error: Exception) ->
     assert list(plans) == []
 
 
-def test_ctrl_c_keeps_what_was_finished() -> None:
+def test_ctrl_c_keeps_finished_plans() -> None:
     plans = run(MCTS(6, 2), 40, policy=dies_after(60, KeyboardInterrupt), concurrency=8)
     got = []
     with pytest.raises(KeyboardInterrupt):
@@ -576,7 +576,7 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
-def test_ctrl_c_while_waiting_for_an_engine() -> None:
+def test_ctrl_c_ends_a_wait_for_an_engine() -> None:
     class Stuck:
         name, max_concurrency = "stuck", 64
 
@@ -594,7 +594,7 @@ def test_ctrl_c_while_waiting_for_an_engine() -> None:
     assert plans.stopped == "interrupted"
 
 
-def test_a_run_can_be_stopped_by_its_user() -> None:
+def test_run_can_be_stopped() -> None:
     with run(SinglePass(), 40, concurrency=4) as plans:
         first = next(plans)
         plans.stop("enough")
@@ -603,7 +603,7 @@ def test_a_run_can_be_stopped_by_its_user() -> None:
 
 
 @pytest.mark.parametrize("planner", [MCTS(50, 3), MCTS(50, 3, 0.1, "bootstrap")], ids=str)
-def test_a_search_within_its_budget_of_calls_returns_the_best_it_has(planner: Any) -> None:
+def test_search_at_its_call_budget_returns_the_best_answer(planner: Any) -> None:
     for plan in run(planner, 8, budget=Budget(calls=20)):
         assert plan.usage.agent_calls <= 20
         # A bootstrap search may end by itself, in the state that it likes best.
@@ -612,7 +612,7 @@ def test_a_search_within_its_budget_of_calls_returns_the_best_it_has(planner: An
         assert plan.best is not None or (planner.leaf == "bootstrap" and plan.error is not None)
 
 
-def test_budgets_of_tokens_and_of_searches_that_cannot_answer() -> None:
+def test_budget_too_small_for_an_answer_fails_the_search() -> None:
     for plan in run(MCTS(50, 3), 4, budget=Budget(tokens=100)):
         assert plan.error is None and 100 <= plan.usage.generated_tokens < 200
     for plan in run(SinglePass(), 4, budget=Budget(calls=2)):
@@ -620,7 +620,7 @@ def test_budgets_of_tokens_and_of_searches_that_cannot_answer() -> None:
         assert plan.usage.agent_calls == 2
 
 
-def test_a_budget_of_seconds_ends_a_search_that_waits() -> None:
+def test_budget_of_seconds_ends_a_waiting_search() -> None:
     release = threading.Event()
 
     class Slow:
@@ -644,7 +644,7 @@ def test_a_budget_of_seconds_ends_a_search_that_waits() -> None:
         (Budget(tokens=300), "budget of 300 tokens spent"),
     ],
 )
-def test_a_budget_of_the_run_ends_it_with_what_was_finished(budget: Budget, reason: str) -> None:
+def test_run_budget_ends_the_run_with_finished_plans(budget: Budget, reason: str) -> None:
     plans = run(SinglePass(), 40, run_budget=budget, concurrency=4)
     got = list(plans)
     assert 0 < len(got) < 40 and str(plans.stopped).startswith(reason)
@@ -652,12 +652,12 @@ def test_a_budget_of_the_run_ends_it_with_what_was_finished(budget: Budget, reas
     assert plans.usage.agent_calls <= (budget.calls or 400)
 
 
-def test_a_budget_that_is_just_enough_ends_nothing() -> None:
+def test_exact_budget_does_not_end_a_search() -> None:
     plans = run(StepBeamSearch(3, 1), 5, run_budget=Budget(calls=60), budget=Budget(calls=12))
     assert len(list(plans)) == 5 and plans.stopped is None and plans.usage.agent_calls == 60
 
 
-def test_a_budget_of_seconds_of_the_run() -> None:
+def test_run_budget_of_seconds_ends_the_run() -> None:
     class Stuck:
         name, max_concurrency = "stuck", 64
 
@@ -668,7 +668,7 @@ def test_a_budget_of_seconds_of_the_run() -> None:
     assert list(plans) == [] and plans.stopped == "budget of 0.3 seconds spent"
 
 
-def test_no_thread_of_a_critic_outlives_its_run() -> None:
+def test_critic_threads_end_with_the_run() -> None:
     list(run(MCTS(3, 2), 3, critic=HashCritic(concurrent=True)))
 
     def alive() -> list[str]:
@@ -698,7 +698,7 @@ def test_no_thread_of_a_critic_outlives_its_run() -> None:
         {"planner": MCTS(), "critic": False},
     ],
 )
-def test_arguments_that_do_not_fit(options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         options = {key: value() if callable(value) else value for key, value in options.items()}
         planner = options.pop("planner", SinglePass())
@@ -706,7 +706,7 @@ def test_arguments_that_do_not_fit(options: dict[str, Any]) -> None:
         search.run(planner, problems(1), **{"mas": RPSV, "policy": talker(), "critic": critic, **options})
 
 
-def test_two_problems_with_one_id() -> None:
+def test_duplicate_problem_ids_are_rejected() -> None:
     with pytest.raises(DataError, match="distinct"):
         list(search.run(SinglePass(), problems(3) * 2, mas=RPSV, policy=talker(), concurrency=2))
 
@@ -716,7 +716,7 @@ def test_specs_and_names_are_accepted() -> None:
     assert [plan.usage.agent_calls for plan in plans] == [12, 12]
 
 
-def test_an_engine_that_loses_a_request() -> None:
+def test_lost_request_is_reported() -> None:
     class Forgetful:
         name, max_batch = "forgetful", 8
 
@@ -736,7 +736,7 @@ def test_an_engine_that_loses_a_request() -> None:
 # ---- progress
 
 
-def test_progress_counts(capsys: Any) -> None:
+def test_progress_counts_searches_and_usage(capsys: Any) -> None:
     seen: list[search.Progress] = []
     plans = run(SinglePass(), 6, policy=ScriptedPolicy(only(2, lambda: PolicyError("x")), "t", 4), progress=seen.append)
     list(plans)
@@ -747,13 +747,13 @@ def test_progress_counts(capsys: Any) -> None:
     assert "3/3 searches" in capsys.readouterr().err
 
 
-def test_the_runs_usage_counts_failed_searches_too() -> None:
+def test_run_usage_includes_failed_searches() -> None:
     plans = run(MCTS(6, 2), 6, policy=ScriptedPolicy(only(2, lambda: PolicyError("x")), "t", 4))
     done = list(plans)
     assert plans.usage.agent_calls == sum(plan.usage.agent_calls for plan in done)
 
 
-def test_third_party_plans_get_a_tree() -> None:
+def test_third_party_plans_have_a_tree() -> None:
     class Greedy:
         def plan(self, model: Any, root: Any, rng: Any) -> Any:
             state = root
@@ -769,5 +769,5 @@ def test_third_party_plans_get_a_tree() -> None:
         assert plan.best.node == 4 and plan.tree[4].tokens > 0 and plan.usage.agent_calls == 16
 
 
-def test_errors_are_of_the_family() -> None:
+def test_errors_are_subclasses_of_the_base_error() -> None:
     assert issubclass(SearchError, RuntimeError) and issubclass(CriticError, RuntimeError)

@@ -92,7 +92,7 @@ def next_by_hand(mas: MAS, transcript: tuple[Message, ...], speaker: int) -> int
 
 @settings(max_examples=150, deadline=None)
 @given(walks())
-def test_episodes_are_legal_and_end_in_time(walk) -> None:
+def test_episodes_are_legal_and_bounded(walk) -> None:
     model, states = walk
     mas = model.mas
     assert len(states) - 1 <= model.max_depth == len(mas.agents)
@@ -141,7 +141,7 @@ def test_the_dynamic_schedule_follows_its_definition(walk) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(walks(), TEXTS)
-def test_masks_are_sound(walk, text: str) -> None:
+def test_masks_equal_the_legal_recipients(walk, text: str) -> None:
     model, states = walk
     for state in states:
         legal = model.legal_recipients(state)
@@ -184,7 +184,7 @@ def test_local_views_are_a_filter_of_the_transcript(walk) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(walks())
-def test_prompts_hold_what_the_agent_hears_and_nothing_else(walk) -> None:
+def test_prompts_contain_exactly_the_local_view(walk) -> None:
     model, states = walk
     for state in states[:-1]:
         view = model.local_view(state, state.acting)
@@ -219,7 +219,7 @@ def test_states_are_pure_values(walk) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(walks())
-def test_round_trips(walk) -> None:
+def test_states_survive_serialisation(walk) -> None:
     model, states = walk
     twin = pickle.loads(pickle.dumps(model))
     for state in states:
@@ -239,7 +239,7 @@ def test_round_trips(walk) -> None:
 
 
 @given(st.text(max_size=20))
-def test_json_keeps_every_text(text: str) -> None:
+def test_json_preserves_every_text(text: str) -> None:
     model = Dynamics(load_mas("single"))
     state = model.transition(model.initial_state(text), (text, 1))
     assert model.state_from_dict(json.loads(json.dumps(state.to_dict()))) == state
@@ -251,7 +251,7 @@ def test_lone_surrogates_survive_json() -> None:
     assert model.state_from_dict(json.loads(json.dumps(state.to_dict()))) == state
 
 
-def test_states_never_change() -> None:
+def test_states_are_immutable() -> None:
     model = Dynamics(load_mas("rpsv"))
     state = model.initial_state("x")
     before = state.digest
@@ -274,7 +274,7 @@ def test_digests_do_not_depend_on_the_process() -> None:
     assert state.digest.hex() == "45aacd6eb0e5961cfb823b0b808f21c8"
 
 
-def test_a_question_cannot_imitate_a_turn() -> None:
+def test_question_cannot_imitate_a_turn() -> None:
     model = Dynamics(load_mas("rpsv"))
     first = model.initial_state("x")
     second = model.transition(first, ("facts", 1))
@@ -282,7 +282,7 @@ def test_a_question_cannot_imitate_a_turn() -> None:
     assert model.initial_state(forged).digest != second.digest
 
 
-def test_rpsv_turn_by_turn() -> None:
+def test_rpsv_states_turn_by_turn_are_as_expected() -> None:
     mas = load_mas("rpsv")
     model = Dynamics(mas)
     state = model.initial_state("  How many?\n")
@@ -308,7 +308,7 @@ def test_rpsv_turn_by_turn() -> None:
         model.transition(done, ("more", mas.ALL))
 
 
-def test_consensus_all_reaches_every_listener() -> None:
+def test_consensus_message_reaches_every_listener() -> None:
     mas = load_mas("consensus")
     model = Dynamics(mas)
     state = model.transition(model.initial_state("q"), ("summary", mas.ALL))
@@ -329,7 +329,7 @@ def test_consensus_all_reaches_every_listener() -> None:
         ("", [0, 1, 2, 3]),
     ],
 )
-def test_dylan_schedule(verdict: str, speakers: list[int]) -> None:
+def test_dylan_schedule_is_as_published(verdict: str, speakers: list[int]) -> None:
     mas = load_mas("dylan")
     model = Dynamics(mas)
     state = model.initial_state("q")
@@ -342,7 +342,7 @@ def test_dylan_schedule(verdict: str, speakers: list[int]) -> None:
         assert agent_inputs(mas, refiner) == ["q", "by 0", verdict.strip()]
 
 
-def test_dylan_one_refiner_alone_ends_the_episode() -> None:
+def test_dylan_with_one_refiner_ends_the_episode() -> None:
     mas = load_mas("dylan")
     model = Dynamics(mas)
     state = model.initial_state("q")
@@ -362,7 +362,7 @@ def test_dylan_one_refiner_alone_ends_the_episode() -> None:
     assert model.state_from_dict(state.to_dict()) == state
 
 
-def test_a_message_can_reach_nobody() -> None:
+def test_message_may_reach_no_agent() -> None:
     mas = load_mas(
         {
             "agents": [{"name": n, "system_prompt": n} for n in "ABC"],
@@ -379,7 +379,7 @@ def test_a_message_can_reach_nobody() -> None:
     assert pickle.loads(pickle.dumps(state)) == state
 
 
-def test_sink_is_offered_only_if_some_text_can_reach_it() -> None:
+def test_sink_is_legal_only_if_a_text_can_reach_it() -> None:
     mas = load_mas(
         {
             "agents": [{"name": n, "system_prompt": n} for n in "ABC"],
@@ -396,7 +396,7 @@ def test_sink_is_offered_only_if_some_text_can_reach_it() -> None:
         model.transition(state, ("x", mas.sink))
 
 
-def test_early_stopping_through_an_edge_to_sink() -> None:
+def test_edge_to_sink_ends_the_episode_early() -> None:
     mas = load_mas({"agents": [{"name": n, "system_prompt": n} for n in "AB"], "edges": [[-1, 0], [0, 1], [0, "sink"]]})
     model = Dynamics(mas)
     start = model.initial_state("q")
@@ -407,7 +407,7 @@ def test_early_stopping_through_an_edge_to_sink() -> None:
 
 
 @pytest.mark.parametrize("action", [(None, 1), (b"bytes", 1), (3, 1), (["x"], 1)])
-def test_texts_are_str(action) -> None:
+def test_message_text_must_be_str(action) -> None:
     model = Dynamics(load_mas("rpsv"))
     with pytest.raises(IllegalActionError, match="text a str"):
         model.transition(model.initial_state("q"), action)
@@ -415,7 +415,7 @@ def test_texts_are_str(action) -> None:
         model.initial_state(action[0])
 
 
-def test_numpy_recipients_leave_plain_integers_behind() -> None:
+def test_numpy_recipients_are_stored_as_integers() -> None:
     np = pytest.importorskip("numpy")
     for name in mas_names():
         mas = load_mas(name)
@@ -448,7 +448,7 @@ def test_numpy_recipients_leave_plain_integers_behind() -> None:
         lambda d: d["turns"].extend([[2, "w", [3]], [3, "f", [4]], [4, "g", [5]]]),
     ],
 )
-def test_damaged_states_are_refused(change) -> None:
+def test_damaged_states_are_rejected(change) -> None:
     model = Dynamics(load_mas("rpsv"))
     state = model.transition(model.transition(model.initial_state("q"), ("facts", 1)), ("plan", 2))
     data = state.to_dict()
@@ -461,7 +461,7 @@ def test_damaged_states_are_refused(change) -> None:
 
 
 @pytest.mark.parametrize("condition", [None, "not_contains:stop"])
-def test_ten_thousand_agents_in_a_chain(condition) -> None:
+def test_chain_of_ten_thousand_agents_runs(condition) -> None:
     count = 10_000
     agents = [{"name": f"A{i}", "system_prompt": "Go on.", "max_new_tokens": 1} for i in range(count)]
     links = [[i, i + 1] if condition is None else [i, i + 1, condition] for i in range(count - 1)]
@@ -486,7 +486,7 @@ def test_ten_thousand_agents_in_a_chain(condition) -> None:
         assert early.recipients == (model.mas.sink,)
 
 
-def test_a_wide_graph() -> None:
+def test_wide_graph_runs() -> None:
     count = 2_000
     agents = [{"name": f"A{i}", "system_prompt": "Go on."} for i in range(count)]
     edges = [[-1, 0], *([0, i] for i in range(1, count)), *([i, count - 1] for i in range(1, count - 1))]

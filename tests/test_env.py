@@ -50,20 +50,20 @@ def play(env, *texts: str):
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_gymnasiums_checker_has_no_complaint(env_id: str, tmp_path: Path) -> None:
+def test_env_passes_the_gymnasium_checker(env_id: str, tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     check_env(make(env_id, tmp_path, disable_env_checker=True).unwrapped)
 
 
 @pytest.mark.parametrize("view", ["full", "local"])
 @pytest.mark.parametrize("on_invalid", ["terminate", "retry"])
-def test_the_checker_likes_every_option(view: str, on_invalid: str) -> None:
+def test_env_with_every_option_passes_the_checker(view: str, on_invalid: str) -> None:
     for mas in mas_gym.mas_names():
         check_env(MASEnv(EIGHT_FIVE, mas, view=view, on_invalid=on_invalid), skip_render_check=True)
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_an_episode_through_gym_make(env_id: str, tmp_path: Path) -> None:
+def test_episode_through_gym_make_gives_a_reward(env_id: str, tmp_path: Path) -> None:
     first, second = make(env_id, tmp_path), make(env_id, tmp_path)
     assert data_equivalence(first.reset(seed=7), second.reset(seed=7), exact=True)
     for step in range(first.unwrapped.dynamics.max_depth):
@@ -95,7 +95,7 @@ def test_specs_survive_json_and_pickle(env_id: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_copies_and_pickles_go_on_alike(env_id: str, tmp_path: Path) -> None:
+def test_copies_and_pickles_continue_identically(env_id: str, tmp_path: Path) -> None:
     env = make(env_id, tmp_path).unwrapped
     env.reset(seed=1)
     play(env, "first")
@@ -127,7 +127,7 @@ SPAWNED = [
         ("MAS-GSM8K-DyLAN-v0", SPAWNED[0]),
     ],
 )
-def test_a_vector_steps_as_single_environments_of_the_same_seeds(env_id: str, mode: Any, tmp_path: Path) -> None:
+def test_vector_env_equals_single_envs_with_the_same_seeds(env_id: str, mode: Any, tmp_path: Path) -> None:
     envs = gym.make_vec(env_id, num_envs=3, **mode, **data_kwargs(env_id, tmp_path))
     try:
         singles = [make(env_id, tmp_path) for _ in range(3)]
@@ -157,7 +157,7 @@ def test_a_vector_steps_as_single_environments_of_the_same_seeds(env_id: str, mo
         envs.close()
 
 
-def test_vectors_reset_themselves() -> None:
+def test_vector_env_resets_automatically() -> None:
     envs = gym.make_vec("MAS-Arithmetic-Single-v0", num_envs=2, vectorization_mode="sync")
     envs.reset(seed=0)
     action = (("Final Answer: 1",) * 2, np.array([2, 2]))
@@ -169,7 +169,7 @@ def test_vectors_reset_themselves() -> None:
     assert envs.step(action)[2].all()
 
 
-def test_statistics_and_time_limits() -> None:
+def test_statistics_and_time_limit_wrappers_work() -> None:
     env = RecordEpisodeStatistics(TimeLimit(gym.make("MAS-Arithmetic-v0"), 10))
     env.reset(seed=0)
     *_, info = play(env, "a", "b", "c", "Final Answer: none")
@@ -181,7 +181,7 @@ def test_statistics_and_time_limits() -> None:
     assert (reward, terminated, truncated) == (0.0, False, True)
 
 
-def test_videos(tmp_path: Path) -> None:
+def test_video_is_recorded(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     pytest.importorskip("moviepy", reason="RecordVideo needs moviepy")
     env = RecordVideo(
@@ -193,7 +193,7 @@ def test_videos(tmp_path: Path) -> None:
     assert [path.stat().st_size > 0 for path in tmp_path.glob("videos/*.mp4")] == [True]
 
 
-def test_make_needs_no_import(tmp_path: Path) -> None:
+def test_make_resolves_ids_without_import(tmp_path: Path) -> None:
     data = write_rows("gsm8k", tmp_path)
     code = (
         "import gymnasium as gym\n"
@@ -212,7 +212,7 @@ def test_environments_are_registered_in_any_order_of_imports(order: str) -> None
     assert int(done.stdout) == len(IDS) + 2
 
 
-def test_importing_is_light() -> None:
+def test_import_does_not_load_heavy_packages() -> None:
     code = (
         "import sys, mas_gym\n"
         "heavy = {'torch', 'transformers', 'datasets', 'rich', 'yaml', 'PIL', 'pettingzoo', 'matplotlib', 'sympy'}\n"
@@ -233,7 +233,7 @@ def test_public_names_resolve() -> None:
         mas_gym.no_such_name  # noqa: B018
 
 
-def test_ids_pair_known_tasks_with_known_systems() -> None:
+def test_ids_combine_known_tasks_and_systems() -> None:
     from mas_gym.tasks import TASK_NAMES
 
     for task, mas in ENVIRONMENTS.values():
@@ -245,7 +245,7 @@ def test_ids_pair_known_tasks_with_known_systems() -> None:
 # ------------------------------------------------------------------------------------------ errors
 
 
-def test_stepping_outside_an_episode() -> None:
+def test_step_outside_an_episode_raises() -> None:
     env = MASEnv(EIGHT_FIVE)
     for use in (lambda: env.step(("a", 5)), env.clone_state, lambda: env.state, lambda: env.problem_id, env.observe):
         with pytest.raises(EpisodeOverError, match="reset"):
@@ -277,7 +277,7 @@ def test_stepping_outside_an_episode() -> None:
         ({"grading": "lax"}, "lax"),
     ],
 )
-def test_arguments_are_checked_at_once(kwargs, expected: str) -> None:
+def test_invalid_arguments_are_rejected_on_construction(kwargs, expected: str) -> None:
     with pytest.raises(MASGymError) as caught:
         MASEnv(**{"task": "arithmetic", **kwargs})
     assert expected in str(caught.value)
@@ -286,7 +286,7 @@ def test_arguments_are_checked_at_once(kwargs, expected: str) -> None:
             gym.make("MAS-Arithmetic-v0", **kwargs)
 
 
-def test_task_objects_take_no_task_options() -> None:
+def test_task_object_with_task_options_is_rejected() -> None:
     with pytest.raises(ConfigError, match="unknown option 'difficulty'"):
         MASEnv(EIGHT_FIVE, difficulty=3)
 
@@ -300,7 +300,7 @@ def test_task_objects_take_no_task_options() -> None:
         (["problem_id"], ConfigError, "expected a dict"),
     ],
 )
-def test_reset_options_are_checked(options, error, expected: str) -> None:
+def test_invalid_reset_options_are_rejected(options, error, expected: str) -> None:
     env = rpsv()
     play(env, "a")
     before = env.clone_state(include_rng=True)
@@ -319,7 +319,7 @@ def test_missing_data_is_reported_at_the_first_reset(env_id: str, tmp_path: Path
     assert "Three ways to provide it" in str(caught.value)
 
 
-def test_questions_too_long_and_tasks_too_small() -> None:
+def test_too_long_question_and_empty_task_are_rejected() -> None:
     long = ProblemTask.of([Problem("long/0", "é" * 60, "1")])
     with pytest.raises(DataError, match="the question of long/0 has 120 bytes, over max_bytes=100"):
         MASEnv(long, max_bytes=100).reset()
@@ -344,7 +344,7 @@ def test_illegal_recipients_end_the_episode(recipient: int) -> None:
         env.step(("facts", 1))
 
 
-def test_retries_change_nothing_and_are_bounded() -> None:
+def test_retries_leave_the_state_unchanged_and_are_bounded() -> None:
     env = rpsv(on_invalid="retry", max_retries=2)
     before = env.observe()
     for left in (1, 0):
@@ -361,7 +361,7 @@ def test_retries_change_nothing_and_are_bounded() -> None:
     assert "invalid_action" in info
 
 
-def test_oversized_texts() -> None:
+def test_oversized_text_is_rejected() -> None:
     env = MASEnv(EIGHT_FIVE, max_bytes=16, on_invalid="retry")
     env.reset(seed=0)
     assert "a text of 1000000 bytes; at most 16" in env.step(("x" * 1_000_000, 1))[4]["invalid_action"]
@@ -372,7 +372,7 @@ def test_oversized_texts() -> None:
 @pytest.mark.parametrize(
     "action", ["text", ("text",), ("text", 1, 2), (1, "text"), ("text", "1"), ("text", 1.0), ("text", None), None, 3]
 )
-def test_malformed_actions_raise_and_change_nothing(action) -> None:
+def test_malformed_action_raises_and_leaves_the_state_unchanged(action) -> None:
     env = rpsv()
     before = env.clone_state()
     with pytest.raises(IllegalActionError, match=r"expected \(text, recipient\)"):
@@ -380,7 +380,7 @@ def test_malformed_actions_raise_and_change_nothing(action) -> None:
     assert env.clone_state() == before
 
 
-def test_actions_in_all_their_integer_forms() -> None:
+def test_actions_accept_every_integer_type() -> None:
     for recipient in (1, np.int64(1), np.uint8(1), np.array(1), True):
         env = rpsv()
         assert env.step(["facts", recipient])[0]["acting"] == 1
@@ -396,7 +396,7 @@ def test_actions_in_all_their_integer_forms() -> None:
         max_size=12,
     ),
 )
-def test_no_pair_of_text_and_number_makes_step_raise(mas: str, view: str, actions) -> None:
+def test_step_accepts_any_pair_of_text_and_number(mas: str, view: str, actions) -> None:
     env = MASEnv(EIGHT_FIVE, mas, view=view)
     env.reset(seed=0)
     for text, recipient in actions:
@@ -414,7 +414,7 @@ def test_no_pair_of_text_and_number_makes_step_raise(mas: str, view: str, action
     ("message", "reward", "extracted"),
     [("Final Answer: 13", 1.0, "13"), ("Final Answer: 12", -1.0, "12"), ("no idea", -1.0, None), ("", -1.0, None)],
 )
-def test_the_last_message_is_graded(message: str, reward: float, extracted) -> None:
+def test_last_message_is_graded(message: str, reward: float, extracted) -> None:
     env = rpsv()
     _, got, terminated, _, info = play(env, "13", "13", "13", message)
     assert (got, terminated) == (reward, True)
@@ -423,7 +423,7 @@ def test_the_last_message_is_graded(message: str, reward: float, extracted) -> N
     assert info["agent"] == "sink"
 
 
-def test_nothing_tells_the_reference_answer() -> None:
+def test_reference_answer_is_not_exposed() -> None:
     secret = ProblemTask.of([Problem("p/0", "What?", "918273", metadata={"solution": "918273"})])
     env = MASEnv(secret, "single", render_mode="ansi")
     told = [repr(env.reset(seed=0)), repr(env.clone_state()), env.render()]
@@ -431,7 +431,7 @@ def test_nothing_tells_the_reference_answer() -> None:
     assert not any("918273" in text for text in told)
 
 
-def test_what_users_are_handed_is_theirs() -> None:
+def test_returned_objects_do_not_share_state() -> None:
     env = rpsv()
     observation, info = env.observe()
     observation["question"] = "changed"
@@ -444,7 +444,7 @@ def test_what_users_are_handed_is_theirs() -> None:
 # ------------------------------------------------------------------------------------------ views
 
 
-def test_local_views() -> None:
+def test_local_view_is_observed() -> None:
     env = MASEnv(EIGHT_FIVE, "rpsv", view="local")
     observation, _ = env.reset(options={"problem_id": "sum/0"})
     assert observation["question"] == "What is 8 + 5?"
@@ -460,7 +460,7 @@ def test_local_views() -> None:
     assert observation["messages"] == ()
 
 
-def test_full_views() -> None:
+def test_full_view_is_observed() -> None:
     env = rpsv()
     play(env, "facts", "plan", "work")
     observation, _ = env.observe()
@@ -476,7 +476,7 @@ def test_full_views() -> None:
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_snapshots_return_to_the_byte(env_id: str, tmp_path: Path) -> None:
+def test_restored_snapshot_is_identical(env_id: str, tmp_path: Path) -> None:
     env = make(env_id, tmp_path).unwrapped
     env.reset(seed=2)
     snapshots, tails = [], []
@@ -501,7 +501,7 @@ def test_snapshots_return_to_the_byte(env_id: str, tmp_path: Path) -> None:
         assert hash(fresh.clone_state()) == hash(snapshot._replace(rng=None))
 
 
-def test_branches_do_not_touch_each_other() -> None:
+def test_branches_are_independent() -> None:
     env = rpsv()
     root = env.clone_state()
     left = play(env, "left")[0]
@@ -519,7 +519,7 @@ def test_branches_do_not_touch_each_other() -> None:
         env.step(("more", 5))
 
 
-def test_snapshots_keep_retries_and_the_problem() -> None:
+def test_snapshots_include_retries_and_the_problem() -> None:
     env = rpsv(on_invalid="retry", max_retries=1)
     env.step(("facts", 0))
     used = env.clone_state()
@@ -529,7 +529,7 @@ def test_snapshots_keep_retries_and_the_problem() -> None:
     assert env.step(("facts", 0))[2] is True
 
 
-def test_snapshots_of_other_systems_are_refused() -> None:
+def test_snapshots_of_other_systems_are_rejected() -> None:
     other = MASEnv(EIGHT_FIVE, "refine")
     other.reset(seed=0)
     with pytest.raises(ConfigError, match="taken in another system than 'rpsv'"):
@@ -561,7 +561,7 @@ def test_snapshots_of_other_systems_are_refused() -> None:
         lambda d: d["state"].update(turns=[[3, "x", [4]]]),
     ],
 )
-def test_damaged_snapshots_are_refused(change) -> None:
+def test_damaged_snapshots_are_rejected(change) -> None:
     env = rpsv()
     data = env.clone_state(include_rng=True).to_dict()
     assert Snapshot.from_dict(data, env.dynamics) == env.clone_state(include_rng=True)
@@ -573,7 +573,7 @@ def test_damaged_snapshots_are_refused(change) -> None:
 # ------------------------------------------------------------------------------------------ rendering
 
 
-def test_ansi() -> None:
+def test_ansi_render_returns_text() -> None:
     env = rpsv(render_mode="ansi")
     play(env, "facts\nmore", "plan", "work", "Final Answer: 13")
     assert env.render() == (
@@ -586,7 +586,7 @@ def test_ansi() -> None:
     )
 
 
-def test_ansi_list_collects_every_turn_once() -> None:
+def test_ansi_list_contains_every_turn_once() -> None:
     env = rpsv(render_mode="ansi_list")
     play(env, "facts", "plan")
     frames = env.render()
@@ -599,7 +599,7 @@ def test_ansi_list_collects_every_turn_once() -> None:
     assert len(env.render()) == 1
 
 
-def test_human_prints_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_human_render_prints_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
     env = rpsv(render_mode="human")
     env.step(("[bold]facts[/bold]", 1))
     assert env.render() is None
@@ -612,7 +612,7 @@ def test_human_prints_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot route to 0" in told.replace("\n", " ")
 
 
-def test_hostile_messages_cannot_steer_a_terminal() -> None:
+def test_hostile_messages_are_escaped_in_rendering() -> None:
     env = rpsv(render_mode="ansi")
     play(env, "\x1b[2J\x07\u202egnp.\ud800\r\x9b")
     text = env.render()
@@ -621,7 +621,7 @@ def test_hostile_messages_cannot_steer_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("mas", mas_gym.mas_names())
-def test_pictures(mas: str) -> None:
+def test_rgb_array_render_returns_a_picture(mas: str) -> None:
     pytest.importorskip("PIL")
     env = MASEnv(EIGHT_FIVE, mas, render_mode="rgb_array")
     env.reset(seed=0)
@@ -639,7 +639,7 @@ def test_pictures(mas: str) -> None:
     assert (again.render() == frames[0]).all()
 
 
-def test_pictures_of_large_graphs_show_who_acts() -> None:
+def test_picture_of_a_large_graph_highlights_the_acting_agent() -> None:
     pytest.importorskip("PIL")
     agents = [{"name": f"Agent{i}", "system_prompt": "Go on."} for i in range(60)]
     env = MASEnv(EIGHT_FIVE, {"agents": agents, "edges": [[-1, 0], *([i, i + 1] for i in range(59))]})
@@ -653,7 +653,7 @@ def test_pictures_of_large_graphs_show_who_acts() -> None:
     assert len(frames) == 12
 
 
-def test_rendering_without_a_mode_says_how() -> None:
+def test_render_without_mode_names_the_remedy() -> None:
     env = rpsv()
     with pytest.warns(UserWarning, match="render\\(\\) needs a mode"):
         assert env.render() is None
@@ -670,7 +670,7 @@ def test_rendering_without_a_mode_says_how() -> None:
         ("MAS-LogiQA-v0", "logiqa/Test.txt", 651),
     ],
 )
-def test_reference_solutions_earn_the_reward(env_id: str, file: str, size: int, shared_data: Path) -> None:
+def test_reference_solutions_have_reward_1(env_id: str, file: str, size: int, shared_data: Path) -> None:
     env = gym.make(env_id, data=str(shared_data / file), mas="single", disable_env_checker=True).unwrapped
     task = env.task
     assert len(task) == size
@@ -683,7 +683,7 @@ def test_reference_solutions_earn_the_reward(env_id: str, file: str, size: int, 
     assert wrong == []
 
 
-def test_data_sets_are_shared_by_equal_environments(tmp_path: Path) -> None:
+def test_equal_environments_share_a_data_set(tmp_path: Path) -> None:
     path = write_rows("gsm8k", tmp_path)
     first, second = (MASEnv("gsm8k", data=path) for _ in range(2))
     assert first.task[0] is second.task[0]
@@ -697,7 +697,7 @@ def test_data_sets_are_shared_by_equal_environments(tmp_path: Path) -> None:
         ("plain_tree_search", "the most visited path answers 26: reward +1"),
     ],
 )
-def test_the_examples_run(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_examples_run(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(__file__).resolve().parents[1] / "examples"
     runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
     assert said in capsys.readouterr().out

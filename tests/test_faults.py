@@ -63,7 +63,7 @@ def clean(url: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @SYSTEMS
-def test_three_calls_in_ten_fail_and_the_answers_are_those_of_a_clean_run(
+def test_answers_with_30_percent_failed_calls_equal_a_clean_run(
     url: str, clean: dict[str, Any], program: str | None
 ) -> None:
     proxy = FaultProxy(url, share=0.3, seed=3)
@@ -76,7 +76,7 @@ def test_three_calls_in_ten_fail_and_the_answers_are_those_of_a_clean_run(
 
 
 @pytest.mark.slow
-def test_the_tiny_model_behind_a_failing_server() -> None:
+def test_tiny_model_behind_a_failing_server_gives_equal_answers() -> None:
     def ask(front: str) -> list[str | None]:
         policy = load_policy(f"openai:served@{front}/v1", max_attempts=12)
         plans = list(search.run("single", TASK[:6], mas="rpsv", policy=policy, seed=7))
@@ -91,7 +91,7 @@ def test_the_tiny_model_behind_a_failing_server() -> None:
 
 
 @SYSTEMS
-def test_what_retries_cannot_mend_fails_its_own_search(url: str, clean: dict[str, Any], program: str | None) -> None:
+def test_permanent_error_fails_only_its_search(url: str, clean: dict[str, Any], program: str | None) -> None:
     doomed = TASK[5]
     start = doomed.question[:40].encode()
     proxy = FaultProxy(url, choose=lambda body, tried: Fault.ERROR if start in body else Fault.NONE)
@@ -128,7 +128,7 @@ def port() -> int:
 
 
 @pytest.mark.slow
-def test_a_killed_server_that_comes_back_after_twenty_seconds(port: int, clean: dict[str, Any]) -> None:
+def test_run_continues_after_a_server_restart(port: int, clean: dict[str, Any]) -> None:
     policy = load_policy(f"openai:served@http://127.0.0.1:{port}/v1", max_concurrency=2)
     with process(port) as first:
         plans = run(policy, concurrency=4)
@@ -146,7 +146,7 @@ def test_a_killed_server_that_comes_back_after_twenty_seconds(port: int, clean: 
     assert told(done + finished) == clean
 
 
-def test_a_server_that_stays_dead_ends_the_run_and_the_same_command_resumes(
+def test_dead_server_ends_the_run_and_the_same_command_resumes(
     port: int, tmp_path: Path, clean: dict[str, Any]
 ) -> None:
     store = str(tmp_path / "runs.db")
@@ -171,7 +171,7 @@ def test_a_server_that_stays_dead_ends_the_run_and_the_same_command_resumes(
     assert again.usage.agent_calls == sum(plan.usage.agent_calls for plan in resumed if plan.problem_id not in kept)
 
 
-def test_agents_on_servers_and_models_of_their_own() -> None:
+def test_agents_may_use_different_servers_and_models() -> None:
     hosts = {name: make_app(hash_policy()) for name in ("Solver", "*")}
     with serving(hosts["Solver"]) as one, serving(hosts["*"]) as other:
         spec = {"Solver": f"openai:served@{one}/v1", "*": f"openai:served@{other}/v1"}
@@ -202,7 +202,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("attack", HOSTILE, ids=lambda text: ascii(text[:12]))
 @pytest.mark.parametrize("mas_name", ["rpsv", "consensus", "debate"])
-def test_a_hostile_message_crosses_no_edge_and_stops_no_search(attack: str, mas_name: str, tmp_path: Path) -> None:
+def test_hostile_message_follows_no_illegal_edge_and_stops_no_search(
+    attack: str, mas_name: str, tmp_path: Path
+) -> None:
     mas = mas_gym.load_mas(mas_name)
     prompts: list[SamplingRequest] = []
 
@@ -229,7 +231,7 @@ def test_a_hostile_message_crosses_no_edge_and_stops_no_search(attack: str, mas_
 
 
 @pytest.mark.parametrize("attack", HOSTILE[:5], ids=lambda text: ascii(text[:12]))
-def test_a_hostile_message_through_a_server_is_data(attack: str) -> None:
+def test_hostile_message_from_a_server_is_plain_text(attack: str) -> None:
     policy = ScriptedPolicy(lambda request, seed: f"{attack} Final Answer: {seed % 3}", max_batch=8)
     app = make_app(policy)
     with serving(app) as base:

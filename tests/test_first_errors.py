@@ -48,20 +48,20 @@ def scored(label: int, *values: float, problem: str = "q") -> Scored:
     return Scored(LabelledTranscript("id", problem, ("step",) * max(1, len(values)), label), values)
 
 
-def test_f1_is_the_harmonic_mean_of_both_accuracies_in_percent() -> None:
+def test_f1_is_the_harmonic_mean_in_percent() -> None:
     labels = np.array([0, 1, 2, 3, NOBODY, NOBODY])
     predicted = np.array([0, 1, 2, 0, NOBODY, 4])
     assert f1_score(predicted, labels) == pytest.approx(100 * 2 * 0.75 * 0.5 / 1.25)
     assert f1_score(np.full(6, NOBODY), labels) == 0
 
 
-def test_the_first_value_below_the_threshold_is_the_error() -> None:
+def test_threshold_rule_finds_the_first_value_below_it() -> None:
     predictor = Predictor([scored(1, 0.9, 0.2, 0.1), scored(NOBODY, 0.9, 0.5), scored(0)])
     assert predictor.predict(Threshold("value", 0.5)).tolist() == [1, NOBODY, -2]
     assert predictor.predict(Threshold("value", 0.95)).tolist() == [0, 0, -2]
 
 
-def test_the_largest_fall_is_the_error_from_the_threshold_on() -> None:
+def test_fall_rule_finds_the_largest_fall() -> None:
     # The mean of the first values, 0.4, stands before the first step.
     predictor = Predictor([scored(2, 0.8, 0.7, -0.3), scored(0, 0.0, 0.1)])
     assert predictor.predict(Threshold("fall", 0.2)).tolist() == [2, 0]
@@ -70,7 +70,7 @@ def test_the_largest_fall_is_the_error_from_the_threshold_on() -> None:
     assert largest_fall([0.6, 0.65], 0.4) == (1, 0.0)
 
 
-def test_a_threshold_separates_what_it_was_chosen_on() -> None:
+def test_chosen_threshold_separates_its_data() -> None:
     dev = [scored(1, 0.9, 0.1), scored(0, 0.2, 0.3), scored(NOBODY, 0.8, 0.7), scored(NOBODY, 0.9, 0.6)]
     threshold, f1 = choose_threshold(dev, ["value"])
     assert f1 == 100
@@ -79,7 +79,7 @@ def test_a_threshold_separates_what_it_was_chosen_on() -> None:
         choose_threshold(dev[:2])
 
 
-def test_everything_by_hand(tmp_path: Path) -> None:
+def test_metrics_equal_a_hand_computation(tmp_path: Path) -> None:
     rows = [
         marked("a", 1, 0.9, -0.8, agents=("Reader", "Solver")),
         marked("a", NOBODY, 0.8, 0.7, agents=("Reader", "Solver")),
@@ -99,14 +99,14 @@ def test_everything_by_hand(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found.to_dict()))["threshold"] == {"rule": "value", "at": 0.0}
 
 
-def test_an_outcome_critic_names_no_step(tmp_path: Path) -> None:
+def test_outcome_critic_finds_no_step(tmp_path: Path) -> None:
     rows = [marked("a", 1, -1.0, -0.8), marked("b", NOBODY, -1.0, 0.7)]
     found = bench_critic(Marks(terminal_only=True), written(tmp_path / "t.jsonl", rows), threshold=0.0)
     assert (found.first_error, found.no_error, found.f1, found.threshold) == (None, None, None, None)
     assert (found.auc, list(found.by_depth), found.cost.reward_calls) == (1.0, [2], 2)
 
 
-def test_the_threshold_is_chosen_apart_from_what_is_measured(tmp_path: Path) -> None:
+def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     rows = [marked(f"question {i}", NOBODY if i % 2 else 1, 0.5, 0.5 if i % 2 else -0.5) for i in range(60)]
     transcripts = read_transcripts(written(tmp_path / "t.jsonl", rows))
     dev, rest, how = divide(transcripts)
@@ -119,7 +119,7 @@ def test_the_threshold_is_chosen_apart_from_what_is_measured(tmp_path: Path) -> 
     assert len(divide(read_transcripts(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
 
 
-def test_policy_likelihood_needs_the_log_probabilities_of_the_file(tmp_path: Path) -> None:
+def test_policy_likelihood_requires_log_probabilities(tmp_path: Path) -> None:
     row = marked("a", 1, 0.9, -0.8)
     with pytest.raises(CriticError, match="no policy wrote"):
         bench_critic(PolicyLikelihood(), written(tmp_path / "t.jsonl", [row]), threshold=0.0)
@@ -129,14 +129,14 @@ def test_policy_likelihood_needs_the_log_probabilities_of_the_file(tmp_path: Pat
     assert (found.f1, found.cost.reward_calls) == (100, 0)
 
 
-def test_steps_must_be_an_episode_of_their_system(tmp_path: Path) -> None:
+def test_steps_that_are_no_legal_episode_are_rejected(tmp_path: Path) -> None:
     row = marked("a", 1, 0.9, -0.8, agents=("Reader", "Solver")) | {"mas": "rpsv"}
     with pytest.raises(DataError, match=r"expected a step of Planner at place 1 .* got one of 'Solver'"):
         bench_critic(Marks(), written(tmp_path / "t.jsonl", [row]), threshold=0.0)
 
 
 @pytest.mark.slow
-def test_the_data_set_and_the_command(tmp_path: Path) -> None:
+def test_bench_critic_command_evaluates_a_data_set(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     assert data_set.write(tmp_path, 16, (14,)) == 16
     rows = read_transcripts(tmp_path / "ordering" / "test.parquet")
@@ -167,13 +167,13 @@ def test_the_data_set_and_the_command(tmp_path: Path) -> None:
     ],
     ids=["rule", "dev", "mas"],
 )
-def test_mistyped(options: list[str], said: str, tmp_path: Path) -> None:
+def test_mistyped_options_are_rejected(options: list[str], said: str, tmp_path: Path) -> None:
     file = written(tmp_path / "t.jsonl", [marked("a", 1, 0.9, -0.8)])
     done = CliRunner().invoke(app, ["bench-critic", "--critic", "constant:0", "--data", str(file), *options])
     assert done.exit_code == 2
     assert said in " ".join(done.output.replace("│", " ").split())
 
 
-def test_a_critic_of_all_right_transcripts_has_no_f1() -> None:
+def test_f1_without_wrong_transcripts_is_undefined() -> None:
     found = bench_critic(ConstantCritic(), [LabelledTranscript("a", "q", ("s",), NOBODY)], threshold=-1.0)
     assert (found.first_error, found.no_error, found.f1, found.auc) == (None, 1.0, None, 0.5)

@@ -148,7 +148,7 @@ def test_langgraph_nodes_behind_a_tool_call_are_agents(isolate: bool, caplog: py
 
 
 @pytest.mark.parametrize("planner", COUNTS)
-def test_a_framework_gives_the_transcripts_of_the_mas(planner: str, program: Program) -> None:
+def test_framework_transcripts_equal_those_of_the_mas(planner: str, program: Program) -> None:
     count = COUNTS[planner] * TIMES
     assert shapes(planner, count, SCRIPTED, program=program) == native(planner, count, SCRIPTED)
 
@@ -158,7 +158,7 @@ def tiny() -> Any:
     return load_policy("tiny")
 
 
-def test_so_it_does_with_the_tiny_agents(program: Program) -> None:
+def test_framework_transcripts_with_tiny_agents_equal_those_of_the_mas(program: Program) -> None:
     pytest.importorskip("torch", reason="the tiny agents need the extra 'local'")
     assert shapes("sc:3", 2, tiny(), program=program) == native("sc:3", 2, tiny())
 

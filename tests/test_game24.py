@@ -195,7 +195,7 @@ def test_training_search_labels_states_by_what_was_found_below() -> None:
                 assert can_make(left)
 
 
-def test_policy_says_so_if_there_is_no_move() -> None:
+def test_policy_without_a_legal_move_reports_it() -> None:
     [plan] = search.run("single", [PUZZLE], mas="rpsv", policy=proposer())
     assert plan.correct is False
 
@@ -203,7 +203,7 @@ def test_policy_says_so_if_there_is_no_move() -> None:
 # ---------------------------------------------------------------- recording
 
 
-def test_missing_recording_is_named(tmp_path: Path) -> None:
+def test_missing_recording_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"game24\.jsonl\.gz"):
         read_recordings(tmp_path)
 
@@ -254,12 +254,12 @@ def test_exact_truth_as_a_critic_keeps_every_way_to_24(recordings: list) -> None
         assert keeps(one, 0, exact) == any(state.winning for state in one.levels[0].states)
 
 
-def test_training_leaves_recorded_puzzles_out(recordings: list) -> None:  # type: ignore[type-arg]
+def test_training_excludes_recorded_puzzles(recordings: list) -> None:  # type: ignore[type-arg]
     recorded = {one.numbers for one in recordings}
     assert not recorded & {tuple(problem.metadata["numbers"]) for problem in training_task(recorded)}
 
 
-def test_recorded_trees_are_worlds_to_search(recordings: list, shared_data: Path, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_planners_search_recorded_trees(recordings: list, shared_data: Path, tmp_path: Path) -> None:  # type: ignore[type-arg]
     from benchmarks.real import game24_recorded
 
     data, reader = shared_data / "real" / "game24.jsonl.gz", f"{game24_recorded.__file__}:transcripts:dead_ends=false"

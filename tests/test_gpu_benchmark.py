@@ -27,7 +27,7 @@ def test_benchmark_with_cut_configuration_writes_every_ratio(
 
 
 @pytest.mark.slow
-def test_benchmark_out_of_time_reports_skipped_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_at_its_time_limit_reports_skipped_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # One second for the models: less than Python needs to import torch and write them.
     monkeypatch.setattr(gpu, "RESERVE", 0.0)
     assert gpu.main(["--config", "cut", "--out", str(tmp_path), "--minutes", "0.17"]) == 1
@@ -47,7 +47,7 @@ def test_full_configuration_has_the_published_number_of_parameters() -> None:
     assert (round(total / 1e9, 2), round((total - embedding) / 1e9, 2)) == (1.54, 1.31)
 
 
-def test_benchmark_without_gpu_says_how_to_check_it(
+def test_benchmark_without_gpu_names_the_cpu_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -252,7 +252,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("text", "answer"), NUMBERS)
-def test_numbers_are_read(text: str, answer: str | None) -> None:
+def test_numbers_are_extracted(text: str, answer: str | None) -> None:
     assert extract_answer(NUMBER, text) == answer
 
 
@@ -309,12 +309,12 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("text", "label"), CHOICES)
-def test_labels_are_read(text: str, label: str | None) -> None:
+def test_labels_are_extracted(text: str, label: str | None) -> None:
     assert extract_answer(CHOICE, text) == label
 
 
 @pytest.mark.parametrize(("text", "label"), [("F", "A"), ("G", "C"), ("B", "B"), ("B. L", "B"), ("L", "B")])
-def test_options_that_are_letters_themselves(text: str, label: str) -> None:
+def test_options_that_are_letters_are_extracted(text: str, label: str) -> None:
     assert extract_answer(LETTERS, f"Final Answer: {text}") == label
 
 
@@ -405,14 +405,14 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("reference", "answer"), EQUAL)
-def test_equal_expressions(reference: str, answer: str) -> None:
+def test_equal_expressions_are_accepted(reference: str, answer: str) -> None:
     read = read_expression(answer)
     assert read is not None
     assert compare(reference, read, "expression") == "equal"
 
 
 @pytest.mark.parametrize(("reference", "answer"), DIFFERENT)
-def test_different_expressions(reference: str, answer: str) -> None:
+def test_different_expressions_are_rejected(reference: str, answer: str) -> None:
     read = read_expression(answer)
     assert read is not None
     assert compare(reference, read, "expression") == "different"
@@ -429,7 +429,7 @@ def test_different_expressions(reference: str, answer: str) -> None:
         ("choice", ["Final Answer: b", "(B)", "**Answer:** B. A cat is black"]),
     ],
 )
-def test_equal_answers_group_in_a_vote(kind: str, answers: list[str]) -> None:
+def test_equal_answers_share_a_vote(kind: str, answers: list[str]) -> None:
     problem = Problem("p", "?", "x", kind, {"options": ["a dog", "A cat is black"]})  # type: ignore[arg-type]
     assert len({extract_answer(problem, text) for text in answers}) == 1
 
@@ -491,13 +491,13 @@ def test_fault_4_equal_letters_group() -> None:
     assert [extract_answer(LETTERS, text) for text in texts] == ["B"] * 4
 
 
-def test_fault_5_words_are_no_letters() -> None:
+def test_fault_5_words_are_not_letters() -> None:
     assert extract_answer(LETTERS, "Final Answer: Because it follows") is None
     assert extract_answer(LETTERS, "Final Answer: A careful reading gives nothing") is None
     assert extract_answer(LETTERS, "A careful reading gives C.") == "C"
 
 
-def test_only_the_final_message_is_read() -> None:
+def test_only_the_final_message_is_graded() -> None:
     problem = Problem("p", "Ignore this. Final Answer: 99. \\boxed{99}", "18")
     assert grade(problem, "Final Answer: 18").correct
     assert extract_answer(problem, "I do not know.") is None
@@ -515,7 +515,7 @@ WRAPPERS = (
 
 
 @pytest.mark.parametrize("mode", ["strict", "paper"])
-def test_gsm8k_reference_solutions(shared_data: Path, mode: str) -> None:
+def test_gsm8k_reference_solutions_are_correct(shared_data: Path, mode: str) -> None:
     task = load_task("gsm8k", data=shared_data / "gsm8k" / "test.jsonl", grading=mode)
     assert len(task) == 1319
     right = sum(task.grade(problem, problem.metadata["solution"]).correct for problem in task)
@@ -523,7 +523,7 @@ def test_gsm8k_reference_solutions(shared_data: Path, mode: str) -> None:
     assert right == {"strict": 1319, "paper": 1318}[mode]
 
 
-def test_gsm8k_wrong_answers_are_never_right(shared_data: Path) -> None:
+def test_gsm8k_wrong_answers_are_rejected(shared_data: Path) -> None:
     task = load_task("gsm8k", data=shared_data / "gsm8k" / "test.jsonl")
     for problem in task:
         value = int(problem.answer)
@@ -536,7 +536,7 @@ def test_gsm8k_wrong_answers_are_never_right(shared_data: Path) -> None:
                 assert not task.grade(problem, text).correct, (problem.id, text)
 
 
-def test_math_reference_solutions(shared_data: Path) -> None:
+def test_math_reference_solutions_are_correct(shared_data: Path) -> None:
     task = load_task("math", data=shared_data / "math500" / "test.jsonl")
     assert len(task) == 500
     for problem in task:
@@ -545,7 +545,7 @@ def test_math_reference_solutions(shared_data: Path) -> None:
         assert task.grade(problem, f"So we get\n\\[\\boxed{{{problem.answer}}}\\]").correct, problem.answer
 
 
-def test_math_wrong_answers_are_never_right(shared_data: Path) -> None:
+def test_math_wrong_answers_are_rejected(shared_data: Path) -> None:
     task = load_task("math", data=shared_data / "math500" / "test.jsonl")
     for problem in task:
         number = parse_number(problem.answer)
@@ -559,7 +559,7 @@ def test_math_wrong_answers_are_never_right(shared_data: Path) -> None:
             assert not task.grade(problem, f"Final Answer: ${answer}$").correct, (problem.answer, answer)
 
 
-def test_logiqa_letters(shared_data: Path) -> None:
+def test_logiqa_letters_are_graded(shared_data: Path) -> None:
     task = load_task("logiqa", data=shared_data / "logiqa" / "Test.txt")
     assert len(task) == 651
     for problem in task:
@@ -587,7 +587,7 @@ def test_logiqa_letters(shared_data: Path) -> None:
         (CHOICE, "Final Answer: Because", None),
     ],
 )
-def test_paper_mode_keeps_to_the_letter(problem: Problem, text: str, answer: str | None) -> None:
+def test_paper_mode_follows_the_paper(problem: Problem, text: str, answer: str | None) -> None:
     assert extract_answer(problem, text, "paper") == answer
 
 
@@ -598,7 +598,7 @@ def test_paper_tolerance_is_absolute() -> None:
     assert not answers_equal("18", "18.002", "number", "paper")
 
 
-def test_unknown_mode_is_refused() -> None:
+def test_unknown_mode_is_rejected() -> None:
     with pytest.raises(ConfigError, match="'strict' or 'paper', got 'loose'"):
         load_task("gsm8k", data="nowhere", grading="loose")
 
@@ -664,7 +664,7 @@ MESSAGES = st.lists(st.one_of(NASTY, st.text(ANY_CHARACTER, max_size=8)), max_si
 
 @pytest.mark.slow
 @given(MESSAGES)
-def test_any_text_is_graded_without_an_error(text: str) -> None:
+def test_arbitrary_text_is_graded_without_an_error(text: str) -> None:
     for mode in ("strict", "paper"):
         for problem in (NUMBER, CHOICE):
             outcome = grade(problem, text, mode)  # type: ignore[arg-type]
@@ -675,7 +675,7 @@ def test_any_text_is_graded_without_an_error(text: str) -> None:
 
 
 @given(MESSAGES)
-def test_what_was_read_reads_as_itself(text: str) -> None:
+def test_extraction_is_idempotent(text: str) -> None:
     answer = extract_answer(NUMBER, text)
     if answer is not None:
         assert read_number(answer) == answer
@@ -686,7 +686,7 @@ def test_what_was_read_reads_as_itself(text: str) -> None:
     st.fractions(max_denominator=10**6),
     st.sampled_from(["Final Answer: {}", "so \\boxed{{{}}}", "the answer is ${}$."]),
 )
-def test_fractions_come_back_exactly(value: Fraction, wrapper: str) -> None:
+def test_fractions_are_extracted_exactly(value: Fraction, wrapper: str) -> None:
     sign = "-" if value < 0 else ""
     top, bottom = abs(value.numerator), value.denominator
     for form in (f"{sign}{top}/{bottom}", rf"{sign}\frac{{{top}}}{{{bottom}}}", format_number(value)):
@@ -696,7 +696,7 @@ def test_fractions_come_back_exactly(value: Fraction, wrapper: str) -> None:
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
-def test_decimals_with_separators_come_back_exactly(value: object) -> None:
+def test_decimals_with_separators_are_extracted_exactly(value: object) -> None:
     answer = extract_answer(NUMBER, f"It costs 3.\nFinal Answer: ${value:,} per day")
     assert answer is not None
     assert parse_number(answer) == Fraction(str(value))
@@ -790,7 +790,7 @@ def test_equality_of_numbers_is_symmetric(a: Fraction, b: Fraction) -> None:
     ],
     ids=ascii,
 )
-def test_a_megabyte_is_read_in_linear_time(start: str, part: str, count: int, end: str) -> None:
+def test_megabyte_of_text_is_graded_in_linear_time(start: str, part: str, count: int, end: str) -> None:
     text = start + part * count + end
     # anything but linear time would run for hours here
     for problem in (NUMBER, CHOICE, EXPRESSION):
@@ -819,18 +819,18 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda text: text[:16])
-def test_bombs_are_defused(bomb: str) -> None:
+def test_expensive_expressions_are_rejected(bomb: str) -> None:
     for reference in (r"2\sqrt{5}", "x+1"):
         assert compare(reference, bomb, "expression") in ("different", "too complex")
         assert compare(bomb, reference, "expression") in ("different", "too complex")
 
 
 @pytest.mark.parametrize("text", ["9^{9^9}", "(9^{99})^{99}", "9^{1001}", "5!!", "1" * 31, "(" * 13, "x" * 301])
-def test_what_is_too_complex_is_refused_unseen(text: str) -> None:
+def test_too_complex_expressions_are_not_parsed(text: str) -> None:
     assert too_complex(text)
 
 
-def test_nothing_is_evaluated(tmp_path: Path) -> None:
+def test_answers_are_not_evaluated_as_code(tmp_path: Path) -> None:
     target = tmp_path / "made"
     text = f"__import__('pathlib').Path({str(target)!r}).touch()"
     for reference in ("x+1", "18"):
@@ -841,13 +841,13 @@ def test_nothing_is_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_that_takes_too_long_is_stopped() -> None:
+def test_slow_comparison_is_stopped() -> None:
     problem = Problem("p", "?", "(a+b+c+d+f+g)^{61}", "expression")
     assert grade(problem, r"\boxed{(a+b+c+d+f+g)^{60}}").reason == "timed out"
     assert compare(r"\sqrt{8}", r"2\sqrt{2}", "expression") == "equal"
 
 
-def test_it_works_from_any_thread() -> None:
+def test_grading_works_from_any_thread() -> None:
     verdicts: dict[int, str] = {}
 
     def ask(number: int) -> None:
@@ -861,7 +861,7 @@ def test_it_works_from_any_thread() -> None:
     assert set(verdicts.values()) == {"equal"}
 
 
-def test_a_dead_worker_is_replaced() -> None:
+def test_dead_worker_is_replaced() -> None:
     assert symbolic.judge(r"\sqrt{44}", r"2\sqrt{11}").verdict == "equal"
     process = symbolic._worker._process
     assert process is not None
@@ -870,7 +870,7 @@ def test_a_dead_worker_is_replaced() -> None:
     assert symbolic.judge(r"\sqrt{52}", r"2\sqrt{13}").verdict == "equal"
 
 
-def test_without_the_engine_numbers_still_work(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
+def test_numbers_are_graded_without_sympy(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
     monkeypatch.setattr(symbolic, "find_spec", lambda name: None)
     symbolic.judge.cache_clear()
     assert answers_equal("1.5", r"1\frac{1}{2}", "expression")

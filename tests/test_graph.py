@@ -62,7 +62,7 @@ def test_the_paper_lists_seven_systems() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(paper_listings()))
-def test_shipped_configs_are_the_papers(name: str) -> None:
+def test_shipped_configs_equal_the_papers(name: str) -> None:
     agents, edges = paper_listings()[name]
     mas = load_mas(name)
     assert mas.name == name
@@ -71,7 +71,7 @@ def test_shipped_configs_are_the_papers(name: str) -> None:
     assert mas.dynamic == (name == "dylan")
 
 
-def test_block_prompts_keep_their_lines() -> None:
+def test_block_prompts_preserve_line_breaks() -> None:
     prompt = load_mas("refine").agents[1].system_prompt
     assert prompt == (
         "You are a checker. Look at the solution and check if it is correct.\n\n"
@@ -81,7 +81,7 @@ def test_block_prompts_keep_their_lines() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(paper_listings()))
-def test_dict_json_and_pickle_round_trips(name: str, tmp_path: Path) -> None:
+def test_mas_survives_dict_json_and_pickle(name: str, tmp_path: Path) -> None:
     mas = load_mas(name)
     assert load_mas(json.loads(json.dumps(mas.to_dict()))) == mas
     assert pickle.loads(pickle.dumps(mas)) == mas
@@ -92,7 +92,7 @@ def test_dict_json_and_pickle_round_trips(name: str, tmp_path: Path) -> None:
     assert load_mas(str(path)).fingerprint == mas.fingerprint
 
 
-def test_fingerprints_tell_systems_apart() -> None:
+def test_fingerprints_differ_between_systems() -> None:
     prints = {load_mas(name).fingerprint for name in mas_names()}
     assert len(prints) == len(mas_names())
     changed = load_mas("rpsv").to_dict()
@@ -100,7 +100,7 @@ def test_fingerprints_tell_systems_apart() -> None:
     assert load_mas(changed).fingerprint not in prints
 
 
-def test_nodes_can_be_named() -> None:
+def test_nodes_are_found_by_name() -> None:
     by_name = load_mas(config("AB", [["q", "A"], ["A", "B", "contains:x"], ["A", "sink"], ["q", "B"]]))
     by_number = load_mas(config("AB", [[-1, 0], [0, 1, "contains:x"], [0, "sink"], [-1, 1]]))
     assert by_name == by_number
@@ -108,7 +108,7 @@ def test_nodes_can_be_named() -> None:
 
 
 @pytest.mark.parametrize("source", ["RPSV", "Rpsv"])
-def test_names_in_any_case(source: str) -> None:
+def test_names_are_case_insensitive(source: str) -> None:
     assert load_mas(source) == load_mas("rpsv")
 
 
@@ -142,7 +142,7 @@ def test_names_in_any_case(source: str) -> None:
         ("many", "edges: expected a list of edges, got 'many'"),
     ],
 )
-def test_edge_faults(edges, expected: str) -> None:
+def test_invalid_edges_are_rejected(edges, expected: str) -> None:
     found = faults_of(config("AB", edges))
     assert any(fault.startswith(expected) for fault in found), found
 
@@ -167,7 +167,7 @@ def test_edge_faults(edges, expected: str) -> None:
         (agent("B", system_promt="x"), "agents[1].system_promt: unknown key 'system_promt'"),
     ],
 )
-def test_agent_faults(entry, expected: str) -> None:
+def test_invalid_agents_are_rejected(entry, expected: str) -> None:
     found = faults_of({"agents": [agent("A"), entry], "edges": [[-1, 0], [0, 1]]})
     assert any(fault.startswith(expected) for fault in found), found
 
@@ -182,7 +182,7 @@ def test_agent_faults(entry, expected: str) -> None:
         ({**config("A", [[-1, 0]]), "name": 3}, "name: expected a non-empty text, got 3"),
     ],
 )
-def test_top_level_faults(source, expected: str) -> None:
+def test_invalid_top_level_keys_are_rejected(source, expected: str) -> None:
     assert any(fault.startswith(expected) for fault in faults_of(source))
 
 
@@ -193,7 +193,7 @@ def test_nearest_names_are_suggested() -> None:
     assert any("did you mean 'agents'?" in fault for fault in found)
 
 
-def test_every_fault_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
+def test_all_faults_are_reported_together_with_lines(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
         "agents:\n"
@@ -224,7 +224,7 @@ def test_every_fault_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
     assert len(found) == 6
 
 
-def test_one_wrong_node_does_not_raise_a_cascade() -> None:
+def test_wrong_node_gives_a_single_fault() -> None:
     assert len(faults_of(config("AB", [[-1, 0], ["Aa", 1], [0, "Bb"]]))) == 2
 
 
@@ -261,7 +261,7 @@ def test_conditional_branches_may_end_without_out_edges() -> None:
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else None,
 )
-def test_malformed_and_hostile_yaml(text: str, expected: str, tmp_path: Path) -> None:
+def test_malformed_and_hostile_yaml_is_rejected(text: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -278,7 +278,7 @@ def test_yaml_aliases_are_rejected(tmp_path: Path) -> None:
         load_mas(path)
 
 
-def test_large_and_undecodable_files(tmp_path: Path) -> None:
+def test_large_and_undecodable_files_are_rejected(tmp_path: Path) -> None:
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
@@ -289,7 +289,7 @@ def test_large_and_undecodable_files(tmp_path: Path) -> None:
         load_mas(latin)
 
 
-def test_unknown_names_and_paths(tmp_path: Path) -> None:
+def test_unknown_names_and_paths_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rpsv'") as caught:
         load_mas("rpvs")
     assert "consensus, debate, dylan, game24, handoff, logic, refine, rpsv, single" in str(caught.value)
@@ -344,12 +344,12 @@ def test_pattern_matches(pattern: str, text: str, expected: bool) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_pattern_that_is_not_valid_names_the_remedy(pattern: str, remedy: str) -> None:
+def test_invalid_pattern_error_names_the_remedy(pattern: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(remedy)):
         matcher(pattern)
 
 
-def test_conditions() -> None:
+def test_conditions_match_as_documented() -> None:
     assert Condition("regex", r"(?i)verdict:\s*disagree").holds("VERDICT:  Disagree")
     assert not Condition("not_regex", r"^x").holds("xyz")
     assert Condition("contains", "DONE").holds("all DONE.")
@@ -358,7 +358,7 @@ def test_conditions() -> None:
     assert str(Condition("regex", "a:b")) == "regex:a:b"
 
 
-def test_a_regex_reads_the_whole_of_a_long_message() -> None:
+def test_regex_matches_a_whole_long_message() -> None:
     filler = "." * 100_000
     for kind in ("regex", "contains"):
         assert Condition(kind, "mark").holds(filler + "mark" + filler)
@@ -379,14 +379,14 @@ DATA = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, DATA, max_size=5))
-def test_any_data_is_read_or_refused_with_faults(data) -> None:
+def test_arbitrary_data_is_read_or_rejected_with_faults(data) -> None:
     try:
         assert isinstance(load_mas(data), MAS)
     except ConfigError as error:
         assert error.faults
 
 
-def test_ten_thousand_agents_with_faults() -> None:
+def test_many_invalid_agents_are_reported() -> None:
     agents = [agent(f"A{i}") for i in range(10_000)]
     edges = [[-1, 0], *([i, i + 1] for i in range(9_999))]
     assert len(load_mas({"agents": agents, "edges": edges}).agents) == 10_000

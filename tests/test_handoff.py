@@ -70,12 +70,12 @@ def play(mas, *texts: str):
         ("\n \n", None),
     ],
 )
-def test_the_contract_of_recipients(text: str, name: str | None) -> None:
+def test_named_recipient_is_extracted(text: str, name: str | None) -> None:
     assert named_recipient(text) == name
 
 
 @given(st.text(alphabet=" \n\r\u2028->\u2192:aRECIPIENTrecipient*\x00", max_size=60))
-def test_any_text_names_at_most_a_line(text: str) -> None:
+def test_arbitrary_text_names_at_most_one_line(text: str) -> None:
     name = named_recipient(text)
     assert name is None or (name in text and name == name.strip() and len(name.splitlines()) <= 1)
 
@@ -89,17 +89,17 @@ def test_any_text_names_at_most_a_line(text: str) -> None:
         ("the current answer is 18", None),
     ],
 )
-def test_the_field_of_the_current_answer(text: str, answer: str | None) -> None:
+def test_current_answer_field_is_extracted(text: str, answer: str | None) -> None:
     assert current_answer(text) == answer
 
 
 @pytest.mark.parametrize("name", ["Number Theorist", "number_theorist", "**NumberTheorist**.", "NUMBER-THEORIST"])
-def test_case_spaces_and_punctuation_make_no_difference(name: str) -> None:
+def test_names_ignore_case_spaces_and_punctuation(name: str) -> None:
     _, state = play(load_mas(TEAM), f"RECIPIENT: {name}")
     assert (state.acting, state.recipients) == (2, (2,))
 
 
-def test_agents_hand_over_until_one_names_sink() -> None:
+def test_handoffs_continue_until_sink_is_named() -> None:
     mas = load_mas(TEAM)
     model, state = play(mas, "-> Solver", "-> Planner", "-> Number Theorist", "18 -> sink")
     assert [turn.recipients for turn in state.turns] == [(1,), (0,), (2,), (mas.sink,)]
@@ -109,7 +109,7 @@ def test_agents_hand_over_until_one_names_sink() -> None:
     assert [m.text for m in model.local_view(state, 0).messages] == ["-> Solver", "-> Planner", "-> Number Theorist"]
 
 
-def test_only_legal_recipients_can_be_named() -> None:
+def test_naming_an_illegal_recipient_is_invalid() -> None:
     mas = load_mas(TEAM)
     model = Dynamics(mas)
     start = model.initial_state(QUESTION)
@@ -126,7 +126,7 @@ def test_only_legal_recipients_can_be_named() -> None:
     assert model.legal_recipients(state) == (0, 1, 3, mas.ALL)
 
 
-def test_the_last_turn_ends_whatever_the_message_names() -> None:
+def test_last_turn_ends_the_episode() -> None:
     mas = load_mas(TEAM)
     for last in ("-> Planner", "nobody", "-> sink"):
         model, state = play(mas, *["-> Solver", "-> Planner"] * 2, "-> Solver")
@@ -136,7 +136,7 @@ def test_the_last_turn_ends_whatever_the_message_names() -> None:
         assert model.failure(state) is None
 
 
-def test_the_recipient_of_the_action_overrides_that_of_the_message() -> None:
+def test_recipient_of_the_action_overrides_the_message() -> None:
     mas = load_mas(TEAM)
     model = Dynamics(mas)
     start = model.initial_state(QUESTION)
@@ -158,7 +158,7 @@ UNREADABLE = (
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-def test_a_message_that_names_no_legal_recipient_ends_the_episode_in_failure(text: str) -> None:
+def test_message_without_legal_recipient_fails_the_episode(text: str) -> None:
     model, state = play(load_mas(TEAM), text)
     assert model.is_terminal(state)
     assert state.recipients == ()
@@ -170,7 +170,7 @@ def test_a_message_that_names_no_legal_recipient_ends_the_episode_in_failure(tex
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-def test_on_invalid_handles_it_in_the_environment(text: str) -> None:
+def test_on_invalid_applies_to_illegal_recipients(text: str) -> None:
     env = MASEnv(TASK, TEAM)
     env.reset(seed=0)
     _, reward, terminated, _, info = env.step((text, env.ALL))
@@ -186,7 +186,7 @@ def test_on_invalid_handles_it_in_the_environment(text: str) -> None:
     assert env.state.acting == 1
 
 
-def test_a_fallback_takes_what_names_no_legal_recipient() -> None:
+def test_fallback_receives_messages_without_legal_recipient() -> None:
     agents = [{**TEAM["agents"][0], "fallback": 2}, *TEAM["agents"][1:]]
     agents[2] = {**agents[2], "fallback": "sink"}
     mas = load_mas(team(agents=agents, fallback="Planner"))
@@ -200,7 +200,7 @@ def test_a_fallback_takes_what_names_no_legal_recipient() -> None:
     assert play(mas, "-> Solver", "-> Number Theorist", "hm")[1].recipients == (3,)
 
 
-def test_conditions_hold_for_named_recipients() -> None:
+def test_conditions_apply_to_named_recipients() -> None:
     edges = [*TEAM["edges"][:3], ["Planner", "Solver", "contains:WORK"], ["Planner", "Number Theorist"]]
     mas = load_mas(team(edges=[*edges, ["Solver", "Planner"], ["Number Theorist", "sink"]]))
     assert play(mas, "WORK -> Solver")[1].recipients == (1,)
@@ -209,7 +209,7 @@ def test_conditions_hold_for_named_recipients() -> None:
         Dynamics(mas).transition(play(mas)[1], ("-> Solver", 1))
 
 
-def test_an_agent_of_its_own_may_route_by_message() -> None:
+def test_single_agent_may_route_by_message() -> None:
     agents = [{**TEAM["agents"][0], "route": "message"}, *TEAM["agents"][1:]]
     mixed = {key: value for key, value in TEAM.items() if key != "route"}
     mas = load_mas({**mixed, "agents": agents})
@@ -248,13 +248,13 @@ def test_placeholders_are_filled_at_each_turn() -> None:
         ({"route": "edges", "fallback": "Solver"}, "fallback: no agent has route: message: add it or drop the key"),
     ],
 )
-def test_faults_of_routing(change, expected: str) -> None:
+def test_invalid_routing_is_rejected(change, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_mas(team(**change))
     assert any(fault.startswith(expected) for fault in caught.value.faults), caught.value.faults
 
 
-def test_all_faults_of_routing_are_reported_at_once() -> None:
+def test_all_routing_faults_are_reported_together() -> None:
     agents = [
         {"name": "A b", "system_prompt": "x", "route": "message"},
         {"name": "ab", "system_prompt": "x", "fallback": 0},
@@ -284,7 +284,7 @@ def test_routes_are_part_of_the_identity() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_handoff_keeps_the_contract(data) -> None:
+def test_arbitrary_handoffs_follow_the_rules(data) -> None:
     fallback = data.draw(st.sampled_from([{}, {"fallback": "Planner"}]))
     agents = [dict(TEAM["agents"][0], **({"fallback": 1} if fallback else {})), *TEAM["agents"][1:]]
     mas = load_mas(team(agents=agents, **fallback, min_turns=data.draw(st.integers(1, 6))))
@@ -315,7 +315,7 @@ def test_routing_passes_the_compliance_checks() -> None:
 # ------------------------------------------------------------------------------------- the shipped system
 
 
-def test_handoff_is_as_described() -> None:
+def test_handoff_system_is_as_documented() -> None:
     mas = load_mas("handoff")
     roles = "Analyst Algebraist Geometer NumberTheorist Combinatorialist IndependentSolver Critic Finalizer"
     assert [agent.name for agent in mas.agents] == roles.split()
@@ -343,7 +343,7 @@ def test_handoff_takes_four_to_twelve_turns() -> None:
     assert (state.depth, model.is_terminal(state)) == (12, True)
 
 
-def test_handoff_env_by_id(tmp_path) -> None:
+def test_handoff_env_is_made_by_id(tmp_path) -> None:
     import gymnasium as gym
 
     path = tmp_path / "math.jsonl"
@@ -429,14 +429,14 @@ def hits(planner, **options) -> int:
     return sum(plan.correct for plan in plans)
 
 
-def test_a_verifier_can_send_back_to_who_erred() -> None:
+def test_verifier_can_return_to_an_earlier_agent() -> None:
     plans = repaired("single")
     ways = {tuple(turn.speaker for turn in plan.best.state.turns) for plan in plans}
     assert {(0, 1, 2), (0, 1, 2, 1, 2), (0, 1, 2, 0, 1, 2)} <= ways
     assert [plan.candidates for plan in plans] == [plan.candidates for plan in repaired("single")]
 
 
-def test_search_beats_the_single_pass_of_a_handoff() -> None:
+def test_search_outperforms_a_single_handoff_pass() -> None:
     single = hits("single", critic=None)
     assert single <= 14
     assert hits("sbs:4,2") == 20
@@ -444,7 +444,7 @@ def test_search_beats_the_single_pass_of_a_handoff() -> None:
     assert hits("mcts:8,3", concurrency=3) == 20
 
 
-def test_the_critics_choice_of_recipients_beats_the_agents_own() -> None:
+def test_recipients_chosen_by_critic_outperform_those_of_agents() -> None:
     assert hits("single:recipients=critic") > hits("single") > hits("single:recipients=uniform")
 
 
@@ -459,7 +459,7 @@ def handed(planner: str, script=same_words, mas=None, **options):
 
 
 @pytest.mark.parametrize("rule", ["uniform", "critic", "schedule"])
-def test_children_that_differ_in_recipient_alone_are_different(rule: str) -> None:
+def test_children_with_different_recipients_are_distinct(rule: str) -> None:
     plan = handed(f"mcts:20,4,same=opening,recipients={rule}")
     tree = plan.tree
     first = [tree.states[child] for child in tree.children(0)]
@@ -471,7 +471,7 @@ def test_children_that_differ_in_recipient_alone_are_different(rule: str) -> Non
     assert back.states == tree.states
 
 
-def test_named_recipients_keep_messages_apart_under_a_rule_of_equal_messages() -> None:
+def test_equal_messages_to_different_recipients_are_not_merged() -> None:
     def say(request, seed: int) -> str:
         return f"So 18. -> {NAMES[1 + seed % 2] if request.agent == 'Planner' else 'Number Theorist'}"
 
@@ -479,20 +479,20 @@ def test_named_recipients_keep_messages_apart_under_a_rule_of_equal_messages() -
     assert sorted(tree.states[child].recipients for child in tree.children(0)) == [(1,), (2,)]
 
 
-def test_the_schedule_goes_through_the_agents_in_order() -> None:
+def test_round_robin_recipients_follow_the_agent_order() -> None:
     plan = handed("single:recipients=schedule", mas="handoff")
     assert [turn.speaker for turn in plan.best.state.turns] == list(range(8))
     assert plan.best.state.recipients == (8,)
     assert [turn.speaker for turn in handed("single:recipients=schedule", mas=TEAM).best.state.turns] == [0, 1, 2]
 
 
-def test_uniform_recipients_depend_on_the_seed_and_reach_everybody() -> None:
+def test_uniform_recipients_depend_on_the_seed_and_reach_all_agents() -> None:
     ways = [handed("single:recipients=uniform", mas="handoff", seed=seed).best.state for seed in range(12)]
     assert ways[0] == handed("single:recipients=uniform", mas="handoff", seed=0).best.state
     assert {turn.speaker for state in ways for turn in state.turns} == set(range(8))
 
 
-def test_the_critics_choice_costs_one_score_per_legal_recipient() -> None:
+def test_critic_recipients_cost_one_score_per_legal_recipient() -> None:
     critic = search.ConstantCritic()
     critic.free = False
     plan = handed("single:recipients=critic", critic=critic)
@@ -504,7 +504,7 @@ def test_the_critics_choice_costs_one_score_per_legal_recipient() -> None:
     assert own.best.state.turns[0].recipients == (2,)
 
 
-def test_a_message_without_a_legal_recipient_ends_a_path_without_an_answer() -> None:
+def test_path_without_legal_recipient_has_no_answer() -> None:
     class Proud:
         name, terminal_only, free, scored = "proud", False, False, 0
 
@@ -527,7 +527,7 @@ def test_a_message_without_a_legal_recipient_ends_a_path_without_an_answer() -> 
     assert plan.correct == (plan.best.state.recipients != ())
 
 
-def test_recipients_are_part_of_the_run(tmp_path) -> None:
+def test_recipient_rule_is_part_of_the_run_identity(tmp_path) -> None:
     path = tmp_path / "runs.db"
     specs = ["single", "single:recipients=uniform", "single:recipients=schedule"]
     first = [handed(spec, mas="handoff", store=path) for spec in specs]
@@ -538,7 +538,7 @@ def test_recipients_are_part_of_the_run(tmp_path) -> None:
         assert [run.label.split()[0] for run in store.runs()] == specs
 
 
-def test_every_planner_can_have_its_recipients_chosen() -> None:
+def test_every_planner_accepts_a_recipient_rule() -> None:
     for name in ("single", "sc:2", "bon:2", "sbs:2,1", "mcts:2,2", "puct:2,2", "dvts:2,2", "rebase:4", "adaptive:3"):
         spec = f"{name}{',' if ':' in name else ':'}recipients=uniform"
         planner = search.load_planner(spec)
@@ -547,7 +547,7 @@ def test_every_planner_can_have_its_recipients_chosen() -> None:
     assert search.load_planner("mcts:4,2,recipients=own") == search.MCTS(4, 2)
 
 
-def test_chosen_recipients_comply_and_answer_within_budgets() -> None:
+def test_recipient_rules_pass_the_planner_check_within_budgets() -> None:
     check_planner(search.ChosenRecipients(search.MCTS(4, 2), "uniform"), systems=("handoff", "rpsv"))
     check_planner(search.ChosenRecipients(search.StepBeamSearch(2, 1), "schedule"), systems=("handoff",))
     for rule in ("schedule", "uniform", "critic"):
@@ -556,7 +556,7 @@ def test_chosen_recipients_comply_and_answer_within_budgets() -> None:
             assert (plan.error, plan.usage.agent_calls <= 24) == (None, True)
 
 
-def test_faults_of_the_choice_of_recipients() -> None:
+def test_invalid_recipient_rules_are_rejected() -> None:
     with pytest.raises(ConfigError, match="expected recipients to be one of"):
         search.load_planner("mcts:2,2,recipients=best")
     with pytest.raises(ConfigError, match="needs a critic"):
@@ -574,7 +574,7 @@ def growing(request, seed: int) -> str:
     return f"RECIPIENT: {goal}\nMESSAGE: 3 and 4\nCURRENT ANSWER: {answer}"
 
 
-def test_answers_after_some_turns_of_one_run() -> None:
+def test_turn_answers_returns_answers_after_given_turns() -> None:
     plan = handed("single", growing)
     found = search.turn_answers(plan, TASK, turns=(1, 2, 3, 6, 99))
     assert found == ((1, None, False), (2, "17", False), (3, "18", True), (6, "18", True), (99, "18", True))
@@ -585,7 +585,7 @@ def test_answers_after_some_turns_of_one_run() -> None:
     assert search.turn_answers(failed, TASK, turns=(4,)) == ((4, None, False),)
 
 
-def test_pages_and_texts_for_critics_show_routes() -> None:
+def test_pages_and_critic_texts_show_recipients() -> None:
     from rewardmodels.data.encode import state_text
     from search.pages.tree import tree_page
 
@@ -598,7 +598,7 @@ def test_pages_and_texts_for_critics_show_routes() -> None:
     assert state_text(load_mas(TEAM), failed).endswith("\n0>: nobody\n3")
 
 
-def test_pairs_of_a_tree_keep_recipients_apart() -> None:
+def test_preference_pairs_have_equal_recipients() -> None:
     from rewardmodels.data.mining import pairs
 
     tree = handed("mcts:30,6,recipients=uniform", training=True, critic=None, mas=REPAIR).tree
@@ -612,7 +612,7 @@ def test_pairs_of_a_tree_keep_recipients_apart() -> None:
     assert (pair.chosen.state.recipients, pair.rejected.state.recipients) == ((1,), (2,))
 
 
-def test_a_person_can_play_a_handoff_and_check_draws_it(tmp_path) -> None:
+def test_play_and_check_support_handoffs(tmp_path) -> None:
     from typer.testing import CliRunner
 
     from mas_gym.cli import app

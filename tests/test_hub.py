@@ -175,7 +175,7 @@ def load(endpoint: str, home: Path, *arguments: str, script: str = LOAD) -> str:
 
 
 @pytest.mark.slow
-def test_from_the_hub_then_from_its_cache(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_data_is_downloaded_once_and_then_cached(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
     assert load(endpoint, tmp_path, "gsm8k", "test") == "7 gsm8k/test/0 0"
     train = load(endpoint, tmp_path, "gsm8k", "train")
@@ -187,14 +187,14 @@ def test_from_the_hub_then_from_its_cache(hub: ThreadingHTTPServer, tmp_path: Pa
     assert load(endpoint, tmp_path, "logiqa", "test") == "5 logiqa/test/0 A"
 
 
-def test_no_hub_and_no_cache(tmp_path: Path) -> None:
+def test_missing_hub_and_cache_is_reported(tmp_path: Path) -> None:
     message = load("http://127.0.0.1:9", tmp_path, "mmlu", "test")
     assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub cannot be reached and its cache does")
     assert "Three ways to provide it:" in message
 
 
 @pytest.mark.slow
-def test_any_data_set_of_the_hub_is_a_task(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_hub_data_set_loads_as_a_task(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
     found = load(endpoint, tmp_path, "openai/gsm8k:main", "test")
     assert found.startswith("7 openai/gsm8k:main/") and found.endswith("#### 0")
@@ -204,13 +204,13 @@ def test_any_data_set_of_the_hub_is_a_task(hub: ThreadingHTTPServer, tmp_path: P
     assert message.startswith("DataNotFoundError no data for task 'nobody/nothing'") and "check the path or" in message
 
 
-def test_a_hub_without_the_data(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_missing_hub_data_is_reported(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     message = load(f"http://127.0.0.1:{hub.server_address[1]}", tmp_path, "mmlu", "test")
     assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub does not give 'cais/mmlu'")
 
 
 @pytest.mark.slow
-def test_a_critic_is_published_and_loaded_by_name(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_published_critic_loads_by_name(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     from rewardmodels.loaders import shipped
 
     endpoint, home = f"http://127.0.0.1:{hub.server_address[1]}", tmp_path / "home"
@@ -244,7 +244,7 @@ def test_a_critic_is_published_and_loaded_by_name(hub: ThreadingHTTPServer, tmp_
     assert other.startswith("DataError 'lab/other' on the hub is no critic of MAS-Gym: expected critic.json")
 
 
-def test_what_cannot_be_published(tmp_path: Path) -> None:
+def test_unpublishable_folders_are_rejected(tmp_path: Path) -> None:
     from mas_gym.errors import ConfigError, DataNotFoundError
     from rewardmodels import push_to_hub
 
@@ -254,7 +254,7 @@ def test_what_cannot_be_published(tmp_path: Path) -> None:
         push_to_hub(tmp_path / "nothing", "lab/masprm")
 
 
-def test_a_mistyped_local_folder_does_not_reach_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistyped_local_folder_is_not_requested_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mas_gym.errors import UnknownNameError
     from rewardmodels import load_critic
 

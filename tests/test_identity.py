@@ -154,7 +154,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
-def test_what_behaves_differently_states_different_values(pair: tuple[Any, Any]) -> None:
+def test_identity_differs_for_different_behaviour(pair: tuple[Any, Any]) -> None:
     first, second = map(identity_of, pair)
     assert digest_of(first) != digest_of(second)
     assert [digest_of(identity_of(part)) for part in pair] == [digest_of(first), digest_of(second)]
@@ -172,7 +172,7 @@ EQUAL = {
 
 
 @pytest.mark.parametrize("pair", EQUAL.values(), ids=EQUAL)
-def test_what_behaves_alike_states_the_same(pair: tuple[Any, Any]) -> None:
+def test_identity_is_equal_for_equal_behaviour(pair: tuple[Any, Any]) -> None:
     first, second = map(identity_of, pair)
     assert digest_of(first) == digest_of(second)
 
@@ -199,7 +199,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(VALUES, VALUES)
-def test_values_and_their_statements_are_equal_together(a: Any, b: Any) -> None:
+def test_identities_are_equal_exactly_for_equal_values(a: Any, b: Any) -> None:
     assert (digest_of(identity_of(a)) == digest_of(identity_of(b))) is same(a, b)
 
 
@@ -306,7 +306,7 @@ def test_changed_code_changes_the_identity(users: Any, name: str, change: dict[s
     assert stated() == before
 
 
-def test_code_that_refers_to_itself(users: Any) -> None:
+def test_identity_of_recursive_code_is_defined(users: Any) -> None:
     class Node:
         def child(self) -> Any:
             return Node(), SELF, recursive
@@ -326,7 +326,7 @@ def recursive(n: int) -> Any:
     return recursive(n - 1) if n else SELF
 
 
-def test_code_without_a_file() -> None:
+def test_identity_of_code_without_a_file_is_defined() -> None:
     def typed(text: str) -> Any:
         # As at a prompt: the source is not to be had.
         names: dict[str, Any] = {"__name__": "typed_by_hand"}
@@ -349,7 +349,7 @@ print(digest_of(identity_of(parts)))
 """
 
 
-def test_every_process_states_the_same() -> None:
+def test_identity_is_equal_in_every_process() -> None:
     code = PRINTS.format(tests=str(Path(__file__).parent))
     said = {
         subprocess.run(
@@ -400,12 +400,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("part", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_stated_is_refused_by_its_path(part: Any, message: str) -> None:
+def test_identity_error_names_the_attribute_path(part: Any, message: str) -> None:
     with pytest.raises(IdentityError, match=message):
         identity_of(part)
 
 
-def test_a_shared_part_is_no_cycle() -> None:
+def test_shared_part_is_not_a_cycle() -> None:
     part = Plain([1])
     assert identity_of([part, part]) == [identity_of(part)] * 2
 

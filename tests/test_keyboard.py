@@ -143,7 +143,7 @@ def test_tab_reaches_every_control_and_shows_it(
     page.close()
 
 
-def test_two_rows_are_picked_compared_and_searched(browser: Browser, address: str) -> None:
+def test_rows_can_be_selected_compared_and_filtered(browser: Browser, address: str) -> None:
     page = browser.page(address)
     tab_to(page, "input[name=a]")
     page.press("ArrowDown")
@@ -168,7 +168,7 @@ def test_two_rows_are_picked_compared_and_searched(browser: Browser, address: st
     page.close()
 
 
-def test_the_reason_of_a_failed_search_opens(browser: Browser, address: str) -> None:
+def test_error_of_a_failed_search_opens(browser: Browser, address: str) -> None:
     page = browser.page(address)
     tab_to(page, "td[data-name=Search] a")
     while "sc:2" not in page.js("document.activeElement.textContent"):
@@ -182,7 +182,7 @@ def test_the_reason_of_a_failed_search_opens(browser: Browser, address: str) -> 
     page.close()
 
 
-def test_the_tree_is_walked_and_replayed(browser: Browser, address: str) -> None:
+def test_tree_can_be_navigated_and_replayed(browser: Browser, address: str) -> None:
     page = browser.page(address)
     page.go(tree_address(address, page))
     picked = "Number(document.querySelector('.row.picked').dataset.node)"
@@ -218,7 +218,7 @@ def test_the_tree_is_walked_and_replayed(browser: Browser, address: str) -> None
     page.close()
 
 
-def test_focus_stays_where_the_detail_is_drawn_anew(browser: Browser, address: str) -> None:
+def test_focus_is_kept_when_the_detail_is_redrawn(browser: Browser, address: str) -> None:
     page = browser.page(address)
     page.go(tree_address(address, page))
     tab_to(page, "select")
@@ -237,7 +237,7 @@ def test_focus_stays_where_the_detail_is_drawn_anew(browser: Browser, address: s
     page.close()
 
 
-def test_a_long_message_scrolls_and_the_tree_stays(browser: Browser, address: str) -> None:
+def test_long_message_scrolls_without_moving_the_tree(browser: Browser, address: str) -> None:
     page = browser.page(address)
     page.go(tree_address(address, page))
     page.js("document.querySelector('.say').style.maxHeight = '12px'")
@@ -249,7 +249,7 @@ def test_a_long_message_scrolls_and_the_tree_stays(browser: Browser, address: st
     page.close()
 
 
-def test_a_wide_report_scrolls(browser: Browser, report: str) -> None:
+def test_wide_report_scrolls(browser: Browser, report: str) -> None:
     page = browser.page(report, 390)
     tab_to(page, "section")
     assert page.js("document.activeElement.scrollWidth > document.activeElement.clientWidth")
@@ -274,7 +274,7 @@ def test_pages_fit_a_phone_after_grading_again(browser: Browser, made: Path, tmp
     server.server_close()
 
 
-def test_the_detail_leaves_the_list_free_until_a_message_is_picked(browser: Browser, address: str) -> None:
+def test_detail_sheet_is_hidden_until_a_message_is_selected(browser: Browser, address: str) -> None:
     page = browser.page(address, 390)
     page.go(tree_address(address, page))
     place = "getComputedStyle(document.querySelector('.detail')).position"
@@ -284,7 +284,7 @@ def test_the_detail_leaves_the_list_free_until_a_message_is_picked(browser: Brow
     page.close()
 
 
-def test_figures_of_the_report_are_dark_in_the_dark(browser: Browser, report: str) -> None:
+def test_report_figures_follow_dark_mode(browser: Browser, report: str) -> None:
     corner = """(async () => {
         const image = document.querySelector("img"), canvas = document.createElement("canvas");
         await image.decode();
@@ -331,7 +331,7 @@ def test_tab_reaches_every_control_of_the_site(name: str, width: int, tmp_path: 
                     raise
 
 
-def test_the_drawer_of_the_site_opens_and_leads_on(browser: Browser, site: str) -> None:
+def test_site_drawer_opens_and_its_links_work(browser: Browser, site: str) -> None:
     page = browser.page(f"{site}/index.html", 390)
     tab_to(page, "label[for=__drawer]")
     page.press("Enter")
@@ -353,7 +353,7 @@ def test_the_drawer_of_the_site_opens_and_leads_on(browser: Browser, site: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_search_and_the_colours_of_the_site(width: int, browser: Browser, site: str) -> None:
+def test_site_search_and_colour_switch_work(width: int, browser: Browser, site: str) -> None:
     page = browser.page(f"{site}/index.html", width)
     for colours in ("slate", "default"):
         tab_to(page, "label[for^=__palette]")

@@ -44,7 +44,7 @@ def choices(mas: str = "rpsv", n: int = 5) -> CandidateChoice:
 
 
 @pytest.mark.parametrize("mas", mas_gym.mas_names())
-def test_gymnasiums_checker(mas: str) -> None:
+def test_wrapped_env_passes_the_gymnasium_checker(mas: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
         warnings.filterwarnings("ignore", message=".*Box.*infinity.*")
@@ -69,7 +69,7 @@ def test_shaping_is_potential_based(gamma: float) -> None:
             assert sum(shaped) == pytest.approx(sum(plain)) and sum(plain) in (1.0, -1.0)
 
 
-def test_the_potential_follows_a_restored_state() -> None:
+def test_potential_is_restored_with_the_state() -> None:
     env = DenseReward(choices(), Likes())
     env.reset(seed=1)
     env.step(0)
@@ -80,7 +80,7 @@ def test_the_potential_follows_a_restored_state() -> None:
     assert env.step(0)[1] == once
 
 
-def test_features_say_what_the_candidates_are() -> None:
+def test_features_describe_the_candidates() -> None:
     critic = Likes()
     env = CandidateFeatures(choices(), critic)
     table, info = env.reset(seed=2)
@@ -104,7 +104,7 @@ def test_features_say_what_the_candidates_are() -> None:
 
 
 @pytest.mark.parametrize("features", [False, True])
-def test_policy_likelihood_shapes_rewards_and_is_a_feature(features: bool) -> None:
+def test_policy_likelihood_can_be_reward_and_feature(features: bool) -> None:
     likelihood = load_critic("policy-likelihood")
     inner = CandidateFeatures(choices(), likelihood) if features else choices()
     env = DenseReward(inner, likelihood)
@@ -120,12 +120,12 @@ def test_policy_likelihood_shapes_rewards_and_is_a_feature(features: bool) -> No
     assert gained == pytest.approx(info["reward"])
 
 
-def test_the_likelihood_is_a_column() -> None:
+def test_likelihood_is_a_feature_column() -> None:
     table, _ = CandidateFeatures(choices(), load_critic("policy-likelihood")).reset(seed=1)
     assert table[:, 4] == pytest.approx(1 / (1 + np.exp(-table[:, 1])))
 
 
-def test_the_sample_is_found_below_other_wrappers_and_after_a_restore() -> None:
+def test_sample_is_found_below_wrappers_and_after_restore() -> None:
     seen: list[Any] = []
 
     class Watching(Likes):
@@ -150,14 +150,14 @@ def test_the_sample_is_found_below_other_wrappers_and_after_a_restore() -> None:
     assert choice.chosen is None
 
 
-def test_without_candidates_no_policy_wrote_the_message() -> None:
+def test_likelihood_without_candidates_is_rejected() -> None:
     env = DenseReward(MASEnv(SUMS, "rpsv"), load_critic("policy-likelihood"))
     env.reset(seed=0)
     with pytest.raises(CriticError, match="no policy wrote"):
         env.step(("text 1", env.mas_env.ALL))
 
 
-def test_a_policy_that_fails_ends_the_episode() -> None:
+def test_policy_error_truncates_the_episode() -> None:
     asked: list[int] = []
 
     def script(request: Any, seed: int) -> str:
@@ -175,7 +175,7 @@ def test_a_policy_that_fails_ends_the_episode() -> None:
 
 
 @pytest.mark.parametrize("action", [-1, 5, 1.0, None, "0", [0], np.array([0, 1]), np.array([0]), 10**30])
-def test_actions_that_are_no_index(action: Any) -> None:
+def test_invalid_action_index_is_rejected(action: Any) -> None:
     env = DenseReward(CandidateFeatures(choices()), Likes())
     env.reset(seed=0)
     with pytest.raises(IllegalActionError, match="from 0 to 4"):
@@ -184,7 +184,7 @@ def test_actions_that_are_no_index(action: Any) -> None:
     env.step(np.array(1))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_incompatible_arguments_are_rejected() -> None:
     class Outcome(Likes):
         terminal_only = True
 
@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_critics_of_another_graph_are_refused() -> None:
+def test_critics_of_another_graph_are_rejected() -> None:
     critic = load_critic("tiny-masprm")
     for wrapper in (DenseReward, CandidateFeatures):
         with pytest.raises(CriticError, match="trained on the graph"):

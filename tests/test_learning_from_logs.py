@@ -27,7 +27,7 @@ def trees(store: Path) -> list[LabelledTree]:
     return list(stored_trees(store))
 
 
-def test_targets_are_means_over_samples_that_share_a_prefix(tmp_path: Path) -> None:
+def test_targets_are_means_over_samples_with_a_shared_prefix(tmp_path: Path) -> None:
     data = collect(trees(imported(tmp_path, SHARED)), "points", min_continuations=1)
     found = {example.chosen[2:]: example.chosen_target for example in data.examples}
     assert [round(target, 3) for parts, target in found.items() if len(parts) == 1] == [-0.333, 1.0]
@@ -38,7 +38,7 @@ def test_targets_are_means_over_samples_that_share_a_prefix(tmp_path: Path) -> N
     assert counts == {"1": 3, "2": 1, "3 to 5": 1}
 
 
-def test_states_with_too_few_continuations_are_left_out(tmp_path: Path) -> None:
+def test_states_with_too_few_continuations_are_excluded(tmp_path: Path) -> None:
     source = trees(imported(tmp_path, SHARED))
     data = collect(source, "points", min_continuations=2)
     assert data.continuations == {2: 1, 3: 1}
@@ -47,7 +47,7 @@ def test_states_with_too_few_continuations_are_left_out(tmp_path: Path) -> None:
     assert len([example for example in data.examples if example.depth == 2]) == 4
 
 
-def test_single_continuations_are_refused_unless_accepted(tmp_path: Path) -> None:
+def test_single_continuations_are_rejected_unless_allowed(tmp_path: Path) -> None:
     source = trees(imported(tmp_path, ALONE))
     with pytest.raises(DataError, match="min_continuations=1"):
         collect(source, "pairs")
@@ -55,7 +55,7 @@ def test_single_continuations_are_refused_unless_accepted(tmp_path: Path) -> Non
     assert len(collect(source, "outcomes")) == 3
 
 
-def test_two_logs_of_the_same_agents_have_one_graph(tmp_path: Path) -> None:
+def test_logs_with_equal_agents_have_one_graph(tmp_path: Path) -> None:
     store = imported(tmp_path, SHARED)
     write_samples(tmp_path / "longer.jsonl", [("a", "b", "c", "d", "yes"), ("a", "b", "c", "d", "no")], "longer")
     search.import_transcripts(tmp_path / "longer.jsonl", store)
@@ -63,7 +63,7 @@ def test_two_logs_of_the_same_agents_have_one_graph(tmp_path: Path) -> None:
     assert len(data.graphs) == 1 and data.trees == 2 and {example.task for example in data.examples} == {"recorded"}
 
 
-def test_searched_runs_have_no_continuations_to_count(tmp_path: Path) -> None:
+def test_searched_runs_are_rejected_for_continuation_targets(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     list(search.run("mcts:8,3", problems(3), mas=chain(2), policy=talker(), training=True, store=path))
     data = collect(trees(path), "points")
@@ -89,7 +89,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["orm", "masprm"])
-def test_features_learn_and_load_as_any_folder(kind: Any, log: Path, tmp_path: Path) -> None:
+def test_feature_critic_is_trained_and_loaded(kind: Any, log: Path, tmp_path: Path) -> None:
     recorded = search.Recorded(log)
     model = train_features(list(recorded_states(recorded, kind == "orm")), tmp_path / "features", kind)
     critic = load_critic(str(tmp_path / "features"))
@@ -99,7 +99,7 @@ def test_features_learn_and_load_as_any_folder(kind: Any, log: Path, tmp_path: P
     assert table.rows[1].hits[1].mean > 0.9
 
 
-def test_rows_count_episodes(tmp_path: Path) -> None:
+def test_training_rows_are_weighted_by_episode(tmp_path: Path) -> None:
     rows = list(recorded_states(search.Recorded(imported(tmp_path, [*SHARED, SHARED[0]])), False))
     counts = {"/".join(turn.text for turn in row.context.state.turns): (row.right, row.total) for row in rows}
     assert counts["a"] == (2, 4) and counts["a/b"] == (2, 3) and counts["a/b/yes"] == (2, 2) and counts["d"] == (1, 1)
@@ -121,7 +121,7 @@ def test_damaged_features_are_refused(change: str, value: Any, log: Path, tmp_pa
         load_critic(str(tmp_path / "f"))
 
 
-def test_features_need_both_outcomes_and_a_folder_of_their_own(log: Path, tmp_path: Path) -> None:
+def test_features_require_both_outcomes_and_a_new_folder(log: Path, tmp_path: Path) -> None:
     rows = list(recorded_states(search.Recorded(imported(tmp_path, [("a", "yes")], [("b", "yes")])), True))
     with pytest.raises(DataError, match="0 wrong of 2 questions"):
         train_features(rows, tmp_path / "out", "orm")
@@ -131,14 +131,14 @@ def test_features_need_both_outcomes_and_a_folder_of_their_own(log: Path, tmp_pa
         train_features(rows, tmp_path / "mine", "orm")
 
 
-def test_train_command_on_a_log(log: Path, tmp_path: Path) -> None:
+def test_train_command_accepts_a_log(log: Path, tmp_path: Path) -> None:
     result = command("train", "orm", "--store", log, "--base", "features", "--out", tmp_path / "features")
     assert result.exit_code == 0 and "auc" in result.output, result.output
     assert "not possible" in said(command("train", "orm", "--store", log, "--base", "features", "--set", "seed=1"))
 
 
 @pytest.mark.slow
-def test_language_model_learns_from_a_log(log: Path, tmp_path: Path) -> None:
+def test_language_model_critic_is_trained_from_a_log(log: Path, tmp_path: Path) -> None:
     result = command("train", "masprm", "--store", log, "--head", "mse", "--out", tmp_path / "m", "--set", "epochs=1")
     assert result.exit_code == 0, result.output
     critic = load_critic(str(tmp_path / "m"))

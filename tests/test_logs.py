@@ -81,12 +81,12 @@ def test_chat_reads_names_tool_calls_and_outcome(tmp_path: Path) -> None:
     assert one.dropped == {"part of type image_url": 1, "field trace": 1}
 
 
-def test_chat_answer_beside_a_reference_is_the_systems(tmp_path: Path) -> None:
+def test_answer_beside_a_reference_is_the_systems_answer(tmp_path: Path) -> None:
     [one] = read(write(tmp_path / "log.jsonl", said(("A", "It is six."), answer="6", reference="5")))
     assert (one.answer, one.reference) == ("6", "5")
 
 
-def test_prompts_and_repeated_questions_stay_or_are_counted(tmp_path: Path) -> None:
+def test_prompts_and_repeated_questions_are_kept_or_counted(tmp_path: Path) -> None:
     row = said(("A", "a"), ("B", "b"))
     row["messages"] = [
         {"role": "system", "content": "Both of you"},
@@ -101,7 +101,7 @@ def test_prompts_and_repeated_questions_stay_or_are_counted(tmp_path: Path) -> N
     assert one.dropped == {"system message of no single speaker": 1, "user's message with the question and more": 1}
 
 
-def test_ag2_history_of_one_file(tmp_path: Path) -> None:
+def test_ag2_history_is_read_from_one_file(tmp_path: Path) -> None:
     history = [
         {"content": "What is 2 + 3?", "role": "user", "name": "user_proxy"},
         {"content": "", "role": "assistant", "name": "Coder", "tool_calls": [{"id": "1", "function": {"name": "add"}}]},
@@ -125,7 +125,7 @@ def test_ag2_history_of_one_file(tmp_path: Path) -> None:
         assert one.dropped == {"empty message": 1, "TERMINATE at the end": 1}
 
 
-def test_ag2_events_of_a_stream(tmp_path: Path) -> None:
+def test_ag2_event_stream_is_read(tmp_path: Path) -> None:
     def event(name: str, /, **fields: Any) -> dict[str, Any]:
         return {"__event__": f"ag2.events.{name}", **fields}
 
@@ -152,7 +152,7 @@ def test_ag2_events_of_a_stream(tmp_path: Path) -> None:
     assert one.messages[-1].tokens == 4
 
 
-def test_langgraph_states_and_updates(tmp_path: Path) -> None:
+def test_langgraph_states_and_updates_are_read(tmp_path: Path) -> None:
     human = {"type": "human", "content": "What is 2 + 3?"}
     state = {"values": {"messages": [human, {"type": "ai", "name": "solver", "content": "5"}]}, "next": []}
     dumped = {
@@ -195,7 +195,7 @@ def test_who_and_when_labels_the_wrong_step(tmp_path: Path) -> None:
     assert one.dropped == {"remark (thought)": 1, "user's message with the question": 1}
 
 
-def test_step_labels_of_the_benchmarks(tmp_path: Path) -> None:
+def test_benchmark_step_labels_are_read(tmp_path: Path) -> None:
     rows = {
         "processbench": {"problem": "Why?", "steps": ["a", "b", "c"], "label": 1, "final_answer_correct": False},
         "agent-processbench": {
@@ -216,7 +216,7 @@ def test_step_labels_of_the_benchmarks(tmp_path: Path) -> None:
         assert [(message.text, message.label) for message in one.messages] == [("a", 1), ("b", -1), ("c", None)]
 
 
-def test_prm800k_as_published(tmp_path: Path) -> None:
+def test_prm800k_file_is_read(tmp_path: Path) -> None:
     step = {"completions": [{"text": "no", "rating": -1}, {"text": "yes", "rating": 1}], "chosen_completion": 1}
     last = {"completions": [{"text": "wrong", "rating": -1}], "chosen_completion": None}
     row = {
@@ -250,7 +250,7 @@ def model(name: str, text: str, **more: Any) -> dict[str, Any]:
     return span(name, **{**keys, "gen_ai.output.messages": part("assistant", text), **more})
 
 
-def test_otlp_spans_of_one_trace_in_several_lines(tmp_path: Path) -> None:
+def test_otlp_trace_over_several_lines_is_read(tmp_path: Path) -> None:
     planner = span("planner", "root", 1, **{"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "Planner"})
     tool = span("tool", "root", 3, **{"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "add",
                 "gen_ai.tool.call.result": "5"})  # fmt: skip
@@ -267,7 +267,7 @@ def test_otlp_spans_of_one_trace_in_several_lines(tmp_path: Path) -> None:
     assert one.sample_id == "t"
 
 
-def test_older_conventions_of_spans(tmp_path: Path) -> None:
+def test_older_span_conventions_are_read(tmp_path: Path) -> None:
     asked, told = {"content": "What is 2 + 3?"}, {"message": {"content": "It is 5."}}
     bodies = {"gen_ai.user.message": asked, "gen_ai.choice": told}
     events = [{"name": name, "attributes": {"gen_ai.event.content": json.dumps(bodies[name])}} for name in bodies]
@@ -279,7 +279,7 @@ def test_older_conventions_of_spans(tmp_path: Path) -> None:
         assert texts(one) == [("Assistant", "It is 5.")]
 
 
-def test_langfuse_observations_in_rows_of_their_own(tmp_path: Path) -> None:
+def test_langfuse_observation_rows_are_read(tmp_path: Path) -> None:
     asked = [{"role": "user", "content": "What is 2 + 3?"}]
     calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": ""}}]}
     common = {"traceId": "t", "type": "GENERATION", "name": "n"}
@@ -295,7 +295,7 @@ def test_langfuse_observations_in_rows_of_their_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_langfuse_export(tmp_path: Path) -> None:
+def test_langfuse_export_is_read(tmp_path: Path) -> None:
     observations = [
         {"id": "a", "type": "AGENT", "name": "Solver", "startTime": "2026-01-01T00:00:00Z"},
         {"id": "g", "type": "GENERATION", "name": "call", "parentObservationId": "a",
@@ -315,7 +315,7 @@ def test_langfuse_export(tmp_path: Path) -> None:
     assert one.messages[0].tokens == 4
 
 
-def test_langsmith_export(tmp_path: Path) -> None:
+def test_langsmith_export_is_read(tmp_path: Path) -> None:
     message = {"lc": 1, "type": "constructor", "id": ["x", "AIMessage"], "kwargs": {"content": "It is 5."}}
     runs = [
         {"id": "r", "trace_id": "r", "run_type": "chain", "inputs": {"question": "What is 2 + 3?"},
@@ -333,7 +333,7 @@ def test_langsmith_export(tmp_path: Path) -> None:
         assert (one.question, one.answer, one.correct) == ("What is 2 + 3?", "5", True)
 
 
-def test_own_traces_are_read_back(tmp_path: Path) -> None:
+def test_exported_traces_are_imported_unchanged(tmp_path: Path) -> None:
     from mas_gym import load_task
     from mas_gym.policies.scripted import ScriptedPolicy
     from search.service.telemetry import traces
@@ -349,7 +349,7 @@ def test_own_traces_are_read_back(tmp_path: Path) -> None:
     assert (one.correct, one.question_id) == (plan.correct, plan.problem_id)
 
 
-def test_users_reader_yields_transcripts_or_rows(tmp_path: Path) -> None:
+def test_custom_reader_yields_transcripts_or_rows(tmp_path: Path) -> None:
     code = (
         "from mas_gym.logs import LoggedMessage, Transcript\n"
         "def read(path, twice=False):\n"
@@ -386,7 +386,7 @@ def test_files_may_be_gzipped_arrays_or_documents(tmp_path: Path) -> None:
         assert [texts(one) for one in read(tmp_path / name)] == [[("A", f"say {n}")] for n in range(number)]
 
 
-def test_unknown_formats_and_files_are_named(tmp_path: Path) -> None:
+def test_unknown_format_and_file_errors_name_them(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", {"spam": 1})
     with pytest.raises(DataError, match=r"one of the formats .*, got \['spam'\]"):
         recognise(path)
@@ -419,7 +419,7 @@ def plans(path: Path, run: str | None = None) -> dict[str, search.Plan]:
         return {problem.question: plan for problem, plan in opened.searches(run)}
 
 
-def test_samples_become_candidates_that_share_prefixes(store: Path) -> None:
+def test_samples_become_candidates_with_shared_prefixes(store: Path) -> None:
     found = plans(store)
     plan = found["What is 2 + 3?"]
     assert [(c.answer, c.correct) for c in plan.candidates] == [("5", True), ("6", False), ("5", True)]
@@ -437,7 +437,7 @@ def test_samples_become_candidates_that_share_prefixes(store: Path) -> None:
         assert info.label == "recorded:log, seed 0"
 
 
-def test_recorded_outcomes_count_before_grades(tmp_path: Path) -> None:
+def test_recorded_outcomes_take_precedence_over_grades(tmp_path: Path) -> None:
     rows = [
         said(("A", "Final Answer: 5"), answer="5", correct=False),
         said(("A", "Final Answer: 7"), question="Open?"),
@@ -452,7 +452,7 @@ def test_recorded_outcomes_count_before_grades(tmp_path: Path) -> None:
     assert found["Closed?"].answer == "7"
 
 
-def test_scores_rank_candidates_and_values_stay(tmp_path: Path) -> None:
+def test_scores_rank_candidates_and_values_are_kept(tmp_path: Path) -> None:
     rows = [said(("A", f"Final Answer: {n}"), answer="2", score=n / 4) for n in range(3)]
     rows[0]["messages"][0] |= {"value": -0.5, "tokens": 7, "logprob": -3.5}
     search.import_transcripts(write(tmp_path / "log.jsonl", *rows), tmp_path / "runs.db")
@@ -463,7 +463,7 @@ def test_scores_rank_candidates_and_values_stay(tmp_path: Path) -> None:
     assert plan.usage.generated_tokens == 7
 
 
-def test_samples_that_begin_with_other_agents_share_one_search(tmp_path: Path) -> None:
+def test_samples_with_different_first_agents_share_a_search(tmp_path: Path) -> None:
     rows = [said(("A", "a"), ("B", "Final Answer: 5"), answer="5"), said(("B", "Final Answer: 4"), answer="5")]
     search.import_transcripts(write(tmp_path / "log.jsonl", *rows), tmp_path / "runs.db")
     [plan] = plans(tmp_path / "runs.db").values()
@@ -472,7 +472,7 @@ def test_samples_that_begin_with_other_agents_share_one_search(tmp_path: Path) -
     assert [plan.mas.agents[turn.speaker].name for turn in plan.candidates[1].state.turns] == ["start", "B"]
 
 
-def test_a_second_import_skips_what_the_store_holds(store: Path, tmp_path: Path) -> None:
+def test_second_import_skips_stored_transcripts(store: Path, tmp_path: Path) -> None:
     before = store.read_bytes()
     again = search.import_transcripts(tmp_path / "log.jsonl", store)
     assert (again.run, again.skipped) == (None, (str(tmp_path / "log.jsonl"),))
@@ -485,7 +485,7 @@ def test_a_second_import_skips_what_the_store_holds(store: Path, tmp_path: Path)
         search.import_transcripts(write(tmp_path / "third.jsonl", SAMPLES[0]), store, name="log")
 
 
-def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [said(("A", f"Final Answer: {n}"), question=f"Number {n}?", answer=str(n)) for n in range(250)]
     path, store = write(tmp_path / "log.jsonl", *rows), tmp_path / "runs.db"
     written = Writer.search
@@ -590,7 +590,9 @@ def test_import_command_counts_broken_lines_and_previews(tmp_path: Path) -> None
     ("name", "transcripts", "questions"),
     [("who_and_when", 99, 78), ("agent_processbench_hotpotqa", 145, 29)],
 )
-def test_real_logs_import_whole(name: str, transcripts: int, questions: int, shared_data: Path, tmp_path: Path) -> None:
+def test_real_logs_are_imported_completely(
+    name: str, transcripts: int, questions: int, shared_data: Path, tmp_path: Path
+) -> None:
     file = shared_data / "real" / f"{name}.jsonl.gz"
     if not file.exists():
         pytest.skip(f"no recorded runs at {file}")

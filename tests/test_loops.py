@@ -53,12 +53,12 @@ def play(mas, texts):
     return model, states
 
 
-def test_every_shipped_graph_without_loops_is_pinned() -> None:
+def test_every_shipped_graph_without_loops_has_pinned_results() -> None:
     assert sorted(SHIPPED) == [name for name in mas_names() if load_mas(name).max_turns is None]
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_shipped_graphs_keep_their_states_digests_and_seeds(name: str) -> None:
+def test_shipped_graphs_keep_states_digests_and_seeds(name: str) -> None:
     mas = load_mas(name)
     model, total = Dynamics(mas), blake2b(digest_size=8)
     for verdict in ("VERDICT: AGREE", "VERDICT: DISAGREE"):
@@ -71,7 +71,7 @@ def test_shipped_graphs_keep_their_states_digests_and_seeds(name: str) -> None:
     assert (mas.fingerprint, total.hexdigest()) == SHIPPED[name]
 
 
-def test_a_critic_can_send_back_until_it_approves() -> None:
+def test_loop_repeats_until_the_critic_agent_approves() -> None:
     mas = load_mas(REVIEW)
     model, states = play(mas, ["17", "REVISE: recount", "18", "Final Answer: 18"])
     assert [s.acting for s in states] == [0, 1, 0, 1, mas.sink]
@@ -80,7 +80,7 @@ def test_a_critic_can_send_back_until_it_approves() -> None:
     assert chat_messages(mas, states[3])[1].content == "6 + 12?\n\n17\n\n18"
 
 
-def test_the_last_turn_ends_the_episode() -> None:
+def test_last_turn_ends_the_episode() -> None:
     mas = load_mas(REVIEW)
     model, states = play(mas, ["17", "REVISE"] * 3)
     assert model.max_depth == 6
@@ -89,7 +89,7 @@ def test_the_last_turn_ends_the_episode() -> None:
     assert states[-1].text == "REVISE"
 
 
-def test_an_episode_does_not_end_before_min_turns() -> None:
+def test_episode_does_not_end_before_min_turns() -> None:
     mas = load_mas(
         {**REVIEW, "edges": [*REVIEW["edges"][:3], ["Critic", "Writer"], ["Critic", "sink"]], "min_turns": 4}
     )
@@ -101,7 +101,7 @@ def test_an_episode_does_not_end_before_min_turns() -> None:
     assert model.is_terminal(model.transition(states[3], ("Final Answer: 18", mas.sink)))
 
 
-def test_agents_act_in_the_order_in_which_messages_reach_them() -> None:
+def test_agents_act_in_order_of_message_arrival() -> None:
     names = "ABCD"
     agents = [{"name": name, "system_prompt": "Speak."} for name in names]
     edges = [["q", "A"], ["A", "B"], ["A", "D"], ["B", "C"], ["B", "A"], ["C", "A"], ["D", "B"]]
@@ -111,7 +111,7 @@ def test_agents_act_in_the_order_in_which_messages_reach_them() -> None:
     assert [names[s.speaker] for s in states[1:]] == ["A", "B", "D", "A", "C", "B", "D", "A"]
 
 
-def test_a_private_history_holds_all_that_an_agent_sent_and_received() -> None:
+def test_private_history_contains_all_sent_and_received_messages() -> None:
     mas = load_mas({**REVIEW, "history": "private"})
     _, states = play(mas, ["17", "REVISE: recount", "18"])
     assert chat_messages(mas, states[2])[1].content == "6 + 12?\n\nWriter: 17\n\nCritic: REVISE: recount"
@@ -132,13 +132,13 @@ def test_a_private_history_holds_all_that_an_agent_sent_and_received() -> None:
         ({"max_turn": 3}, "max_turn: unknown key 'max_turn'"),
     ],
 )
-def test_faults_of_loops(change, expected: str) -> None:
+def test_invalid_loops_are_rejected(change, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_mas({**REVIEW, **change})
     assert any(fault.startswith(expected) for fault in caught.value.faults), caught.value.faults
 
 
-def test_without_max_turns_a_cycle_is_refused_with_the_remedy() -> None:
+def test_cycle_without_max_turns_is_rejected_with_the_remedy() -> None:
     config = {key: value for key, value in REVIEW.items() if key != "max_turns"}
     with pytest.raises(ConfigError, match=r"a cycle, Writer -> Critic -> Writer: .* set max_turns"):
         load_mas(config)
@@ -146,7 +146,7 @@ def test_without_max_turns_a_cycle_is_refused_with_the_remedy() -> None:
         load_mas({**config, "min_turns": 2})
 
 
-def test_the_config_round_trips() -> None:
+def test_loop_config_survives_serialisation() -> None:
     mas = load_mas({**REVIEW, "min_turns": 2, "history": "private"})
     assert load_mas(json.loads(json.dumps(mas.to_dict()))) == mas
     assert len({mas.fingerprint, load_mas(REVIEW).fingerprint, load_mas({**REVIEW, "max_turns": 5}).fingerprint}) == 3
@@ -168,7 +168,7 @@ def systems(draw) -> dict:
 
 @settings(max_examples=150, deadline=None)
 @given(systems(), st.data())
-def test_any_system_with_loops_keeps_the_contract(config: dict, data) -> None:
+def test_arbitrary_systems_with_loops_follow_the_rules(config: dict, data) -> None:
     mas = load_mas(config)
     model, env = Dynamics(mas), MASEnv(TASK, mas, max_bytes=64)
     env.reset(options={"problem_id": "one"})
@@ -201,7 +201,7 @@ def test_any_system_with_loops_keeps_the_contract(config: dict, data) -> None:
         assert tuple(dict.fromkeys(model.local_view(state, agent).messages)) == tuple(dict.fromkeys(own))
 
 
-def test_loops_pass_the_compliance_checks_and_are_drawn() -> None:
+def test_loops_pass_the_env_check_and_are_drawn() -> None:
     check_mas(REVIEW, texts=["REVISE: no", "Final Answer: 18"])
     env = MASEnv(TASK, REVIEW, render_mode="rgb_array")
     env.reset(seed=0)
@@ -223,7 +223,7 @@ def say(request, seed: int) -> str:
 
 
 @pytest.mark.parametrize("spec", ["single", "sc:5", "sbs:4,2", "mcts:8,3"])
-def test_planners_search_over_loops(spec: str) -> None:
+def test_planners_search_systems_with_loops(spec: str) -> None:
     critic = search.PolicyLikelihood() if spec.startswith(("sbs", "mcts")) else None
     plans = list(search.run(spec, TASK[:1], mas=REVIEW, policy=ScriptedPolicy(say), critic=critic, seed=1))
     again = list(search.run(spec, TASK[:1], mas=REVIEW, policy=ScriptedPolicy(say), critic=critic, seed=1))

@@ -70,7 +70,7 @@ def test_process_targets_are_the_clipped_means_of_visited_nodes() -> None:
     ]
 
 
-def test_pairs_of_the_hand_tree() -> None:
+def test_pairs_of_a_small_tree_equal_a_hand_computation() -> None:
     # Root: a (1.0) over b and c, which tie at 0. Node a: aa over ab. Node b has one child. Node aaa: 18 over 17.
     assert named(pairs(hand_tree(), D)) == [
         ("a", "b", 1.0, 0),
@@ -80,7 +80,7 @@ def test_pairs_of_the_hand_tree() -> None:
     ]
 
 
-def test_pointwise_takes_paths_to_decided_ends_only() -> None:
+def test_pointwise_mining_uses_only_paths_to_visited_terminal_states() -> None:
     assert [(t.state.text, t.target) for t in pointwise(hand_tree())] == [
         ("a", 1.0),
         ("aa", 1.0),
@@ -90,11 +90,11 @@ def test_pointwise_takes_paths_to_decided_ends_only() -> None:
     ]
 
 
-def test_outcomes_are_the_visited_ends() -> None:
+def test_outcome_targets_are_the_visited_terminal_states() -> None:
     assert [(t.state.text, t.target) for t in outcomes(hand_tree())] == [("18", 1.0), ("17", -1.0)]
 
 
-def test_exact_duplicates_occur_once_pointwise() -> None:
+def test_pointwise_mining_removes_exact_duplicates() -> None:
     tree = Tree(MODEL.initial_state("q"))
     for _ in range(2):
         node = 0
@@ -104,7 +104,7 @@ def test_exact_duplicates_occur_once_pointwise() -> None:
     assert len(outcomes(tree)) == 1
 
 
-def test_terminal_children_of_uncertain_value_are_no_ends() -> None:
+def test_terminal_children_of_uncertain_value_are_excluded() -> None:
     tree = Tree(MODEL.initial_state("q"))
     node = 0
     for text in ("a", "b", "c", "18"):
@@ -136,7 +136,7 @@ def test_small_families_are_split_at_the_widest_gap(values: list[float], expecte
     assert [(a, b) for a, b, _, _ in named(pairs(family(values), D))] == expected
 
 
-def test_of_many_siblings_only_four_top_and_four_bottom_ones_count() -> None:
+def test_large_families_use_four_top_and_four_bottom_siblings() -> None:
     found = pairs(family([i / 10 for i in range(11)]), D, limit=100)
     assert {p.chosen.state.text for p in found} == {"m10", "m9", "m8", "m7"}
     assert {p.rejected.state.text for p in found} == {"m0", "m1", "m2", "m3"}
@@ -144,7 +144,7 @@ def test_of_many_siblings_only_four_top_and_four_bottom_ones_count() -> None:
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=14))
-def test_top_and_bottom_never_overlap_and_ties_never_pair(values: list[int]) -> None:
+def test_top_and_bottom_do_not_overlap_and_ties_form_no_pair(values: list[int]) -> None:
     found = pairs(family([v / 4 for v in values]), D, limit=1000)
     top, bottom = ({p[side].state.text for p in found} for side in (0, 1))
     assert not top & bottom
@@ -178,7 +178,7 @@ def bushy() -> Tree:
     return tree
 
 
-def test_the_cap_is_spread_over_depths_and_parents() -> None:
+def test_pair_limit_is_spread_over_depths_and_parents() -> None:
     found = pairs(bushy(), D)
     assert len(found) == 8
     assert Counter(p.depth for p in found) == {0: 2, 1: 2, 2: 2, 3: 2}
@@ -186,11 +186,11 @@ def test_the_cap_is_spread_over_depths_and_parents() -> None:
         assert len({p.chosen.state.parent for p in found if p.depth == depth}) == 2
 
 
-def test_without_a_cap_every_family_contributes() -> None:
+def test_without_pair_limit_every_family_contributes() -> None:
     assert len(pairs(bushy(), D, limit=10_000)) == 2 * (1 + 3 + 9 + 27)
 
 
-def test_small_margins_can_be_left_out() -> None:
+def test_min_margin_excludes_small_margins() -> None:
     tree = family([0.5, 0.4, -0.5])
     assert [p.margin for p in pairs(tree, D, min_margin=0.95)] == [1.0]
 
@@ -198,12 +198,12 @@ def test_small_margins_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("one", "two"), [("Work: 3+4.", "work:  3+4"), ("A\tb", "a b"), ("\uff11\uff18", "18"), ("18.", "18"), (" x ", "x")]
 )
-def test_formatting_variants_are_one_action(one: str, two: str) -> None:
+def test_formatting_variants_are_merged(one: str, two: str) -> None:
     assert normalise(one) == normalise(two)
 
 
 @pytest.mark.parametrize(("one", "two"), [("3*4", "34"), ("-3", "3"), ("(A)", "(B)"), ("1.8", "18")])
-def test_different_actions_stay_different(one: str, two: str) -> None:
+def test_different_actions_are_not_merged(one: str, two: str) -> None:
     assert normalise(one) != normalise(two)
 
 
@@ -221,7 +221,7 @@ def worded_tree() -> Tree:
     return tree
 
 
-def test_a_rule_says_which_siblings_are_duplicates() -> None:
+def test_rule_merges_duplicate_siblings() -> None:
     assert [p[:2] for p in named(pairs(worded_tree(), D))] == [
         ("Plan: + 2.", "Steps: + 2."),
         ("Plan: + 2.", "Plan: - 2."),
@@ -231,7 +231,7 @@ def test_a_rule_says_which_siblings_are_duplicates() -> None:
     assert named(pairs(worded_tree(), D, same=same_after_opening)) == [("Plan: + 2.", "Path: - 2.", 1.9, 0)]
 
 
-def test_a_set_is_mined_by_the_rule_of_its_task_or_by_one_of_ones_own() -> None:
+def test_mining_uses_the_tasks_rule_or_a_given_rule() -> None:
     trees = [LabelledTree(worded_tree(), MAS, task, "p") for task in ("arithmetic", "gsm8k")]
     assert [len(collect([tree], "pairs", same="text")) for tree in trees] == [3, 3]
     assert [len(collect([tree], "pairs")) for tree in trees] == [1, 3]
@@ -250,11 +250,11 @@ def test_rules_are_equivalence_relations(rule: str, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("one", "two"), [("CORRECT", "INCORRECT"), ("1: 2", "3: 2"), ("Final Answer: 4", "4")])
-def test_only_one_opening_word_is_ignored(one: str, two: str) -> None:
+def test_opening_rule_ignores_only_one_word(one: str, two: str) -> None:
     assert not same_after_opening(one, two)
 
 
-def test_unknown_rules_are_refused() -> None:
+def test_unknown_rules_are_rejected() -> None:
     assert (rule_of("arithmetic"), rule_of("gsm8k")) == ("opening", "text")
     with pytest.raises(UnknownNameError, match="expected one of text, opening"):
         same_rule("label")
@@ -267,7 +267,7 @@ def test_mining_is_deterministic() -> None:
     assert collect(grove(), "pairs").fingerprint() == collect(grove(), "pairs").fingerprint()
 
 
-def test_rows_say_where_they_come_from() -> None:
+def test_rows_contain_their_source() -> None:
     [row] = collect([LabelledTree(family([1.0, -1.0]), MAS, "arithmetic", "p1", 3)], "pairs").examples
     assert (row.task, row.problem_id, row.mas, row.depth, row.agent) == ("arithmetic", "p1", "rpsv", 0, "Reader")
     assert (row.chosen_target, row.rejected_target, row.margin) == (1.0, -1.0, 2.0)
@@ -283,7 +283,7 @@ def test_histogram_counts_by_depth_and_agent() -> None:
     }
 
 
-def test_the_split_holds_out_problems() -> None:
+def test_split_holds_out_problems() -> None:
     trees = [*grove(), *(tree._replace(seed=8) for tree in grove())]
     data = collect(trees, "pairs")
     learned, held = split(data, 0.25)
@@ -293,7 +293,7 @@ def test_the_split_holds_out_problems() -> None:
     assert len(learned) + len(held) == len(data)
 
 
-def test_the_side_of_a_problem_does_not_depend_on_what_else_is_there() -> None:
+def test_split_of_a_problem_is_independent_of_other_problems() -> None:
     whole = {row.problem_id for row in split(collect(grove(), "points"), 0.25)[1].examples}
     data = collect(grove()[:20], "pairs")
     part = {row.problem_id for row in split(data, 0.25)[1].examples}
@@ -301,17 +301,17 @@ def test_the_side_of_a_problem_does_not_depend_on_what_else_is_there() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
-def test_the_held_out_share_must_be_a_share(share: float) -> None:
+def test_held_out_share_must_be_between_0_and_1(share: float) -> None:
     with pytest.raises(ConfigError, match="between 0 and 1"):
         split(collect(grove(), "pairs"), share)
 
 
-def test_one_problem_cannot_be_split() -> None:
+def test_split_of_one_problem_is_rejected() -> None:
     with pytest.raises(DataError, match="at least two problems"):
         split(collect([random_tree(1)], "points"))
 
 
-def test_no_tree_is_an_error() -> None:
+def test_mining_without_trees_is_rejected() -> None:
     with pytest.raises(DataError, match="no tree"):
         collect([], "pairs")
 
@@ -325,7 +325,7 @@ def ended(reward: float, name: str) -> LabelledTree:
 
 
 @pytest.mark.parametrize(("reward", "which", "remedy"), [(1.0, "all right", "harder"), (-1.0, "all wrong", "easier")])
-def test_trees_of_one_class_say_which_problems_and_what_to_change(reward: float, which: str, remedy: str) -> None:
+def test_trees_with_one_outcome_are_rejected_with_the_remedy(reward: float, which: str, remedy: str) -> None:
     trees = [ended(reward, f"problem-{i}") for i in range(7)]
     with pytest.raises(DataError, match=rf"7 {which} \(problem-0, .*\.\.\.\)") as error:
         collect(trees, "pairs")
@@ -334,12 +334,12 @@ def test_trees_of_one_class_say_which_problems_and_what_to_change(reward: float,
         collect(trees, "outcomes")
 
 
-def test_unvisited_trees_are_an_error() -> None:
+def test_unvisited_trees_are_rejected() -> None:
     with pytest.raises(DataError, match="no pairs in 1 trees"):
         collect([LabelledTree(Tree(chain([])), MAS, "arithmetic", "p")], "pairs")
 
 
-def test_two_graphs_of_one_name_are_refused() -> None:
+def test_different_graphs_with_one_name_are_rejected() -> None:
     from dataclasses import replace
 
     other = random_tree(1, model=Dynamics(replace(other_graph(), name="rpsv")))
@@ -347,7 +347,7 @@ def test_two_graphs_of_one_name_are_refused() -> None:
         collect([random_tree(0), other], "points")
 
 
-def test_sets_of_two_tasks_can_be_mixed() -> None:
+def test_data_of_two_tasks_can_be_combined() -> None:
     one = collect(grove(6), "points")
     two = collect([tree._replace(task="ordering") for tree in grove(6)], "points")
     both = merge([one, two])
@@ -365,14 +365,14 @@ def exported(tmp_path: Path) -> tuple[RewardData, Path]:
     return data, export(data, tmp_path / "set")
 
 
-def test_an_exported_set_comes_back_the_same(tmp_path: Path) -> None:
+def test_exported_data_is_read_back_unchanged(tmp_path: Path) -> None:
     from rewardmodels.data.dataset import load_data
 
     data, folder = exported(tmp_path)
     assert load_data(folder) == data
 
 
-def test_an_exported_set_has_the_columns_that_trl_reads(tmp_path: Path) -> None:
+def test_exported_data_has_the_columns_of_trl(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     data, folder = exported(tmp_path)
     table = datasets.load_dataset("parquet", data_files=str(folder / "*.parquet"), cache_dir=str(tmp_path))["train"]
@@ -384,7 +384,7 @@ def test_an_exported_set_has_the_columns_that_trl_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "version"])
-def test_a_damaged_set_is_refused(tmp_path: Path, damage: str) -> None:
+def test_damaged_data_is_rejected(tmp_path: Path, damage: str) -> None:
     from rewardmodels.data.dataset import load_data
 
     _, folder = exported(tmp_path)

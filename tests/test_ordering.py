@@ -26,7 +26,7 @@ def test_same_index_gives_the_same_problem(level: int) -> None:
         assert one[index].metadata == other[index].metadata
 
 
-def test_it_is_a_task_of_choices() -> None:
+def test_ordering_passes_the_task_check() -> None:
     task = load_task("ordering", split="train")
     assert isinstance(task, Task)
     problem = task[2]
@@ -46,7 +46,7 @@ def test_splits_are_disjoint_by_content() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_answer_follows_from_the_rules_and_no_misreading_gives_it(level: int) -> None:
+def test_answer_follows_from_the_rules_and_from_no_misreading(level: int) -> None:
     for problem in Ordering("train", difficulty=level)[:150]:
         states = ordering.states_of(rules_of(problem))
         assert states is not None
@@ -63,7 +63,7 @@ def test_the_answer_follows_from_the_rules_and_no_misreading_gives_it(level: int
             assert misread[place] != order[place]
 
 
-def test_every_letter_and_place_is_asked_for() -> None:
+def test_every_letter_and_place_occurs() -> None:
     problems = Ordering("train")[:400]
     for letter in LETTERS:
         assert 60 < sum(problem.answer == letter for problem in problems) < 140
@@ -71,7 +71,7 @@ def test_every_letter_and_place_is_asked_for() -> None:
 
 
 @given(st.permutations(["Ann", "Ben", "Kim"]), st.sampled_from(["after", "before"]), st.integers(0, 2))
-def test_joining_beside_somebody_leaves_the_others_in_order(names: list[str], kind: str, beside: int) -> None:
+def test_insertion_keeps_the_order_of_the_others(names: list[str], kind: str, beside: int) -> None:
     state = ordering.follow((kind, "Tom", names[beside]), tuple(names))
     assert state is not None
     assert [name for name in state if name != "Tom"] == names
@@ -81,17 +81,17 @@ def test_joining_beside_somebody_leaves_the_others_in_order(names: list[str], ki
 @pytest.mark.parametrize(
     "rule", [("after", "Ann", "Ben"), ("first", "Ann"), ("before", "Kim", "Tom"), ("swap", "Ann", "Tom")]
 )
-def test_rules_about_the_wrong_people_cannot_be_followed(rule: ordering.Rule) -> None:
+def test_rules_about_absent_people_are_invalid(rule: ordering.Rule) -> None:
     assert ordering.follow(rule, ("Ann", "Ben")) is None
 
 
-def test_swapping_twice_changes_nothing() -> None:
+def test_swapping_twice_restores_the_order() -> None:
     state = ("Ann", "Ben", "Kim")
     once = ordering.follow(("swap", "Ann", "Kim"), state)
     assert once == ("Kim", "Ben", "Ann")
     assert ordering.follow(("swap", "Ann", "Kim"), once) == state
 
 
-def test_a_bad_difficulty_is_refused() -> None:
+def test_invalid_difficulty_is_rejected() -> None:
     with pytest.raises(ConfigError, match="1 to 5"):
         Ordering(difficulty=9)

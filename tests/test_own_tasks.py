@@ -66,14 +66,14 @@ def capitals() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["my.csv", "my.jsonl", "my.parquet", "my.json"])
-def test_every_format_gives_the_same_problems(rows: Rows, name: str) -> None:
+def test_every_file_format_gives_equal_problems(rows: Rows, name: str) -> None:
     task = load_task(rows(capitals(), name))
     assert [(problem.question, problem.answer, problem.kind) for problem in task] == [(*c, "text") for c in CAPITALS]
     assert (task.name, task.split, int(task[2].metadata["level"])) == ("my", "test", 2)
     assert [problem.id for problem in task] == [problem.id for problem in load_task(rows(capitals(), "my.jsonl"))]
 
 
-def test_columns_are_named(rows: Rows) -> None:
+def test_columns_are_selected_by_name(rows: Rows) -> None:
     file = rows([{"prompt": "2 + 2?", "gold": "4", "key": "a"}, {"prompt": "3 * 3?", "gold": "9", "key": "b"}])
     with pytest.raises(DataError, match=r"no column 'question'; its columns are 'prompt', 'gold', 'key'.*--columns"):
         load_task(file)
@@ -86,7 +86,7 @@ def test_columns_are_named(rows: Rows) -> None:
         load_task(file, columns={"question": 3})
 
 
-def test_the_rows_say_their_split(rows: Rows) -> None:
+def test_split_column_is_used(rows: Rows) -> None:
     words = ["train", "Validation", "test", "dev"]
     file = rows([{"question": f"{n}?", "answer": n, "split": word} for n, word in enumerate(words)])
     assert [[p.answer for p in load_task(file, split)] for split in ("train", "dev", "test")] == [
@@ -101,7 +101,7 @@ def test_the_rows_say_their_split(rows: Rows) -> None:
         load_task(file)
 
 
-def test_remark_of_a_file_with_a_split_column_tells_what_a_hash_holds_out(rows: Rows) -> None:
+def test_split_column_file_reports_what_the_hash_holds_out(rows: Rows) -> None:
     marked = [{"question": f"{n}?", "answer": n, "split": "test" if n % 2 else "train"} for n in range(40)]
     remark = load_own(rows(marked), "train", Columns.read(None), None).remark
     assert "no split column" not in remark
@@ -110,7 +110,7 @@ def test_remark_of_a_file_with_a_split_column_tells_what_a_hash_holds_out(rows: 
     assert "hash" not in load_own(rows(marked), "train", Columns.read(None), None).remark
 
 
-def test_without_a_split_column_a_hash_decides_and_new_rows_move_none(rows: Rows) -> None:
+def test_hash_split_is_stable_when_rows_are_added(rows: Rows) -> None:
     few = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(300)]
     parts = {split: {p.id for p in load_task(rows(few), split)} for split in ("train", "dev", "test")}
     assert not parts["train"] & parts["dev"] and parts["train"] | parts["dev"] == parts["test"]
@@ -120,7 +120,7 @@ def test_without_a_split_column_a_hash_decides_and_new_rows_move_none(rows: Rows
         assert parts[split] <= {p.id for p in load_task(rows(more), split)}
 
 
-def test_dev_is_held_out_of_train_unless_rows_are_marked(rows: Rows) -> None:
+def test_dev_is_held_out_of_train_without_split_column(rows: Rows) -> None:
     few = [{"question": f"What is {n} + 1?", "answer": n, "split": "test" if n < 40 else "train"} for n in range(240)]
     train, dev, test = ({p.id for p in load_task(rows(few), split)} for split in ("train", "dev", "test"))
     assert len(train | dev) == 200 and len(test) == 40 and not train & dev and not (train | dev) & test and dev
@@ -129,14 +129,14 @@ def test_dev_is_held_out_of_train_unless_rows_are_marked(rows: Rows) -> None:
     assert (len(train), len(dev), len(test)) == (199, 1, 40)
 
 
-def test_a_folder_holds_partitions(rows: Rows, tmp_path: Path) -> None:
+def test_folder_of_partitions_is_read(rows: Rows, tmp_path: Path) -> None:
     rows(capitals()[:1], "train.csv"), rows(capitals()[1:], "test.jsonl")
     assert [len(load_task(tmp_path, split)) for split in ("train", "test")] == [1, 2]
     with pytest.raises(DataError, match="expected problems in split 'dev'"):
         load_task(tmp_path, "dev")
 
 
-def test_choices_are_options(rows: Rows) -> None:
+def test_choice_columns_become_options(rows: Rows) -> None:
     listed = [{"question": "Which?", "options": ["red", "blue"], "answer": answer} for answer in ("blue", "B", 1)]
     for problem in load_task(rows(listed, "my.jsonl")):
         assert (problem.question, problem.answer, problem.kind) == ("Which?\n\nA. red\nB. blue", "B", "choice")
@@ -159,7 +159,7 @@ def test_choices_are_options(rows: Rows) -> None:
         (["a" * 250 + "!", "b"], "text"),
     ],
 )
-def test_the_kind_is_guessed_from_all_answers(rows: Rows, answers: list[Any], kind: str) -> None:
+def test_kind_is_inferred_from_all_answers(rows: Rows, answers: list[Any], kind: str) -> None:
     file = rows([{"question": f"{n}?", "answer": answer} for n, answer in enumerate(answers)], "my.jsonl")
     if kind == "code":
         with pytest.raises(ConfigError, match="--allow-code"):
@@ -167,14 +167,14 @@ def test_the_kind_is_guessed_from_all_answers(rows: Rows, answers: list[Any], ki
     assert {problem.kind for problem in load_task(file, allow_code=True, sandbox="none")} == {kind}
 
 
-def test_the_guess_is_said_in_one_line(rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
+def test_inferred_kind_is_reported_in_one_line(rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mas_gym.tasks")
     load_task(rows(capitals()))
     [said] = caplog.messages
     assert said.startswith("my: 3 problems of kind text (guessed") and "\n" not in said
 
 
-def test_an_unknown_kind_is_refused(rows: Rows) -> None:
+def test_unknown_kind_is_rejected(rows: Rows) -> None:
     with pytest.raises(ConfigError, match=r"kind: expected one of number, .*got 'txt'; did you mean 'text'"):
         load_task(rows(capitals()), kind="txt")
     file = rows([{"question": "?", "answer": "4", "kind": "essay"}])
@@ -184,7 +184,7 @@ def test_an_unknown_kind_is_refused(rows: Rows) -> None:
         load_task("my")
 
 
-def test_pickled_tasks_hold_no_data_and_notice_changes(rows: Rows) -> None:
+def test_pickled_tasks_contain_no_data_and_detect_changes(rows: Rows) -> None:
     task = load_task(rows(capitals() * 20))
     assert len(pickle.dumps(task)) < 1500
     assert pickle.loads(pickle.dumps(task[1:3])) == task[1:3]
@@ -194,7 +194,7 @@ def test_pickled_tasks_hold_no_data_and_notice_changes(rows: Rows) -> None:
         pickle.loads(pickled)
 
 
-def test_an_environment_of_ones_own(rows: Rows) -> None:
+def test_own_task_makes_an_environment(rows: Rows) -> None:
     columns = {"question": "prompt", "answer": "gold"}
     file = rows([{"prompt": question, "gold": answer} for question, answer in CAPITALS])
     env = gym.make("MAS-Custom-v0", task=str(file), columns=columns, disable_env_checker=True)
@@ -217,7 +217,7 @@ def test_an_environment_of_ones_own(rows: Rows) -> None:
     "text",
     ["Final Answer: Vienna", "It is old.\nFinal Answer: **the Vienna**.", "vienna", "Answer: “Vienna”!", "A\n\nVIENNA"],
 )
-def test_texts_are_equal_up_to_their_dress(text: str) -> None:
+def test_texts_are_equal_up_to_case_and_punctuation(text: str) -> None:
     problem = Problem("p", "?", '["Wien", "Vienna"]', "text")
     assert ProblemTask.of([problem]).grade(problem, text) == Grade(True, "vienna", "equal")
 
@@ -225,13 +225,13 @@ def test_texts_are_equal_up_to_their_dress(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["Final Answer: Linz", "", "Vienna is a city. Final Answer: Linz", "Final Answer: Viennas"]
 )
-def test_other_texts_are_not(text: str) -> None:
+def test_different_texts_are_not_equal(text: str) -> None:
     problem = Problem("p", "?", "Vienna", "text")
     assert not ProblemTask.of([problem]).grade(problem, text).correct
 
 
 @given(st.text())
-def test_any_message_is_read_and_normalising_twice_changes_nothing(text: str) -> None:
+def test_text_normalisation_is_idempotent(text: str) -> None:
     answer = read_text(text)
     assert answer is None or answer.strip()
     read_code(text)
@@ -239,7 +239,7 @@ def test_any_message_is_read_and_normalising_twice_changes_nothing(text: str) ->
     assert normalise_text(once) == once
 
 
-def test_patterns_match_the_answer_alone() -> None:
+def test_patterns_match_only_the_answer() -> None:
     problem = Problem("p", "?", r"(?i)^(very )?(large|big)$", "regex")
     task = ProblemTask.of([problem])
     assert task.grade(problem, "Final Answer: Very big").correct
@@ -253,7 +253,7 @@ def shouting(problem: Problem, text: str) -> bool:
     return problem.answer.upper() in text
 
 
-def test_a_grader_survives_slices_copies_and_pickling(rows: Rows) -> None:
+def test_grader_survives_slices_copies_and_pickling(rows: Rows) -> None:
     task = load_task(rows(capitals()), grader=shouting)
     problem = task[1]
     parts = [
@@ -287,7 +287,7 @@ class Longer:
 """
 
 
-def test_a_grader_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grader_is_loaded_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "my.py"
     file.write_text(GRADER)
     problem = Problem("p", "?", "Vienna", "text", {"note": [1]})
@@ -324,7 +324,7 @@ def children() -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-def test_the_process_of_a_grader_ends_with_it(tmp_path: Path) -> None:
+def test_grader_process_ends_with_the_grader(tmp_path: Path) -> None:
     file = tmp_path / "my.py"
     file.write_text("import os\n\n\ndef grade(problem, text):\n    return text == str(os.getpid())\n")
     earlier, task = (ProblemTask.of([Problem("p", "?", "Vienna", "text")], grader=f"{file}:grade") for _ in range(2))
@@ -339,7 +339,7 @@ def test_the_process_of_a_grader_ends_with_it(tmp_path: Path) -> None:
     assert process not in children()
 
 
-def test_a_function_that_hangs_or_raises_fails_its_search_alone(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> None:
+def test_hanging_or_raising_grader_fails_only_its_search(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> None:
     import time
 
     def grade(problem: Problem, text: str) -> bool:
@@ -358,7 +358,7 @@ def test_a_function_that_hangs_or_raises_fails_its_search_alone(monkeypatch: pyt
     assert "ValueError: no opinion" in broken.error and 'raise ValueError("no opinion")' in broken.error_details
 
 
-def test_a_store_does_not_answer_for_another_grader(rows: Rows, tmp_path: Path) -> None:
+def test_stored_search_is_not_reused_with_another_grader(rows: Rows, tmp_path: Path) -> None:
     asked: list[str] = []
 
     def write(request: Any, seed: int) -> str:
@@ -376,7 +376,7 @@ def test_a_store_does_not_answer_for_another_grader(rows: Rows, tmp_path: Path) 
 # ---------------------------------------------------------------------- code, judges
 
 
-def test_code_is_tested_only_if_allowed(rows: Rows) -> None:
+def test_code_is_executed_only_if_allowed(rows: Rows) -> None:
     tests = "assert double(2) == 4\nassert double(0) == 0"
     file = rows([{"question": "Write double(x).", "answer": tests}])
     with pytest.raises(ConfigError, match="--allow-code"):
@@ -391,7 +391,7 @@ def test_code_is_tested_only_if_allowed(rows: Rows) -> None:
         refused.grade(task[0], right)
 
 
-def test_a_judge_decides_and_its_tokens_are_counted_apart(rows: Rows) -> None:
+def test_judge_grades_and_its_tokens_are_counted_separately(rows: Rows) -> None:
     def decide(request: Any, seed: int) -> str:
         said = request.messages[1].content
         if "Lima" in said:
@@ -424,7 +424,7 @@ def gpqa(number: int) -> dict[str, str]:
     return {"Question": f"Why {number}?", "Correct Answer": f"right\n{number}", **wrong}
 
 
-def test_gpqa_is_shuffled_by_its_rows_and_tests_on_the_diamond_set(rows: Rows, tmp_path: Path) -> None:
+def test_gpqa_options_are_shuffled_and_test_is_the_diamond_set(rows: Rows, tmp_path: Path) -> None:
     rows([gpqa(n) for n in range(100)], "gpqa_main.csv")
     rows([gpqa(n) for n in range(40)], "gpqa_diamond.csv")
     test, train, dev = (load_task("gpqa", split, data=tmp_path) for split in ("test", "train", "dev"))
@@ -437,7 +437,7 @@ def test_gpqa_is_shuffled_by_its_rows_and_tests_on_the_diamond_set(rows: Rows, t
     assert (test.mas, test.grade(test[0], f"Final Answer: {test[0].answer}").correct) == ("debate", True)
 
 
-def test_each_task_names_its_system(rows: Rows) -> None:
+def test_every_task_has_a_default_system(rows: Rows) -> None:
     expected = {
         "gsm8k": "rpsv",
         "math": "rpsv",
@@ -451,7 +451,7 @@ def test_each_task_names_its_system(rows: Rows) -> None:
     assert load_task(rows(capitals())).mas == "rpsv"
 
 
-def test_a_policy_says_what_it_was_made_for() -> None:
+def test_policy_lists_its_intended_tasks() -> None:
     purpose = purpose_of("tiny")
     assert purpose is not None
     assert purpose.misuse("arithmetic", "rpsv") is purpose.misuse("ordering", "logic") is None
@@ -490,7 +490,7 @@ def test_packages_add_tasks(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- what a run refuses
 
 
-def test_the_true_reward_is_refused_on_a_test_split() -> None:
+def test_true_reward_is_rejected_on_a_test_split() -> None:
     policy = ScriptedPolicy(lambda request, seed: "1")
     problems = [Problem("p", "1?", "1")]
     with pytest.raises(ConfigError, match="is a test split, which would leak"):
@@ -500,7 +500,7 @@ def test_the_true_reward_is_refused_on_a_test_split() -> None:
         assert plan.correct
 
 
-def test_a_critic_of_another_graph_is_refused_before_any_search() -> None:
+def test_critic_of_another_graph_is_rejected_before_any_search() -> None:
     from rewardmodels import load_critic
 
     asked: list[str] = []
@@ -518,7 +518,7 @@ def test_a_critic_of_another_graph_is_refused_before_any_search() -> None:
     assert not asked
 
 
-def test_one_warning_names_what_a_policy_was_not_made_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_policy_on_an_unintended_task_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     policy = ScriptedPolicy(lambda request, seed: "1", name="arithmetician")
     policy.made_for = Purpose({"arithmetic": ["rpsv"]})  # type: ignore[attr-defined]
     for _ in range(2):
@@ -557,7 +557,7 @@ def command(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 MINE = ("--task", "my.csv", "--columns", "question=prompt,answer=gold")
 
 
-def test_commands_take_ones_own_file(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_commands_accept_a_users_file(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     policy = ("--policy", "my.py:make")
     code, said = command("eval", *MINE, *policy, "--json", "out.json")
     assert code == 0 and "my: 3 problems of kind text (guessed" in said and "33.3" in said
@@ -577,7 +577,7 @@ def test_commands_take_ones_own_file(command: Callable[..., tuple[int, str]], tm
     assert code == 0 and "100.0" in said
 
 
-def test_a_policy_out_of_place_is_named_once(command: Callable[..., tuple[int, str]]) -> None:
+def test_policy_on_an_unintended_system_is_reported_once(command: Callable[..., tuple[int, str]]) -> None:
     _, said = command("solve", "What is the capital of Austria?", "--kind", "text", "--planner", "sc:2")
     assert said.count("was made for arithmetic") == 1
     _, said = command("solve", "Tom has 3 pens and buys 4. How many has he?", "--planner", "sc:2")
@@ -607,14 +607,14 @@ def test_a_policy_out_of_place_is_named_once(command: Callable[..., tuple[int, s
         (("--task", "my"), "for your own problems name a file (.csv"),
     ],
 )
-def test_a_mistyped_option_is_named(
+def test_mistyped_option_error_names_it(
     command: Callable[..., tuple[int, str]], arguments: tuple[str, ...], complaint: str
 ) -> None:
     code, said = command("eval", *arguments, "--policy", "my.py:make")
     assert code == 2 and complaint in said
 
 
-def test_a_file_without_dev_problems_can_be_matched(command: Callable[..., tuple[int, str]]) -> None:
+def test_match_works_without_dev_problems(command: Callable[..., tuple[int, str]]) -> None:
     mine = (*MINE, "--policy", "my.py:make", "--mas", "single")
     code, said = command("eval", *mine, "--planner", "sc:1", "--match", "calls=3")
     assert (code, "no dev problems" in said, "sc:3" in said) == (0, True, True), said

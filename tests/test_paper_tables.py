@@ -89,7 +89,7 @@ def assert_rivals(text: str, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_siblings_differ_in_the_last_message_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_siblings_differ_only_in_the_last_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task, store = mas_gym.load_task("arithmetic", split="dev")[:6], tmp_path / "dev.db"
     run = search.run("mcts:12,3", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store)
     assert len(list(run)) == 6
@@ -115,7 +115,7 @@ def spoken(context: search.ScoringContext) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: Lab, options: Options) -> None:
+def test_main_table_has_the_papers_rows_and_resumes(lab: Lab, options: Options) -> None:
     text = text_of(lab, main.run(lab))
     rows = [
         line for line in text.splitlines() if line.startswith(("| single", "| sc:", "| sbs:", "| mcts:", "| bon:"))
@@ -162,7 +162,7 @@ def test_heads_are_trained_on_the_same_trees(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_a_critic_of_the_local_view(lab: Lab) -> None:
+def test_local_view_critic_is_trained(lab: Lab) -> None:
     text = text_of(lab, views.run(lab))
     assert [figures(text, name)[0] for name in ("policy likelihood", "full", "local")]
     assert_rivals(text, "")
@@ -170,7 +170,7 @@ def test_a_critic_of_the_local_view(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_one_critic_guides_other_graphs_and_each_has_one_of_its_own(lab: Lab) -> None:
+def test_critic_is_compared_on_other_graphs_with_their_own_critics(lab: Lab) -> None:
     text = text_of(lab, graphs.run(lab))
     for graph in ("rpsv", "refine", "consensus"):
         assert_rivals(text, f"{graph}: ")
@@ -183,7 +183,7 @@ def test_one_critic_guides_other_graphs_and_each_has_one_of_its_own(lab: Lab) ->
 
 
 @pytest.mark.slow
-def test_critics_of_the_easiest_and_hardest_problems(lab: Lab) -> None:
+def test_critics_of_easy_and_hard_problems_are_compared(lab: Lab) -> None:
     text = text_of(lab, difficulty.run(lab, levels=(1, 3)))
     for level in "13":
         assert len(figures(text, level)) == 6
@@ -192,7 +192,7 @@ def test_critics_of_the_easiest_and_hardest_problems(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_stories_of_one_difficulty_are_a_task(options: Options) -> None:
+def test_stories_of_one_difficulty_form_a_task(options: Options) -> None:
     lab = Lab(replace(options, task="stories-4"))
     [single] = lab.measure(lab.home, [arm("single")])
     assert {problem.rsplit("/", 1)[0] for problem in single.shares} == {"stories-of-length/test/0/4"}
@@ -201,7 +201,7 @@ def test_stories_of_one_difficulty_are_a_task(options: Options) -> None:
 
 
 @pytest.mark.slow
-def test_training_searches_may_explore_more_and_no_other_search_does(options: Options) -> None:
+def test_exploration_option_applies_only_to_training_searches(options: Options) -> None:
     hot = Lab(replace(options, trees=2, rollout_temperature=1.3))
     plain = Lab(replace(options, trees=2))
     found = []
@@ -215,7 +215,7 @@ def test_training_searches_may_explore_more_and_no_other_search_does(options: Op
 
 
 @pytest.mark.slow
-def test_a_store_of_two_temperatures_gives_each_critic_its_own_trees(options: Options, tmp_path: Path) -> None:
+def test_critics_use_only_trees_of_their_temperature(options: Options, tmp_path: Path) -> None:
     given = replace(options, trees=2, rollouts=tmp_path / "rollouts.db")
     labs = [Lab(replace(given, out=tmp_path / str(t), rollout_temperature=t)) for t in (0.0, 1.3)]
     benches = [lab.rollouts(lab.home) for lab in labs]
@@ -225,7 +225,7 @@ def test_a_store_of_two_temperatures_gives_each_critic_its_own_trees(options: Op
 
 
 @pytest.mark.slow
-def test_a_dynamic_graph_gets_a_critic_of_its_own(lab: Lab) -> None:
+def test_dynamic_graph_has_a_separate_critic(lab: Lab) -> None:
     text = text_of(lab, dylan.run(lab))
     assert text.count("| dynamic schedule |") == 5
     assert "| dynamic schedule | mcts:10,3 + truth |" in text
@@ -236,7 +236,7 @@ def test_a_dynamic_graph_gets_a_critic_of_its_own(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critics_go_to_another_task(lab: Lab) -> None:
+def test_critics_transfer_to_another_task(lab: Lab) -> None:
     text = text_of(lab, tasks.run(lab))
     assert "Hit@1 on ordering (logic)" in text
     assert len(figures(text, "MASPRM of ordering")) == 3
@@ -246,7 +246,7 @@ def test_critics_go_to_another_task(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critics_go_to_other_agents(lab: Lab) -> None:
+def test_critics_transfer_to_other_agents(lab: Lab) -> None:
     text = text_of(lab, agents.run(lab))
     assert text.count("| mcts:10,3 | ") == 4
     assert "MASPRM mcts:10,3 over bon:" in text
@@ -255,7 +255,7 @@ def test_critics_go_to_other_agents(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critics_go_to_another_wording_of_the_same_task(options: Options) -> None:
+def test_critics_transfer_to_another_wording(options: Options) -> None:
     lab = Lab(replace(options, trees=24))
     text = text_of(lab, wordings.run(lab))
     assert len(figures(text, "MASPRM of retold-3")) == 3
@@ -264,7 +264,7 @@ def test_critics_go_to_another_wording_of_the_same_task(options: Options) -> Non
 
 
 @pytest.mark.slow
-def test_critics_on_other_backbones_learn_from_the_same_searches(
+def test_critics_on_other_backbones_use_the_same_searches(
     options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shapes = zip(backbones.BACKBONES, [(64, 1), (128, 1), (128, 1, "audit"), (128, 2, "", 1e-3)], strict=True)
@@ -280,7 +280,7 @@ def test_critics_on_other_backbones_learn_from_the_same_searches(
     assert len(re.findall(r"^- backbone-[\w.-]+-2: weights [0-9a-f]{12}$", text, re.MULTILINE)) == 4
 
 
-def test_generated_tasks_have_their_familys_rule_for_equal_messages() -> None:
+def test_generated_tasks_have_a_rule_for_equal_messages() -> None:
     rules = {
         name: rule_for(Setting(name, "rpsv", "tiny")) for name in ("arithmetic-1", "retold-3", "stories-4", "gsm8k")
     }
@@ -288,7 +288,7 @@ def test_generated_tasks_have_their_familys_rule_for_equal_messages() -> None:
 
 
 @pytest.mark.slow
-def test_one_agent_alone_gets_the_tokens_of_the_system(lab: Lab) -> None:
+def test_single_agent_has_the_token_budget_of_the_system(lab: Lab) -> None:
     text = text_of(lab, single.run(lab))
     assert len(re.findall(r"^\| one agent \| bon:\d+ \+ ORM of one agent \|", text, re.MULTILINE)) >= 2
     assert re.search(r"mcts:10,3 \+ MASPRM over bon:\d+ of one agent, equal tokens", text)
@@ -298,7 +298,7 @@ def test_one_agent_alone_gets_the_tokens_of_the_system(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_every_search_of_the_frontier_meets_best_of_n_at_its_tokens(lab: Lab) -> None:
+def test_frontier_searches_are_compared_with_best_of_n_at_equal_tokens(lab: Lab) -> None:
     text = text_of(lab, frontier.run(lab))
     searches = [*frontier.SEARCHES, *(f"{spec},same=opening" for spec in frontier.MERGED)]
     for spec in searches:
@@ -310,7 +310,7 @@ def test_every_search_of_the_frontier_meets_best_of_n_at_its_tokens(lab: Lab) ->
 
 
 @pytest.mark.slow
-def test_duplicates_are_counted_and_every_use_of_the_rule_is_compared(lab: Lab) -> None:
+def test_duplicates_are_counted_and_rules_are_compared(lab: Lab) -> None:
     text = text_of(lab, duplicates.run(lab))
     plain, merged = (figures(text, f"mcts:40,3{rule}") for rule in ("", ",same=opening"))
     assert float(plain[1]) > float(merged[1]) and float(plain[3]) > 0
@@ -321,7 +321,7 @@ def test_duplicates_are_counted_and_every_use_of_the_rule_is_compared(lab: Lab) 
 
 
 @pytest.mark.slow
-def test_pairs_are_counted_by_agent_and_truth(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preference_pairs_are_counted_by_agent_and_truth(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     found = pair_truth.counts(options)
     assert {kind for _, kind in found} <= {
         "after an error",
@@ -334,7 +334,7 @@ def test_pairs_are_counted_by_agent_and_truth(options: Options, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_another_critic_chooses_for_one_agent_at_a_time(lab: Lab) -> None:
+def test_critic_is_replaced_for_one_agent_at_a_time(lab: Lab) -> None:
     text = text_of(lab, by_agent.run(lab))
     rows = re.findall(r"^\| sbs:5,3 \| MASPRM, for the (\w+) (policy likelihood|the truth) \|", text, re.MULTILINE)
     agents = [agent.name for agent in mas_gym.load_mas("rpsv").agents]
@@ -344,7 +344,7 @@ def test_another_critic_chooses_for_one_agent_at_a_time(lab: Lab) -> None:
     assert float(hits["the truth"]) >= float(hits["MASPRM"])
 
 
-def test_rows_of_two_settings_are_never_one(lab: Lab) -> None:
+def test_rows_of_different_settings_are_separate(lab: Lab) -> None:
     critic = lab.load(LIKELIHOOD)
     rows = [arm(spec, critic, "PL") for spec in ("sc:3,weights=critic", "sc:3,weights=critic,values=outcome")]
     assert [row.label for row in rows] == ["sc:3,weights=critic + PL", "sc:3,weights=critic,values=outcome + PL"]
@@ -352,7 +352,7 @@ def test_rows_of_two_settings_are_never_one(lab: Lab) -> None:
     assert (single.row.agent_calls.mean, passes.row.agent_calls.mean) == (4, 12)
 
 
-def test_a_replaced_critic_scores_one_agents_messages_alone() -> None:
+def test_replaced_critic_scores_only_one_agents_messages() -> None:
     class Fixed:
         terminal_only, free = False, True
 
@@ -378,7 +378,7 @@ def test_a_replaced_critic_scores_one_agents_messages_alone() -> None:
 
 
 @pytest.mark.slow
-def test_trainings_have_intervals_over_problems_and_trainings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_cover_problems_and_trainings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "TRAININGS", (1, 2))
     text = text_of(lab, trainings.run(lab))
     assert len(re.findall(r"^\| mcts:10,3 \+ (?:MASPRM|ORM), seed [12] \|", text, re.MULTILINE)) == 4
@@ -391,7 +391,7 @@ def test_trainings_have_intervals_over_problems_and_trainings(lab: Lab, monkeypa
 
 
 @pytest.mark.slow
-def test_learning_curves(lab: Lab, options: Options) -> None:
+def test_learning_curves_have_one_row_per_size(lab: Lab, options: Options) -> None:
     text = text_of(lab, curve.run(lab))
     assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["4", "8"]
     assert (options.folder / "curve.png").exists()
@@ -400,7 +400,7 @@ def test_learning_curves(lab: Lab, options: Options) -> None:
 
 
 @pytest.mark.slow
-def test_the_clock_and_credit_need_the_main_critics_alone(
+def test_time_and_credit_tables_need_only_the_main_critics(
     lab: Lab, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = text_of(lab, clock.run(lab))
@@ -413,7 +413,7 @@ def test_the_clock_and_credit_need_the_main_critics_alone(
     assert "| AUC for the " in text and "| rpsv: error of |" in text
 
 
-def test_no_page_is_older_than_the_weights_it_speaks_of() -> None:
+def test_pages_have_the_digest_of_the_shipped_weights() -> None:
     # The table of claims is made from the others.
     pages = [page for page in sorted(claims.PAGES.glob("*.md")) if page.name != "claims.md"]
     assert len(pages) >= 10
@@ -424,7 +424,7 @@ def test_no_page_is_older_than_the_weights_it_speaks_of() -> None:
         assert f"- {weights(Options(**given))}\n" in text, f"{page.name} was made with other weights: make it again"
 
 
-def test_no_page_of_natural_agents_is_older_than_their_weights() -> None:
+def test_natural_agent_pages_have_the_digest_of_their_weights() -> None:
     agents_folder = claims.PAGES.parent / "tiny" / "tiny-natural"
     card = (agents_folder / "README.md").read_text(encoding="utf-8")
     # This page has the model's card, the others its figures.
@@ -436,7 +436,7 @@ def test_no_page_of_natural_agents_is_older_than_their_weights() -> None:
         assert stated in page.read_text(encoding="utf-8"), f"{page.name} was made with other weights: make it again"
 
 
-def test_the_table_of_claims_is_that_of_todays_pages() -> None:
+def test_claims_table_matches_the_pages() -> None:
     text = (claims.PAGES / "claims.md").read_text(encoding="utf-8")
     assert text == claims.document(), "write it again: python -m benchmarks.paper.claims"
     for claim_made in (*claims.CLAIMS, *claims.OURS):
@@ -448,7 +448,7 @@ def test_the_table_of_claims_is_that_of_todays_pages() -> None:
     assert claims.differences("# A page without differences\n") == []
 
 
-def test_every_table_is_in_all_and_has_a_page_of_its_name() -> None:
+def test_every_table_has_a_page_and_is_run_by_all() -> None:
     modules = {path.stem for path in Path(main.__file__).parent.glob("*.py")}
     rest = {
         "__init__",
@@ -472,7 +472,7 @@ def test_every_table_is_in_all_and_has_a_page_of_its_name() -> None:
         assert f'command(run, "{name}")' in source
 
 
-def test_a_given_critic_is_used_where_the_main_recipe_is_meant_and_nowhere_else(tmp_path: Path) -> None:
+def test_given_critic_replaces_only_the_main_recipe(tmp_path: Path) -> None:
     lab = Lab(Options(tmp_path, orm="models/orm"))
     assert lab.folder(lab.home, ORM) == Path("models/orm")
 
@@ -490,13 +490,13 @@ def passes(values: Mapping[str, tuple[float, ...]]) -> list[Pass]:
     ]
 
 
-def test_the_largest_fall_is_blamed_and_equal_falls_share() -> None:
+def test_blame_selects_the_largest_fall_and_splits_ties() -> None:
     assert largest_drop([0.5, -0.5, -0.6], 0.4).tolist() == [0, 1, 0]
     assert largest_drop([0.2, 0.1, 0.1], 0.9).tolist() == [1, 0, 0]
     assert largest_drop([0.5, 0.25, 0.0], 0.5).tolist() == [0, 0.5, 0.5]
 
 
-def test_blame_by_hand() -> None:
+def test_blame_equals_a_hand_computation() -> None:
     both = passes({"a": (0.8, -0.2, -0.3), "b": (0.8, 0.7, -0.9)})
     judges = judges_of(both, ["critic"], "Solver")
     assert shares(both, judges["critic, drop"]) == {"a": 1.0, "b": 1.0}
@@ -519,7 +519,7 @@ def test_messages_end_with_the_first_wrong_one() -> None:
     ]
 
 
-def test_auc_over_all_pairs_is_that_of_one_list() -> None:
+def test_auc_over_all_pairs_equals_that_of_one_list() -> None:
     rng = np.random.default_rng(0)
     truth = [rng.random(size) < 0.5 for size in (3, 1, 4, 2)]
     values = [rng.integers(0, 4, len(one)).astype(float) for one in truth]
@@ -531,7 +531,7 @@ def test_auc_over_all_pairs_is_that_of_one_list() -> None:
     assert auc_difference(ranking, ranking)[:3] == (0.0, 0.0, 0.0)
 
 
-def test_centring_forgives_what_is_usual_at_a_depth() -> None:
+def test_centring_subtracts_the_mean_fall_at_a_depth() -> None:
     # Values fall at the second message everywhere; only "b" falls at the third, where it erred.
     both = passes({"a": (0.8, -0.4, -0.4), "b": (0.8, -0.1, -0.6)})
     judges = judges_of(both, ["critic"], "Solver")
@@ -542,7 +542,7 @@ def test_centring_forgives_what_is_usual_at_a_depth() -> None:
 # Pages and options
 
 
-def test_a_claim_says_what_its_interval_says() -> None:
+def test_claim_verdict_follows_its_interval() -> None:
     sure = claim("x", "+1", {f"p{i}": 1.0 for i in range(40)}, {f"p{i}": float(i % 2) for i in range(40)})
     assert (sure.verdict, sure.here.mean) == ("holds", 0.5)
     turned = claim("x", "+1", {f"p{i}": float(i % 2) for i in range(40)}, {f"p{i}": 1.0 for i in range(40)})
@@ -553,7 +553,7 @@ def test_a_claim_says_what_its_interval_says() -> None:
     assert sure._replace(tokens=(640.0, 675.0)).verdict == "holds"
 
 
-def test_the_papers_figures_are_those_of_its_four_data_sets() -> None:
+def test_paper_figures_cover_its_four_data_sets() -> None:
     assert lead("mcts:10,3", "MASPRM", "PL") == "1.5B: +7.3 +4.8 +8.3 +5.7; 7B: +20.4 +9.3 +14.7 +9.0"
     assert lead("sc:5,weights=critic", "MASPRM", "ORM") == "1.5B: -1.2 -0.6 -0.2 +0.0; 7B: +1.2 +1.4 +4.1 +1.4"
     assert narrowing("mcts:10,3") == "7B: +14.3 +9.4 +8.6 +8.9"
@@ -573,13 +573,11 @@ def test_the_papers_figures_are_those_of_its_four_data_sets() -> None:
         (-0.05, -0.01, "**contrary**"),
     ],
 )
-def test_a_verdict_judges_the_size_where_the_paper_has_a_range(
-    paper: str, low: float, high: float, verdict: str
-) -> None:
+def test_verdict_uses_the_papers_range_of_sizes(paper: str, low: float, high: float, verdict: str) -> None:
     assert Claim("x", paper, Difference((low + high) / 2, low, high, 100)).verdict == verdict
 
 
-def test_a_verdict_on_one_figure_or_none_judges_the_sign() -> None:
+def test_verdict_without_a_range_uses_the_sign() -> None:
     assert Claim("x", "+5.5", Difference(0.4, 0.3, 0.5, 100)).verdict == "holds"
     assert Claim("x", "not compared", Difference(0.4, 0.3, 0.5, 100)).verdict == "holds"
     # A range on both sides of zero claims no sign, so a small negative difference agrees with it.
@@ -587,7 +585,7 @@ def test_a_verdict_on_one_figure_or_none_judges_the_sign() -> None:
     assert Claim("x", "-1.2 / +1.2", Difference(-0.07, -0.08, -0.05, 100)).verdict == "**contrary**"
 
 
-def test_a_statistic_of_several_accuracies_has_an_interval_over_their_problems() -> None:
+def test_statistic_of_several_accuracies_has_an_interval_over_problems() -> None:
     columns = [{f"p{i}": float(i % k == 0) for i in range(60)} for k in (1, 2, 3)]
     found = claim_of("range", "+9", columns, lambda means: means.max(axis=-1) - means.min(axis=-1))
     assert found.here.mean == pytest.approx(1 - 1 / 3)
@@ -598,7 +596,7 @@ def test_a_statistic_of_several_accuracies_has_an_interval_over_their_problems()
     assert np.allclose(same.here[:3], plain.here[:3], atol=0.02)
 
 
-def test_reasons_that_people_wrote_stay_when_a_page_is_written_again(tmp_path: Path) -> None:
+def test_written_reasons_are_kept_when_a_page_is_rewritten(tmp_path: Path) -> None:
     page = Page("heads", "Heads", "What for.")
     page.table(("a", "b"), [("x|y", 1)])
     path = write_page(page, tmp_path, "command", ["fact"])
@@ -610,7 +608,7 @@ def test_reasons_that_people_wrote_stay_when_a_page_is_written_again(tmp_path: P
     assert text.endswith(f"{REASONS}\n\nToo few trees: tested.\n")
 
 
-def test_a_page_names_its_settings_and_no_place_on_this_machine(
+def test_page_contains_its_settings_and_no_local_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "masprm").mkdir()
@@ -640,7 +638,7 @@ def test_a_page_names_its_settings_and_no_place_on_this_machine(
 # Pictures
 
 
-def test_pictures_refuse_what_does_not_fit(tmp_path: Path) -> None:
+def test_pictures_reject_invalid_data(tmp_path: Path) -> None:
     points = Series("trees", [10, 20], [0.5, 0.7], [[0.4, 0.6], [0.6, 0.8]])
     assert "<svg" in save_curves({"Hit@1": [points]}, "pairs", tmp_path / "c.svg").read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="at least one point"):
@@ -650,7 +648,7 @@ def test_pictures_refuse_what_does_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.rglob("main.md")), ids=str)
-def test_redrawn_pictures_have_the_figures_of_their_page(page: Path) -> None:
+def test_redrawn_pictures_match_their_page(page: Path) -> None:
     text = page.read_text("utf-8")
     rows = list(rows_of(text))
     assert len({(row.planner, row.critic) for row in rows}) == len(rows) >= 16

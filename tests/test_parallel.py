@@ -38,7 +38,7 @@ def planner(values: ValueKind, leaf: Any, n: int, c: int, parallel: int) -> MCTS
 
 
 @given(st.sampled_from(KINDS), st.sampled_from(LEAVES), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))
-def test_one_at_a_time_is_the_serial_search_to_the_last_bit(values: Any, leaf: Any, n: int, c: int, seed: int) -> None:
+def test_parallel_1_equals_the_serial_search_exactly(values: Any, leaf: Any, n: int, c: int, seed: int) -> None:
     serial = planner(values, leaf, n, c, 1)
     one, other = world(seed), world(seed)
     plan, forced = one.plan(serial), other.plan(Forced(**vars(serial)))
@@ -56,9 +56,7 @@ def test_one_at_a_time_is_the_serial_search_to_the_last_bit(values: Any, leaf: A
     st.integers(2, 12),
     st.integers(0, 99),
 )
-def test_visits_add_up_and_nothing_is_asked_twice(
-    values: Any, leaf: Any, n: int, c: int, parallel: int, seed: int
-) -> None:
+def test_visits_sum_up_and_no_request_repeats(values: Any, leaf: Any, n: int, c: int, parallel: int, seed: int) -> None:
     at = world(seed)
     search_of = planner(values, leaf, n, c, parallel)
     machinery = search_of.search(at.model, at.model.initial_state("q"))
@@ -95,7 +93,7 @@ class Given:
         return search.Plan()
 
 
-def test_more_at_once_are_fewer_rounds_of_waiting() -> None:
+def test_parallel_simulations_need_fewer_rounds() -> None:
     rounds = []
     for parallel in (1, 2, 4, 8):
         at = world(3, depth=4)
@@ -107,7 +105,7 @@ def test_more_at_once_are_fewer_rounds_of_waiting() -> None:
 
 @pytest.mark.parametrize("spec", ["mcts:12,3,parallel=4", "mcts:12,3,parallel=4,leaf=bootstrap", "mcts:9,2,parallel=9"])
 @pytest.mark.parametrize("critic", [HashCritic, search.PolicyLikelihood])
-def test_the_same_seed_is_the_same_plan_at_any_concurrency(spec: str, critic: Any) -> None:
+def test_parallel_plans_are_independent_of_concurrency(spec: str, critic: Any) -> None:
     def plans(concurrency: int, seed: int = 5) -> Any:
         run = search.run(
             spec, problems(24), mas=chain(3), policy=talker(), critic=critic(), seed=seed, concurrency=concurrency
@@ -121,7 +119,7 @@ def test_the_same_seed_is_the_same_plan_at_any_concurrency(spec: str, critic: An
         assert plan["usage"]["agent_calls"] % 3 == 0 or "9,2" in spec
 
 
-def test_training_rewards_with_many_at_once() -> None:
+def test_parallel_training_search_uses_true_rewards() -> None:
     run = search.run("mcts:16,3,parallel=5", problems(6), mas=chain(3), policy=talker(), training=True)
     for plan in run:
         assert plan.error is None and plan.tree is not None
@@ -129,7 +127,7 @@ def test_training_rewards_with_many_at_once() -> None:
         assert plan.usage.reward_calls == 0
 
 
-def test_a_budget_ends_simulations_under_way() -> None:
+def test_budget_ends_open_simulations() -> None:
     for calls in range(6, 40, 3):
         run = search.run(
             "mcts:30,3,parallel=6",
@@ -144,7 +142,7 @@ def test_a_budget_ends_simulations_under_way() -> None:
             assert plan.error is None or "BudgetError" in plan.error
 
 
-def test_a_spent_budget_leaves_no_mark() -> None:
+def test_exhausted_budget_leaves_no_virtual_visits() -> None:
     at = world(1)
     machinery = ParallelSearch(MCTS(20, 3, parallel=5), at.model, at.model.initial_state("q"))
     steps = machinery.run()
@@ -157,7 +155,7 @@ def test_a_spent_budget_leaves_no_mark() -> None:
     assert not any(machinery.losses.values())
 
 
-def test_specs_and_refusals() -> None:
+def test_parallel_specs_are_parsed_and_validated() -> None:
     assert search.load_planner("mcts:10,3,parallel=4") == replace(MCTS(10, 3), parallel=4)
     assert search.planner_spec(MCTS(10, 3, parallel=4)) == "mcts:10,3,parallel=4"
     assert search.planner_spec(MCTS(10, 3)) == "mcts:10,3"

@@ -46,7 +46,7 @@ def worded(way: str, index: int) -> str:
 
 
 @pytest.mark.parametrize("planner", [MCTS(6, 3), PUCT(6, 3), SequentialHalving(6, 3), MCTS(6, 3, parallel=2)])
-def test_messages_that_a_rule_calls_equal_are_one_child(planner: MCTS) -> None:
+def test_messages_equal_by_a_rule_share_one_child(planner: MCTS) -> None:
     wide, narrow = (World(2, worded), World(2, worded))
     texts = [
         {state.text for state in world.plan(one).tree.states if state.depth == 1}
@@ -56,7 +56,7 @@ def test_messages_that_a_rule_calls_equal_are_one_child(planner: MCTS) -> None:
     assert len(narrow.evaluated) < len(wide.evaluated)
 
 
-def test_a_planner_with_a_rule_has_another_identity_and_the_others_keep_theirs() -> None:
+def test_rule_changes_the_identity_of_its_planner_only() -> None:
     plain = identity_of(MCTS())
     assert "same" not in plain["fields"]
     named, own = MCTS(same="opening"), MCTS(same=lambda a, b: a == b)
@@ -71,7 +71,7 @@ def test_a_planner_with_a_rule_has_another_identity_and_the_others_keep_theirs()
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_golden_tree(path: Path) -> None:
+def test_golden_trees_are_unchanged(path: Path) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))
     messages, values, expect = case["messages"], case["values"], case["expect"]
     world = World(case["depth"], lambda way, i: messages[way][i], value=values.__getitem__, reward=values.__getitem__)
@@ -111,13 +111,13 @@ def test_golden_tree(path: Path) -> None:
     ],
     ids=["single", "sc-5", "bon-5", "sbs-5-1", "sbs-5-3"],
 )
-def test_agent_calls_follow_the_papers_formula(planner: Any, calls: Any, depth: int) -> None:
+def test_agent_calls_equal_the_papers_formula(planner: Any, calls: Any, depth: int) -> None:
     world = World(depth)
     world.plan(planner)
     assert world.calls == calls(depth)
 
 
-def test_the_papers_own_figures() -> None:
+def test_agent_calls_equal_the_papers_figures() -> None:
     def calls(planner: Any, depth: int) -> int:
         world = World(depth)
         world.plan(planner)
@@ -131,13 +131,13 @@ def test_the_papers_own_figures() -> None:
 @pytest.mark.parametrize(
     "planner", [StepBeamSearch(5, 3), MCTS(10, 3), SelfConsistency(5, "critic"), BestOfN(5)], ids=str
 )
-def test_a_step_critic_scores_each_successor_once(planner: Any) -> None:
+def test_step_critic_scores_each_successor_once(planner: Any) -> None:
     world = World(4)
     world.plan(planner)
     assert len(world.evaluated) == world.calls == len(set(world.evaluated))
 
 
-def test_an_outcome_critic_scores_terminal_states_once() -> None:
+def test_outcome_critic_scores_terminal_states_once() -> None:
     world = World(4)
     world.plan(MCTS(200, 2, values="outcome"))
     assert all(path.count("/") == 3 for path in world.evaluated)
@@ -171,7 +171,7 @@ def test_mcts_stays_within_the_bound_of_its_leaf_rule(
         assert world.calls <= max(simulations * children, children + depth - 1)
 
 
-def test_the_bounds_of_mcts_10_3() -> None:
+def test_mcts_10_3_has_its_documented_bounds() -> None:
     assert rollout_bound(10, 3, 4) == 69
     calls = set()
     for seed in range(40):
@@ -237,7 +237,7 @@ def literal_mcts(world: World, simulations: int, children: int, c: float, *, tra
     mode=st.sampled_from(["training", "rollout", "bootstrap"]),
     seed=st.integers(0, 10**6),
 )
-def test_mcts_does_what_the_pseudocode_says(
+def test_mcts_equals_a_reference_implementation_of_the_pseudocode(
     simulations: int, children: int, depth: int, c: float, mode: str, seed: int
 ) -> None:
     world = World(
@@ -271,7 +271,7 @@ class Bare:
         self.initial_state, self.max_depth = model.initial_state, 1
 
 
-def test_training_is_the_papers_configuration() -> None:
+def test_training_uses_the_papers_configuration() -> None:
     planner = MCTS(40, 3).for_run(None, training=True)
     assert planner.values == "reward"
     world = World(4)
@@ -287,7 +287,7 @@ def test_training_is_the_papers_configuration() -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["rollout", "bootstrap"]), st.sampled_from(["process", "likelihood"]))
-def test_decoding_never_returns_an_intermediate_message(seed: int, leaf: Any, values: Any) -> None:
+def test_decoding_returns_only_terminal_messages(seed: int, leaf: Any, values: Any) -> None:
     # Values that rise towards the root make the greedy path end early wherever it can.
     world = World(4, value=lambda path: noise(seed, path) + 3 - path.count("/"))
     plan = world.plan(MCTS(10, 3, 0.5, leaf, values=values))
@@ -296,14 +296,14 @@ def test_decoding_never_returns_an_intermediate_message(seed: int, leaf: Any, va
     assert all(m.state is None or world.model.is_terminal(m.state) for m in plan.anytime)
 
 
-def test_without_virtual_visits_a_bootstrap_search_still_answers() -> None:
+def test_bootstrap_search_without_virtual_visits_answers() -> None:
     for seed in range(30):
         world = World(3, value=lambda path, seed=seed: noise(seed, path))  # type: ignore[misc]
         plan = world.plan(MCTS(6, 2, 1.0, "bootstrap", virtual_visits=False))
         assert plan.best is not None
 
 
-def test_unvisited_children_are_never_decoded() -> None:
+def test_decoding_skips_unvisited_children() -> None:
     # Every visited leaf is wrong (-1), so an unvisited sibling's empty Q of 0 would win.
     world = World(2, reward=lambda path: -1.0)
     plan = world.plan(MCTS(3, 3, values="reward"))
@@ -327,7 +327,7 @@ def test_candidates_are_ranked_by_path_score_or_by_leaf_q() -> None:
 
 
 @pytest.mark.parametrize("rank", ["path", "leaf"])
-def test_the_answer_may_be_the_best_candidate_instead_of_the_decoded_one(rank: Any) -> None:
+def test_answer_option_selects_the_best_candidate(rank: Any) -> None:
     # The first message is worth more by its mean, the second has the best leaf.
     values = {"a": 0.5, "b": -0.9, "a/a": 0.5, "a/b": 0.4, "b/a": 0.9, "b/b": -0.9}
     leaf_only = {"rank": rank, "values": "outcome"}
@@ -342,7 +342,7 @@ def test_the_answer_may_be_the_best_candidate_instead_of_the_decoded_one(rank: A
 
 
 @given(st.integers(0, 10**6))
-def test_candidates_without_a_q_come_last(seed: int) -> None:
+def test_candidates_without_q_rank_last(seed: int) -> None:
     # All values are negative, so a missing Q that counted as 0 would lead.
     world = World(2, value=lambda path: noise(seed, path) - 1.5)
     plan = world.plan(MCTS(3, 3, virtual_visits=False, rank="leaf"))
@@ -352,7 +352,7 @@ def test_candidates_without_a_q_come_last(seed: int) -> None:
     assert scores[1:] == sorted(known, reverse=True) + [None] * (len(scores) - 1 - len(known))
 
 
-def test_the_curve_tells_the_answer_at_each_cost() -> None:
+def test_curve_contains_the_answer_at_each_cost() -> None:
     for seed in range(20):
         world = World(3, value=lambda path, seed=seed: noise(seed, path))  # type: ignore[misc]
         whole = world.plan(MCTS(12, 3))
@@ -382,11 +382,11 @@ def test_the_curve_tells_the_answer_at_each_cost() -> None:
         (["A", "B", "A"], [1, 1, 1], 0),
     ],
 )
-def test_votes(answers: list[str | None], weights: list[float], winner: int) -> None:
+def test_majority_vote_counts_equal_answers(answers: list[str | None], weights: list[float], winner: int) -> None:
     assert vote(answers, weights) == winner
 
 
-def test_a_weighted_vote_sums_the_sigmoids_of_path_scores() -> None:
+def test_weighted_vote_sums_the_sigmoids_of_path_scores() -> None:
     # Answers x, y, y: sigmoid(3) = 0.953 against 2 sigmoid(-0.1) = 0.950.
     texts = {"": ["p", "q", "r"], "p": ["x"], "q": ["y"], "r": ["y"]}
     values = {"p": 2.0, "p/x": 4.0, "q": -0.1, "q/y": -0.1, "r": -0.1, "r/y": -0.1}
@@ -399,7 +399,7 @@ def test_a_weighted_vote_sums_the_sigmoids_of_path_scores() -> None:
 # ---- beams in graphs whose schedule depends on the messages
 
 
-def test_a_beam_keeps_states_that_end_early() -> None:
+def test_beam_keeps_states_that_end_early() -> None:
     model = Dynamics(load_mas("dylan"))
     world = World(
         2, lambda path, i: "VERDICT: AGREE" if i == 0 else "VERDICT: DISAGREE", value=lambda path: noise(path)
@@ -415,7 +415,7 @@ def test_a_beam_keeps_states_that_end_early() -> None:
     assert early.calls == 2 + 2 * 2 + 4 * 2 + 4 * 2
 
 
-def test_ties_in_a_beam_go_to_the_likelier_message() -> None:
+def test_beam_ties_prefer_the_likelier_message() -> None:
     class Likelihoods(World):
         def propose(self, state: Any, n: int) -> Any:
             return [p._replace(logprob=-3.0 + i) for i, p in enumerate(super().propose(state, n))]
@@ -430,21 +430,21 @@ def test_ties_in_a_beam_go_to_the_likelier_message() -> None:
 @pytest.mark.parametrize(
     "planner", [MCTS(5, 1), MCTS(5, 1, leaf="bootstrap"), StepBeamSearch(1, 1), SinglePass()], ids=str
 )
-def test_one_child_is_a_single_pass(planner: Any) -> None:
+def test_width_1_is_a_single_pass(planner: Any) -> None:
     world = World(4)
     assert world.plan(planner).best is not None
     assert world.calls == 4
 
 
 @pytest.mark.parametrize("leaf", ["rollout", "bootstrap"])
-def test_all_duplicates_are_one_child_and_all_on_the_bill(leaf: Any) -> None:
+def test_duplicates_share_a_child_and_are_all_counted(leaf: Any) -> None:
     world = World(3, lambda path, i: "same")
     plan = world.plan(MCTS(10, 3, leaf=leaf))
     assert plan.tree is not None and len(plan.tree) == 4
     assert world.calls == 9 and len(world.evaluated) == 3
 
 
-def test_duplicates_stay_apart_in_a_beam() -> None:
+def test_duplicates_are_separate_in_a_beam() -> None:
     world = World(3, lambda path, i: "same")
     plan = world.plan(StepBeamSearch(5, 3))
     assert world.calls == 35 and len(plan.candidates) == 3
@@ -457,20 +457,20 @@ def test_children_of_the_root_may_be_terminal(leaf: Any) -> None:
     assert world.calls == 3 and len(plan.candidates) == 3
 
 
-def test_a_constant_critic_makes_search_even() -> None:
+def test_constant_critic_gives_uniform_search() -> None:
     world = World(2, value=lambda path: 0.5)
     plan = world.plan(MCTS(9, 3, 2.0))
     assert plan.tree is not None
     assert [plan.tree.visits[i] for i in plan.tree.children(0)] == [4, 4, 4]
 
 
-def test_empty_messages_are_messages() -> None:
+def test_empty_messages_are_valid() -> None:
     world = World(3, lambda path, i: "" if i == 0 else "x")
     plan = world.plan(MCTS(10, 2))
     assert plan.tree is not None and len(plan.tree.children(0)) == 2
 
 
-def test_a_budget_ends_the_simulations_and_keeps_the_answer() -> None:
+def test_budget_ends_the_simulations_and_keeps_the_answer() -> None:
     class Limited(World):
         def propose(self, state: Any, n: int) -> Any:
             if self.calls >= 12:
@@ -504,7 +504,7 @@ def test_a_budget_ends_the_simulations_and_keeps_the_answer() -> None:
     ids=["dvts-3-5", "rebase-15", "rebase-7-best"],
 )
 @pytest.mark.parametrize("depth", [1, 3, 4])
-def test_agent_calls_of_fixed_widths(planner: Any, calls: Any, depth: int) -> None:
+def test_fixed_widths_have_their_number_of_agent_calls(planner: Any, calls: Any, depth: int) -> None:
     world = World(depth)
     plan = world.plan(planner)
     assert world.calls == calls(depth) and plan.best is not None
@@ -559,7 +559,7 @@ def test_sequential_halving_answers_from_its_finalists() -> None:
     assert plan.anytime[-1].node == plan.best.node
 
 
-def test_even_priors_and_flat_likelihoods_are_the_same() -> None:
+def test_uniform_priors_equal_constant_likelihoods() -> None:
     class Likely(World):
         def propose(self, state: Any, n: int) -> Any:
             return [p._replace(logprob=-9.0 if i else -0.1) for i, p in enumerate(super().propose(state, n))]
@@ -572,7 +572,7 @@ def test_even_priors_and_flat_likelihoods_are_the_same() -> None:
     assert visits[1][0] > 3 * visits[1][1]
 
 
-def test_rebase_gives_more_to_better_states() -> None:
+def test_rebase_expands_better_states_more() -> None:
     values = {"a": 0.9, "b": 0.5, "c": 0.5}
     world = World(2, value=lambda path: values.get(path, 0.5))
     tree = world.plan(REBASE(3, temperature=0.2)).tree
@@ -582,14 +582,14 @@ def test_rebase_gives_more_to_better_states() -> None:
 
 @example(1, [0.0, 5e-324])
 @given(st.integers(0, 50), st.lists(st.floats(-50, 50), min_size=1, max_size=20))
-def test_shares_add_up_and_follow_the_order(amount: int, logits: list[float]) -> None:
+def test_rebase_shares_sum_up_and_follow_the_order(amount: int, logits: list[float]) -> None:
     counts = share(amount, logits)
     assert sum(counts) == amount and min(counts) >= 0
     ranked = sorted(zip(logits, counts, strict=True))
     assert all(few <= many or low == high for (low, few), (high, many) in itertools.pairwise(ranked))
 
 
-def test_adaptive_branching_goes_wide_until_something_good_turns_up() -> None:
+def test_adaptive_branching_widens_until_a_good_candidate() -> None:
     def visits(value: Any) -> list[int]:
         world = World(2, value=value)
         plan = world.plan(AdaptiveBranching(60, 0.1))
@@ -602,7 +602,7 @@ def test_adaptive_branching_goes_wide_until_something_good_turns_up() -> None:
 
 
 @pytest.mark.parametrize("planner", [PUCT(), SequentialHalving(), DVTS(), REBASE(), AdaptiveBranching()], ids=str)
-def test_planners_beyond_the_paper_need_a_critic(planner: Any) -> None:
+def test_other_planners_require_a_critic(planner: Any) -> None:
     with pytest.raises(ConfigError, match="needs a critic"):
         planner.for_run(None, False)
     check_planner(planner)
@@ -635,12 +635,12 @@ def test_planners_beyond_the_paper_need_a_critic(planner: Any) -> None:
         lambda: MCTS(leaf="bootstrap").for_run(HashCritic(terminal_only=True), False),
     ],
 )
-def test_settings_that_cannot_work_are_refused(make: Any) -> None:
+def test_invalid_settings_are_rejected(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"expected|needs|defined|virtual"):
         make()
 
 
-def test_planners_suit_themselves_to_the_critic() -> None:
+def test_planners_adapt_to_the_kind_of_critic() -> None:
     assert MCTS().for_run(HashCritic(), False).values == "process"
     assert MCTS().for_run(HashCritic(terminal_only=True), False).values == "outcome"
     assert MCTS().for_run(search.PolicyLikelihood(), False).values == "likelihood"
@@ -671,13 +671,13 @@ def test_planners_suit_themselves_to_the_critic() -> None:
         ("adaptive:20,spread=0.5", AdaptiveBranching(20, 0.5)),
     ],
 )
-def test_specs(spec: str, planner: Any) -> None:
+def test_specs_are_parsed(spec: str, planner: Any) -> None:
     assert search.load_planner(spec) == planner
     assert search.load_planner(search.planner_spec(planner)) == planner
 
 
 @pytest.mark.parametrize("spec", ["mtcs:10", "", "MCTS 10", "beam"])
-def test_unknown_names_come_with_the_known_ones(spec: str) -> None:
+def test_unknown_planner_error_lists_known_names(spec: str) -> None:
     with pytest.raises(UnknownNameError, match=r"expected one of: .*bon, .*mcts, .*sbs, sc, .*single"):
         search.load_planner(spec)
 
@@ -695,13 +695,13 @@ def test_unknown_names_come_with_the_known_ones(spec: str) -> None:
         "mcts:1,n_simulations=2",
     ],
 )
-def test_bad_settings_in_specs(spec: str) -> None:
+def test_invalid_settings_in_specs_are_rejected(spec: str) -> None:
     with pytest.raises(ConfigError):
         search.load_planner(spec)
 
 
 @given(st.sampled_from(["mcts", "puct", "adaptive", "rebase"]), st.floats(1e-6, 1e6), st.integers(1, 99))
-def test_short_forms_keep_every_digit(name: str, number: float, size: int) -> None:
+def test_specs_preserve_every_digit(name: str, number: float, size: int) -> None:
     setting = {"mcts": "c", "puct": "temperature", "adaptive": "spread", "rebase": "temperature"}[name]
     planner = search.load_planner(f"{name}:{size},{setting}={number!r}")
     assert search.load_planner(search.planner_spec(planner)) == planner
@@ -756,7 +756,7 @@ def test_each_setting_of_a_shipped_planner_is_in_its_identity(name: str) -> None
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_planner_or_a_clear_error(text: str) -> None:
+def test_arbitrary_spec_is_parsed_or_rejected(text: str) -> None:
     for spec in (text, f"mcts:{text}"):
         try:
             search.load_planner(spec)

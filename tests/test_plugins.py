@@ -66,7 +66,7 @@ def plain(value: object) -> bool:
 
 
 @given(st.lists(VALUES.filter(plain)), st.dictionaries(NAMES, VALUES.filter(plain)))
-def test_settings_read_as_they_were_written(args: list[Any], kwargs: dict[str, Any]) -> None:
+def test_settings_survive_formatting_and_parsing(args: list[Any], kwargs: dict[str, Any]) -> None:
     assert read_settings("here", write_settings(args, kwargs)) == (args, kwargs)
 
 
@@ -110,7 +110,7 @@ def test_hostile_specs_raise_short_printable_errors(kind: str, spec: str) -> Non
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_unknown_names_suggest_and_say_how_to_add_one(kind: str) -> None:
+def test_unknown_name_error_suggests_names_and_the_registration(kind: str) -> None:
     group = {"policy": "policies"}.get(kind, f"{kind}s")
     with pytest.raises(UnknownNameError, match=rf"write FILE\.py:NAME or register .* mas_gym\.{group}"):
         LOADERS[kind]("nonsense")
@@ -227,7 +227,7 @@ def test_package_programs_run_by_name() -> None:
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("kind", LOADERS)
-def test_package_that_cannot_be_imported_is_named(kind: str) -> None:
+def test_unimportable_package_error_names_it(kind: str) -> None:
     with pytest.raises(
         MissingDependencyError, match=f"{kind} 'broken' cannot be imported: No module named 'no_such_module'"
     ):
@@ -256,7 +256,7 @@ def test_task_of_a_file_is_loaded_with_its_settings(tmp_path: Path) -> None:
         mas_gym.load_task(f"{file}:no_task")
 
 
-def test_shipped_task_takes_settings_in_its_name() -> None:
+def test_shipped_task_accepts_settings_in_its_spec() -> None:
     named, given = (
         mas_gym.load_task("arithmetic:difficulty=5,seed=3"),
         mas_gym.load_task("arithmetic", difficulty=5, seed=3),

@@ -85,7 +85,7 @@ def test_seeds_are_in_range_and_differ_in_every_argument(run: int, problem: str,
     assert len({seed, *others}) == 5
 
 
-def test_fields_of_a_seed_do_not_run_into_each_other() -> None:
+def test_seed_fields_are_separated() -> None:
     assert derive_seed(1, "ab", b"c", 0) != derive_seed(1, "a", b"bc", 0)
     assert derive_seed(1, "0|x", b"", 2) != derive_seed(1, "x", b"", 20)
 
@@ -107,7 +107,7 @@ def test_fields_of_a_seed_do_not_run_into_each_other() -> None:
         ({"seeds": (2**63,)}, "seeds in"),
     ],
 )
-def test_a_request_that_no_engine_could_answer_is_refused(changes: dict[str, Any], match: str) -> None:
+def test_impossible_request_is_rejected(changes: dict[str, Any], match: str) -> None:
     fields: dict[str, Any] = {"messages": request().messages, "seeds": (1,)}
     with pytest.raises(ConfigError, match=match):
         SamplingRequest(**{**fields, **changes})
@@ -124,7 +124,7 @@ def test_mean_log_probability_is_per_token() -> None:
 @pytest.mark.parametrize(
     ("name", "near"), [("tyni", "tiny"), ("transformer:x", "transformers"), ("Recorded:f", "recorded")]
 )
-def test_an_unknown_policy_is_told_the_known_ones_and_the_nearest(name: str, near: str) -> None:
+def test_unknown_policy_error_lists_known_names_and_the_nearest(name: str, near: str) -> None:
     with pytest.raises(UnknownNameError, match=f"did you mean '{near}'") as caught:
         load_policy(name)
     assert all(known in str(caught.value) for known in known_policies())
@@ -133,12 +133,12 @@ def test_an_unknown_policy_is_told_the_known_ones_and_the_nearest(name: str, nea
 @pytest.mark.parametrize(
     "spec", ["", ":", "tiny:big", "transformers:", "transformers", "recorded:", "tiny#oops", "tiny#a=["]
 )
-def test_a_policy_string_that_lacks_something_is_refused(spec: str) -> None:
+def test_incomplete_policy_spec_is_rejected(spec: str) -> None:
     with pytest.raises((ConfigError, UnknownNameError), match=r"expected|takes no argument"):
         load_policy(spec)
 
 
-def test_options_are_read_as_numbers_words_and_truth_values() -> None:
+def test_options_are_parsed_as_numbers_text_and_booleans() -> None:
     spec = Spec.parse("a/b#x=3&y=cuda:1&z=true&w=")
     assert (spec.name, spec.options()) == ("a/b", {"x": 3, "y": "cuda:1", "z": True, "w": None})
 
@@ -148,19 +148,19 @@ def test_options_are_read_as_numbers_words_and_truth_values() -> None:
 @given(st.text(max_size=30))
 @example("recorded:\x00")
 @example("recorded:/")
-def test_any_string_gives_a_policy_or_a_plain_error(spec: str) -> None:
+def test_arbitrary_spec_gives_a_policy_or_an_error(spec: str) -> None:
     if spec.startswith(("tiny", "transformers")):
         return
     with pytest.raises(MASGymError):
         load_policy(spec)
 
 
-def test_an_option_that_a_loader_does_not_take_is_named(tmp_path: Path) -> None:
+def test_unsupported_option_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'speed'"):
         load_policy(f"recorded:{tmp_path / 'r.jsonl'}", speed=3)
 
 
-def test_third_parties_add_policies_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "parrots.py").write_text(
         textwrap.dedent("""
             from mas_gym.policies import ScriptedPolicy
@@ -180,7 +180,7 @@ def test_third_parties_add_policies_by_entry_point(tmp_path: Path, monkeypatch: 
     assert policy.sample([request()])[0].samples[0].text == "HELLO"
 
 
-def test_policies_import_without_torch_and_say_what_is_missing() -> None:
+def test_policies_without_torch_name_the_missing_extra() -> None:
     ran = run_python("""
         import sys
         import mas_gym.policies
@@ -211,7 +211,7 @@ def drain(policy: Policy, requests: Sequence[SamplingRequest]) -> dict[Any, Samp
     return replies
 
 
-def test_a_batch_policy_gets_full_batches() -> None:
+def test_batch_policy_receives_full_batches() -> None:
     sizes: list[int] = []
 
     class Counting(ScriptedPolicy):
@@ -225,7 +225,7 @@ def test_a_batch_policy_gets_full_batches() -> None:
     assert sizes == [6, 3, 20, 1, 8]
 
 
-def test_one_bad_request_of_a_batch_fails_alone() -> None:
+def test_invalid_request_of_a_batch_fails_only_itself() -> None:
     def script(request: SamplingRequest, seed: int) -> str:
         if "bad" in request.messages[-1].content:
             raise PolicyError("no")
@@ -235,7 +235,7 @@ def test_one_bad_request_of_a_batch_fails_alone() -> None:
     assert [isinstance(reply, PolicyError) for reply in replies.values()] == [False, True, False]
 
 
-def test_an_engine_that_is_gone_ends_the_session() -> None:
+def test_unavailable_engine_ends_the_session() -> None:
     def script(request: SamplingRequest, seed: int) -> str:
         raise EngineUnavailableError("gone")
 
@@ -245,7 +245,7 @@ def test_an_engine_that_is_gone_ends_the_session() -> None:
         session.step()
 
 
-def test_a_policy_that_loses_replies_is_caught() -> None:
+def test_lost_replies_are_detected() -> None:
     class Lossy(ScriptedPolicy):
         def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
             return super().sample(requests)[1:]
@@ -266,7 +266,7 @@ def record(file: Path, count: int = 5) -> list[SamplingRequest]:
     return asked
 
 
-def test_a_recording_plays_back_what_was_said(tmp_path: Path) -> None:
+def test_recording_returns_the_recorded_messages(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "r.jsonl"
     asked = record(file)
     replay = load_policy(f"recorded:{file}")
@@ -278,7 +278,7 @@ def test_a_recording_plays_back_what_was_said(tmp_path: Path) -> None:
     assert replay.sample([subset])[0].samples == echo().sample([subset])[0].samples
 
 
-def test_every_dependency_of_a_sample_is_part_of_its_key(tmp_path: Path) -> None:
+def test_sample_key_contains_every_dependency(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     base = request()
     RecordingPolicy(echo(), file).sample([base])
@@ -299,13 +299,13 @@ def test_every_dependency_of_a_sample_is_part_of_its_key(tmp_path: Path) -> None
             replay.sample([other])
 
 
-def test_a_request_that_was_not_recorded_says_which_and_what_to_do(tmp_path: Path) -> None:
+def test_missing_recorded_request_is_reported_with_the_remedy(tmp_path: Path) -> None:
     record(tmp_path / "r.jsonl")
     with pytest.raises(PolicyError, match=r"'Solver' for seed 999 .*another one.*RecordingPolicy"):
         RecordedPolicy(tmp_path / "r.jsonl").sample([request("another one", (999,))])
 
 
-def test_recording_goes_on_and_writes_nothing_twice(tmp_path: Path) -> None:
+def test_recording_resumes_without_duplicates(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     record(file, 3)
     before = file.read_bytes()
@@ -317,7 +317,7 @@ def test_recording_goes_on_and_writes_nothing_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 30])
-def test_a_broken_last_line_is_skipped_said_and_mended(
+def test_broken_last_line_is_skipped_reported_and_repaired(
     tmp_path: Path, lost: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "r.jsonl"
@@ -334,7 +334,7 @@ def test_a_broken_last_line_is_skipped_said_and_mended(
     assert file.read_bytes() == whole
 
 
-def test_recording_through_a_session_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_recording_keeps_finished_samples_of_a_session(tmp_path: Path) -> None:
     policy = RecordingPolicy(ScriptedPolicy(lambda r, seed: str(seed), name="echo", max_batch=2), tmp_path / "r.jsonl")
     assert isinstance(policy, StreamingPolicy)
     session = policy.open()
@@ -349,7 +349,7 @@ def test_recording_through_a_session_keeps_what_was_finished(tmp_path: Path) -> 
         replay.sample([request("q1")])
 
 
-def test_a_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
+def test_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
     asked: list[int] = []
 
     def script(request: SamplingRequest, seed: int) -> str:
@@ -385,7 +385,7 @@ WRITER = """
 
 
 @pytest.mark.slow
-def test_a_recording_survives_kill_9(tmp_path: Path) -> None:
+def test_recording_survives_sigkill(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     for wanted in (20, 50, 90):
         writer = subprocess.Popen(
@@ -412,7 +412,7 @@ def test_a_recording_survives_kill_9(tmp_path: Path) -> None:
         ('{"format": "mas-gym-recording", "schema": 1, "policy": "x"}\nnot json\n', "line 2"),
     ],
 )
-def test_a_file_that_is_no_recording_is_explained(tmp_path: Path, text: str, match: str) -> None:
+def test_file_that_is_not_a_recording_is_rejected(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "r.jsonl").write_text(text)
     with pytest.raises(DataError, match=match):
         RecordedPolicy(tmp_path / "r.jsonl")
@@ -420,7 +420,7 @@ def test_a_file_that_is_no_recording_is_explained(tmp_path: Path, text: str, mat
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"{}", b'{"key": "a"}', b"[1]", b"null"]), max_size=5))
-def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+def test_arbitrary_bytes_do_not_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
     header = json.dumps({"format": "mas-gym-recording", "schema": 1, "policy": "x"}).encode()
     file.write_bytes(b"\n".join([header, *lines]))
@@ -430,7 +430,7 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, lin
         assert "line" in str(error)
 
 
-def test_a_missing_recording_and_one_of_another_policy_are_refused(tmp_path: Path) -> None:
+def test_missing_recording_and_recording_of_another_policy_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="RecordingPolicy"):
         load_policy(f"recorded:{tmp_path / 'none.jsonl'}")
     record(tmp_path / "r.jsonl")
@@ -493,7 +493,7 @@ def test_as_policy_keeps_attributes_of_object() -> None:
     assert (policy.name, policy.max_batch, policy.takes_extra_body, policy.other) == ("mine", 3, {"stop"}, 5)
 
 
-def test_derived_policy_has_defaults_and_takes_part_in_a_search() -> None:
+def test_derived_policy_has_defaults_and_runs_in_a_search() -> None:
     import search
 
     policy = Derived()

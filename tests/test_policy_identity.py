@@ -35,7 +35,7 @@ def ask(policy: AsyncPolicy) -> SamplingReply:
     return asyncio.run(policy.sample_async(REQUEST))
 
 
-def test_a_model_folder_is_known_by_all_of_its_content(tmp_path: Path) -> None:
+def test_model_folder_identity_depends_on_all_its_content(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -55,7 +55,7 @@ def test_a_model_folder_is_known_by_all_of_its_content(tmp_path: Path) -> None:
     assert ModelSource(str(tmp_path / "b")).identity() != second
 
 
-def test_weights_that_change_after_loading_are_noticed(tmp_path: Path) -> None:
+def test_weights_changed_after_loading_are_detected(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"old")
     source = ModelSource(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"newer")
@@ -71,7 +71,7 @@ def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert ModelSource(str(tmp_path)).identity() == first
 
 
-def test_a_local_model_states_its_files_and_settings(tmp_path: Path) -> None:
+def test_local_model_identity_contains_files_and_settings(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     import local_models
 
@@ -82,7 +82,7 @@ def test_a_local_model_states_its_files_and_settings(tmp_path: Path) -> None:
         assert identity_of(load_policy(f"transformers:{folders[0]}", **options)) != stated[0]
 
 
-def test_two_scripts_are_two_policies() -> None:
+def test_scripted_policies_with_different_scripts_have_different_identities() -> None:
     assert identity_of(ScriptedPolicy(yes)) == identity_of(ScriptedPolicy(yes, max_batch=3))
     assert identity_of(ScriptedPolicy(yes)) != identity_of(ScriptedPolicy(no))
     words = ["a", "b"]
@@ -90,7 +90,7 @@ def test_two_scripts_are_two_policies() -> None:
     assert identity_of(scripts[0]) != identity_of(scripts[1])
 
 
-def test_a_wrapper_has_the_identity_of_what_it_wraps(tmp_path: Path) -> None:
+def test_wrapper_has_the_identity_of_the_wrapped_policy(tmp_path: Path) -> None:
     policy = ScriptedPolicy(yes)
     cached = CachedPolicy(policy, tmp_path / "c.db")
     for wrapper in (as_async(policy), cached, RecordingPolicy(policy, tmp_path / "r.jsonl")):
@@ -98,14 +98,14 @@ def test_a_wrapper_has_the_identity_of_what_it_wraps(tmp_path: Path) -> None:
     cached.close()
 
 
-def test_a_team_states_who_plays_whom() -> None:
+def test_per_agent_policy_identity_contains_the_mapping() -> None:
     one, other = ScriptedPolicy(yes), ScriptedPolicy(no)
     stated = [identity_of(load_policy(team)) for team in ({"A": one, "*": other}, {"*": other, "A": one})]
     assert stated[0] == stated[1]
     assert identity_of(load_policy({"A": other, "*": one})) not in stated
 
 
-def test_recordings_of_other_samples_are_other_policies(tmp_path: Path) -> None:
+def test_recordings_with_different_samples_have_different_identities(tmp_path: Path) -> None:
     stated = []
     for name, script in (("a", yes), ("b", yes), ("c", no)):
         RecordingPolicy(ScriptedPolicy(script), tmp_path / name).sample([REQUEST])
@@ -125,13 +125,13 @@ class Unstated:
         return list(ScriptedPolicy(yes).sample(requests))
 
 
-def test_the_cache_refuses_who_cannot_state_an_identity(tmp_path: Path) -> None:
+def test_cache_rejects_policies_without_identity(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match=r"lock.*define identity\(\)"):
         CachedPolicy(Unstated(), tmp_path / "c.db")
     assert not (tmp_path / "c.db").exists()
 
 
-def test_the_cache_goes_by_identity(tmp_path: Path) -> None:
+def test_cache_keys_contain_the_identity(tmp_path: Path) -> None:
     for script, misses in ((yes, 2), (no, 2), (yes, 0)):
         policy = CachedPolicy(ScriptedPolicy(script), tmp_path / "c.db")
         assert [s.text for s in ask(policy).samples] == [script(REQUEST, 1), script(REQUEST, 2)]
@@ -148,7 +148,7 @@ class TestServers:
     def stated(self, url: str, **options: Any) -> Any:
         return identity_of(load_policy(f"openai:served@{url}/v1", **options))
 
-    def test_a_server_may_move_but_not_change_its_model(self) -> None:
+    def test_server_identity_depends_on_the_model_not_the_address(self) -> None:
         from loopback import hash_policy, make_app, serving
 
         with serving(make_app(hash_policy())) as one, serving(make_app(hash_policy())) as two:
@@ -160,7 +160,7 @@ class TestServers:
             assert self.stated(other) != stated
 
     @pytest.mark.parametrize("listed", [None, [], {"data": None}, {"data": [{"id": "other"}]}, "text"])
-    def test_a_server_without_a_usable_list_is_known_by_its_name(self, listed: Any) -> None:
+    def test_server_without_model_list_is_identified_by_name(self, listed: Any) -> None:
         from fastapi import FastAPI
         from loopback import serving
 
@@ -170,6 +170,6 @@ class TestServers:
         with serving(app) as url:
             assert self.stated(url)["identity"] | {"model": "served", "served": {}} == self.stated(url)["identity"]
 
-    def test_a_server_that_is_down_has_none(self) -> None:
+    def test_unreachable_server_has_no_identity(self) -> None:
         with pytest.raises(EngineUnavailableError, match="does not answer"):
             self.stated("http://127.0.0.1:9", patience=0.2)

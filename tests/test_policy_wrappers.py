@@ -68,23 +68,23 @@ class Counting:
 
 
 class TestAsAsync:
-    def test_replies_are_the_same_and_requests_of_one_turn_share_batches(self) -> None:
+    def test_batching_keeps_replies_and_shares_batches(self) -> None:
         policy = Counting(max_batch=8)
         requests = [request(i) for i in range(20)]
         assert ask(as_async(policy), requests) == ScriptedPolicy(say).sample(requests)
         assert policy.batches == [8, 8, 8, 8, 8]
 
-    def test_it_outlives_event_loops(self) -> None:
+    def test_batching_works_across_event_loops(self) -> None:
         view = as_async(Counting())
         assert [ask(view, [request(i)]) for i in range(3)] == [
             ScriptedPolicy(say).sample([request(i)]) for i in range(3)
         ]
 
-    def test_asynchronous_policies_are_left_alone(self) -> None:
+    def test_asynchronous_policies_are_not_wrapped(self) -> None:
         view = as_async(Counting())
         assert as_async(view) is view
 
-    def test_one_bad_request_fails_alone(self) -> None:
+    def test_invalid_request_fails_only_itself(self) -> None:
         policy = Counting()
         policy.fail["question 1"] = PolicyError("no")
         replies = ask(as_async(policy), [request(i) for i in range(3)])
@@ -92,14 +92,14 @@ class TestAsAsync:
         assert [replies[0], replies[2]] == ScriptedPolicy(say).sample([request(0), request(2)])
 
     @pytest.mark.parametrize("error", [EngineUnavailableError("gone"), ZeroDivisionError()])
-    def test_a_broken_engine_fails_what_it_held_and_is_asked_afresh(self, error: Exception) -> None:
+    def test_broken_engine_fails_its_requests_and_is_retried(self, error: Exception) -> None:
         policy = Counting()
         policy.fail["question 1"] = error
         view = as_async(policy)
         assert all(isinstance(reply, type(error)) for reply in ask(view, [request(i) for i in range(3)]))
         assert ask(view, [request(0)]) == ScriptedPolicy(say).sample([request(0)])
 
-    def test_what_was_cancelled_in_the_queue_is_not_asked(self) -> None:
+    def test_cancelled_requests_are_not_sent(self) -> None:
         policy = Counting()
 
         async def run() -> None:
@@ -114,7 +114,7 @@ class TestAsAsync:
 
 
 class TestPerAgent:
-    def test_each_agent_has_its_policy(self) -> None:
+    def test_each_agent_uses_its_policy(self) -> None:
         one, rest = ScriptedPolicy(lambda r, s: "one", "one"), ScriptedPolicy(lambda r, s: "rest", "rest")
         policy = load_policy({"Solver": one, "*": rest})
         assert isinstance(policy, AsyncPolicy)
@@ -122,13 +122,13 @@ class TestPerAgent:
         assert [r.samples[0].text for r in replies if isinstance(r, SamplingReply)] == ["one", "rest"]
         assert policy.name == "Solver=one, *=rest"
 
-    def test_equal_strings_are_loaded_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_equal_specs_are_loaded_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("openai", reason="the openai package is not installed")
         policy = load_policy({"A": "openai:m@http://127.0.0.1:9/v1", "B": "openai:m@http://127.0.0.1:9/v1"})
         policies: dict[str, Policy] = policy.policies  # type: ignore[union-attr]
         assert policies["A"] is policies["B"]
 
-    def test_a_mapping_may_be_written_as_a_string(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_mapping_may_be_given_as_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("openai", reason="the openai package is not installed")
         monkeypatch.setenv("OPENAI_API_KEY", "any")
         policy = load_policy("{Solver: 'openai:m@http://127.0.0.1:9/v1#timeout=3', '*': 'openai:m'}")
@@ -137,7 +137,7 @@ class TestPerAgent:
             with pytest.raises(ConfigError, match="expected a mapping"):
                 load_policy(wrong)
 
-    def test_money_is_the_sum_of_what_each_policy_charged(self, tmp_path: Path) -> None:
+    def test_cost_is_the_sum_over_policies(self, tmp_path: Path) -> None:
         pytest.importorskip("openai", reason="the openai package is not installed")
         one = load_policy("openai:m@http://127.0.0.1:9/v1#price=1,1,1")
         other = load_policy("openai:m@http://127.0.0.1:9/v1", price=(2, 2, 2))
@@ -148,12 +148,12 @@ class TestPerAgent:
         assert money_of(team.meters) == 3.0
         assert money_of(load_policy({"*": ScriptedPolicy(say)}).meters) is None
 
-    def test_an_agent_without_a_policy_is_an_error(self) -> None:
+    def test_agent_without_a_policy_is_rejected(self) -> None:
         policy = load_policy({"Solver": ScriptedPolicy(say)})
         [error] = ask(policy, [request(0, agent="Reader")])  # type: ignore[arg-type]
         assert isinstance(error, PolicyError) and "'Reader'" in str(error)
 
-    def test_bad_mappings(self) -> None:
+    def test_invalid_mappings_are_rejected(self) -> None:
         with pytest.raises(ConfigError):
             load_policy({})
         with pytest.raises(ConfigError, match="into each string"):
@@ -163,7 +163,7 @@ class TestPerAgent:
 
 
 class TestCache:
-    def test_a_rerun_asks_for_nothing(self, tmp_path: Path) -> None:
+    def test_cached_rerun_makes_no_calls(self, tmp_path: Path) -> None:
         requests = [request(i, n=3) for i in range(10)]
         first, second = Counting(), Counting()
         cold, warm = CachedPolicy(first, tmp_path / "c.db"), CachedPolicy(second, tmp_path / "c.db")
@@ -174,7 +174,7 @@ class TestCache:
         assert second.batches == [] and (warm.hits, warm.misses) == (30, 0) and (cold.hits, cold.misses) == (0, 30)
         cold.close(), warm.close()
 
-    def test_only_the_missing_samples_are_asked_for(self, tmp_path: Path) -> None:
+    def test_cache_requests_only_missing_samples(self, tmp_path: Path) -> None:
         policy = CachedPolicy(inner := Counting(), tmp_path / "c.db")
         ask(policy, [request(0, n=2)])
         [reply] = ask(policy, [request(0, n=5)])
@@ -183,20 +183,20 @@ class TestCache:
         policy.close()
 
     @pytest.mark.parametrize("change", [{"temperature": 0.8}, {"top_p": 0.9}, {"max_new_tokens": 5}])
-    def test_other_parameters_are_other_samples(self, tmp_path: Path, change: dict[str, Any]) -> None:
+    def test_cache_distinguishes_parameters(self, tmp_path: Path, change: dict[str, Any]) -> None:
         policy = CachedPolicy(Counting(), tmp_path / "c.db")
         ask(policy, [request(0), request(0, **change), request(1)])
         assert (policy.hits, policy.misses) == (0, 6)
         policy.close()
 
-    def test_another_model_is_another_model(self, tmp_path: Path) -> None:
+    def test_cache_distinguishes_models(self, tmp_path: Path) -> None:
         policies = [CachedPolicy(ScriptedPolicy(say, name), tmp_path / "c.db") for name in ("a", "b")]
         for policy in policies:
             ask(policy, [request(0)])
             assert policy.misses == 2
             policy.close()
 
-    def test_a_prompt_that_is_read_once_per_sample_counts_as_often_from_the_cache(self, tmp_path: Path) -> None:
+    def test_cached_prompt_tokens_count_as_in_the_first_run(self, tmp_path: Path) -> None:
         class OneByOne(Counting):
             independent_samples = True
 
@@ -215,7 +215,7 @@ class TestCache:
         ]
         policy.close()
 
-    def test_samples_of_one_call_belong_together(self, tmp_path: Path) -> None:
+    def test_samples_of_one_call_are_cached_together(self, tmp_path: Path) -> None:
         inner = Counting()
         inner.independent_samples = False  # type: ignore[attr-defined]
         policy = CachedPolicy(inner, tmp_path / "c.db")
@@ -225,7 +225,7 @@ class TestCache:
         assert inner.batches == [2, 3]
         policy.close()
 
-    def test_failures_are_not_kept(self, tmp_path: Path) -> None:
+    def test_failures_are_not_cached(self, tmp_path: Path) -> None:
         inner = Counting()
         inner.fail["question 0"] = PolicyError("no")
         policy = CachedPolicy(inner, tmp_path / "c.db")
@@ -234,7 +234,7 @@ class TestCache:
         assert ask(policy, [request(0)]) == ScriptedPolicy(say).sample([request(0)])
         policy.close()
 
-    def test_text_and_numbers_come_back_as_they_were(self, tmp_path: Path) -> None:
+    def test_cache_preserves_text_and_numbers(self, tmp_path: Path) -> None:
         odd = Sample("\x00 \u202e tab\t " + "x" * 100_000, 3, -0.1 - 2**-40, "length")
         policy = CachedPolicy(ScriptedPolicy(lambda r, s: odd), tmp_path / "c.db")
         for _ in range(2):
@@ -242,13 +242,13 @@ class TestCache:
             assert isinstance(reply, SamplingReply) and reply.samples == (odd,)
         policy.close()
 
-    def test_what_cannot_be_kept_is_still_answered(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_uncacheable_replies_are_returned(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         policy = CachedPolicy(ScriptedPolicy(lambda r, s: Sample("\ud800", 1, None, "stop")), tmp_path / "c.db")
         [reply] = ask(policy, [request(0, n=1)])
         assert isinstance(reply, SamplingReply) and "not being cached" in caplog.text
         policy.close()
 
-    def test_other_files_are_refused_and_left_alone(self, tmp_path: Path) -> None:
+    def test_foreign_files_are_rejected_and_unchanged(self, tmp_path: Path) -> None:
         text, other = tmp_path / "text", tmp_path / "other.db"
         text.write_text("hello" * 500)
         database = sqlite3.connect(other)
@@ -261,14 +261,14 @@ class TestCache:
             assert (file.read_bytes() if file.exists() else None) == before
 
     @pytest.mark.parametrize("options", ["#cache={}", "#cache={}&timeout=7", "#timeout=7&cache={}&api=chat"])
-    def test_the_option_cache_puts_one_before_any_policy(self, tmp_path: Path, options: str) -> None:
+    def test_cache_option_wraps_any_policy(self, tmp_path: Path, options: str) -> None:
         pytest.importorskip("openai", reason="the openai package is not installed")
         policy = load_policy("openai:m@http://127.0.0.1:9/v1" + options.format(tmp_path / "c.db"))
         assert isinstance(policy, CachedPolicy) and policy.file == tmp_path / "c.db"
         assert policy._inner.options.timeout == (7 if "timeout" in options else 300)
         policy.close()
 
-    def test_other_weights_at_the_same_place_are_another_model(self, tmp_path: Path) -> None:
+    def test_cache_distinguishes_weights_at_one_path(self, tmp_path: Path) -> None:
         pytest.importorskip("torch", reason="torch is not installed")
         import local_models
 
@@ -282,7 +282,7 @@ class TestCache:
             policy.close()
 
     @pytest.mark.slow
-    def test_processes_share_it_and_a_killed_one_harms_nothing(self, tmp_path: Path) -> None:
+    def test_cache_is_shared_by_processes_and_survives_sigkill(self, tmp_path: Path) -> None:
         code = (
             "import asyncio, sys\n"
             "from test_policy_wrappers import *\n"
@@ -339,7 +339,7 @@ class TestPoliciesOfAMAS:
         list(search.run("single", problems, mas=mas, policy=policy))
         return f"recorded:{file}"
 
-    def test_a_run_without_a_policy_takes_them(self, tmp_path: Path) -> None:
+    def test_run_without_policy_uses_those_of_the_mas(self, tmp_path: Path) -> None:
         problems = mas_gym.load_task("arithmetic", limit=3)
         one = self.recorded(tmp_path, "one", "one", mas_gym.load_mas(self.write(tmp_path, "")), problems)
         first = mas_gym.load_mas(self.write(tmp_path, f"policies: {{A: '{one}', '*': tiny}}\n"))
@@ -350,14 +350,14 @@ class TestPoliciesOfAMAS:
             said = [state.text for state in plan.best.state.path()[1:]]
             assert said[0] == "one by A" and "one" not in said[1]
 
-    def test_they_are_no_part_of_what_the_system_is(self, tmp_path: Path) -> None:
+    def test_policies_are_not_part_of_the_mas_identity(self, tmp_path: Path) -> None:
         bare = mas_gym.load_mas(self.write(tmp_path, ""))
         mas = mas_gym.load_mas(self.write(tmp_path, "policies: {'*': tiny}\n"))
         assert mas == bare and hash(mas) == hash(bare) and mas.fingerprint == bare.fingerprint
         assert mas_gym.load_mas(mas.to_dict()) == mas
         assert pickle.loads(pickle.dumps(mas)).policies == mas.policies == (("*", "tiny"),)
 
-    def test_a_run_with_neither_says_so(self) -> None:
+    def test_run_without_any_policy_is_rejected(self) -> None:
         with pytest.raises(ConfigError, match=r"expected a policy, and the MAS 'rpsv' names none"):
             search.run("single", mas_gym.load_task("arithmetic", limit=1), mas="rpsv")
 
@@ -372,17 +372,19 @@ class TestPoliciesOfAMAS:
             ("{A: ' ', B: tiny}", "team.yaml:5: policies.A: expected a policy string"),
         ],
     )
-    def test_faults_have_their_place_and_remedy(self, tmp_path: Path, policies: str, fault: str) -> None:
+    def test_invalid_policies_are_reported_with_place_and_remedy(
+        self, tmp_path: Path, policies: str, fault: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
             mas_gym.load_mas(self.write(tmp_path, f"policies: {policies}\n"))
         assert [found for found in caught.value.faults if found.startswith(fault)], caught.value.faults
         assert len(caught.value.faults) == 1
 
-    def test_an_agent_cannot_be_called_anyone(self) -> None:
+    def test_agent_name_of_the_default_entry_is_rejected(self) -> None:
         with pytest.raises(ConfigError, match="name of a special node"):
             mas_gym.load_mas({"agents": [{"name": "*", "system_prompt": "x"}], "edges": [[-1, 0]]})
 
-    def test_the_command_line_honours_them_and_policy_overrides(self, tmp_path: Path) -> None:
+    def test_command_line_uses_mas_policies_unless_policy_is_given(self, tmp_path: Path) -> None:
         problems = mas_gym.load_task("arithmetic", limit=2)
         bare = mas_gym.load_mas(self.write(tmp_path, ""))
         said = {name: self.recorded(tmp_path, name, f"Final Answer: {name}", bare, problems) for name in ("1", "2")}
@@ -395,7 +397,7 @@ class TestPoliciesOfAMAS:
         done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", *shared, "-n", "2"])
         assert done.exit_code == 0 and "*=recorded:" in done.output
 
-    def test_a_cache_before_every_policy_of_a_team(self, tmp_path: Path) -> None:
+    def test_cache_wraps_every_policy_of_a_mapping(self, tmp_path: Path) -> None:
         problems = mas_gym.load_task("arithmetic", limit=2)
         mas = mas_gym.load_mas(self.write(tmp_path, ""))
         inner = Counting()
@@ -409,6 +411,6 @@ class TestPoliciesOfAMAS:
 
 
 @pytest.mark.parametrize("options", [("--actors", "2"), ("--gpus-per-actor", "0.5")])
-def test_actors_need_a_fleet(options: tuple[str, str]) -> None:
+def test_actors_option_requires_ray(options: tuple[str, str]) -> None:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", "-n", "1", *options])
     assert done.exit_code == 2 and "--ray local" in done.output

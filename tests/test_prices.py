@@ -84,25 +84,25 @@ def test_price_files_are_read_strictly(text: str, fault: str, tmp_path: Path) ->
     assert str(caught.value).startswith("prices.yaml: ")
 
 
-def test_missing_price_file_is_an_error(tmp_path: Path) -> None:
+def test_missing_price_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         as_prices(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(("policy", "critic"), [("talk", None), ("talker", "hush")])
-def test_unknown_model_lists_what_is_priced(policy: str, critic: str | None) -> None:
+def test_unknown_model_error_lists_priced_models(policy: str, critic: str | None) -> None:
     with pytest.raises(UnknownNameError, match=r"priced: 'talker', 'hash'.*did you mean.*add a line such as"):
         as_prices(PRICES).rate(policy, critic)
 
 
-def test_prices_must_fit_the_role_of_a_model() -> None:
+def test_prices_must_match_the_role_of_a_model() -> None:
     with pytest.raises(ConfigError, match="hash: expected prompt and generated, or second, for a policy"):
         as_prices(PRICES).rate("hash")
     with pytest.raises(ConfigError, match="talker: expected forward"):
         as_prices(PRICES).rate("talker", "talker")
 
 
-def test_one_policy_per_agent_needs_one_price() -> None:
+def test_per_agent_policies_need_one_price_each() -> None:
     policy = PerAgentPolicy({"agent0": talker(), "*": talker()})
     assert next(run(policy=policy, prices=PRICES)).usd == pytest.approx(next(run(prices=PRICES)).usd)
     mixed = {"a": {"second": 1}, "b": {"second": 2}}
@@ -111,12 +111,12 @@ def test_one_policy_per_agent_needs_one_price() -> None:
     assert as_prices(mixed | {"x=a, *=b": {"second": 3}}).rate("x=a, *=b").usd(Usage(seconds=1)) == 3
 
 
-def test_prices_pickle() -> None:
+def test_prices_survive_pickling() -> None:
     prices = as_prices(PRICES)
     assert pickle.loads(pickle.dumps(prices)) == prices
 
 
-def test_plans_state_their_cost_also_when_read_back(tmp_path: Path) -> None:
+def test_stored_plans_contain_their_cost(tmp_path: Path) -> None:
     plans = list(run(prices=PRICES, store=tmp_path / "runs.db"))
     assert all(plan.usd == pytest.approx(plan.usage.generated_tokens / 1000) for plan in plans)
     dearer = PRICES | {"talker": {"prompt": 0, "generated": 2000}}
@@ -138,7 +138,7 @@ def test_critics_are_charged_by_forward() -> None:
     assert next(run("mcts:4,2", critic=search.PolicyLikelihood(), prices=free)).usd is not None
 
 
-def test_every_form_of_a_table_has_usd_with_prices_alone() -> None:
+def test_tables_have_a_usd_column_only_with_prices() -> None:
     options: dict[str, Any] = {"mas": MAS, "policy": talker(), "seeds": (1, 2)}
     plain = search.compare(["single", "sc:3"], problems(6), **options)
     priced = search.compare(["single", "sc:3"], problems(6), prices=PRICES, **options)
@@ -151,7 +151,7 @@ def test_every_form_of_a_table_has_usd_with_prices_alone() -> None:
     assert f"{priced.rows[0].tokens.mean / 1000:.4f}"[:5] in str(priced)
 
 
-def test_comparison_checks_prices_before_it_searches() -> None:
+def test_prices_are_validated_before_the_first_search() -> None:
     policy = talker()
     prices = {"talker": {"second": 1}}
     with pytest.raises(UnknownNameError, match="no price for the critic 'hash'"):
@@ -177,7 +177,7 @@ def test_match_usd_chooses_the_size() -> None:
 
 @pytest.mark.parametrize("planner", ["sc:9", "bon:9", "mcts:12,3", "sc:9,stop=0.9"])
 @pytest.mark.parametrize("usd", [0.0001, 0.02, 0.06])
-def test_budget_of_usd_is_that_of_tokens_at_a_price_of_tokens(planner: str, usd: float) -> None:
+def test_budget_of_usd_equals_a_token_budget_at_a_token_price(planner: str, usd: float) -> None:
     prices = PRICES | {"hash": {"forward": 0}}
     tokens = max(1, round(usd * 1000))
     one = run(planner, critic=HashCritic(), prices=prices, budget=Budget(usd=usd), concurrency=3, raise_errors=True)
@@ -198,7 +198,7 @@ def test_prices_are_part_of_the_identity_under_a_budget_of_usd(tmp_path: Path) -
     assert len(digests(prices=PRICES | {"talker": {"second": 1}}, budget=budget)) == 3
 
 
-def test_budget_of_usd_needs_prices() -> None:
+def test_budget_of_usd_requires_prices() -> None:
     for name in ("budget", "run_budget"):
         with pytest.raises(ConfigError, match=r"usd=2 needs prices: pass prices="):
             run(**{name: Budget(usd=2)})
@@ -208,7 +208,7 @@ def test_budget_of_usd_needs_prices() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_run_budget_of_usd_is_spent_on_whole_searches(concurrency: int, tmp_path: Path) -> None:
+def test_run_budget_of_usd_covers_whole_searches(concurrency: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prices": PRICES, "store": tmp_path / "runs.db", "concurrency": concurrency}
     plans = run("sc:3", 40, run_budget=Budget(usd=0.5), **options)
     ended = list(plans)
@@ -220,7 +220,7 @@ def test_run_budget_of_usd_is_spent_on_whole_searches(concurrency: int, tmp_path
     assert len(list(more)) == 40 and more.stopped is None
 
 
-def test_free_models_spend_no_budget() -> None:
+def test_free_models_do_not_reduce_the_budget() -> None:
     free = {"talker": {"prompt": 0, "generated": 0}}
     plans = list(run("sc:9", prices=free, budget=Budget(usd=1e-9), run_budget=Budget(usd=1e-9)))
     assert len(plans) == 8 and {plan.usage.agent_calls for plan in plans} == {27}
@@ -244,7 +244,7 @@ def test_stored_runs_are_priced(tmp_path: Path) -> None:
     assert done.exit_code == 0 and " USD " in done.output and "USD" in page.read_text(encoding="utf-8")
 
 
-def test_eval_takes_prices(tmp_path: Path) -> None:
+def test_eval_accepts_prices(tmp_path: Path) -> None:
     prices, policy = tmp_path / "prices.yaml", tmp_path / "policy.py"
     prices.write_text("scripted: {prompt: 0.15, cached: 0.08, generated: 0.6}\n", encoding="utf-8")
     policy.write_text(

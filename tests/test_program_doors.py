@@ -50,7 +50,7 @@ async def odd(question: str, client: AsyncOpenAI) -> str:
     return f"in my own words: {str(reply.choices[0].message.content)[-1]}"
 
 
-def test_the_service_answers_what_the_program_returned_and_says_why_it_failed() -> None:
+def test_service_returns_the_programs_answer_or_its_error() -> None:
     program = Program(odd, agents=["Solver"])
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: 7")
     service = Service(search.load_planner("sc:3"), program.mas, policy, program=program)
@@ -89,7 +89,7 @@ def run(*words: str) -> str:
     return result.output
 
 
-def test_pages_of_a_program_show_the_run_and_not_a_view_that_only_it_knows(folder: Path) -> None:
+def test_program_pages_show_the_run_without_local_views(folder: Path) -> None:
     run("eval", *COMMON, "-n", "2", "--planner", "bon:3", "--critic", "policy-likelihood", "--store", "runs.db")
     with search.open_store(folder / "runs.db") as store:
         [shown] = store.runs()
@@ -115,7 +115,7 @@ def shown_problems(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_critic_trained_on_a_programs_rollouts_guides_its_search(folder: Path) -> None:
+def test_critic_trained_on_program_rollouts_guides_its_search(folder: Path) -> None:
     pytest.importorskip("torch", reason="training needs the extra 'train'")
     run("rollouts", *COMMON, "--split", "train", "--planner", "mcts:12,3", "--store", "trees.db")
     run("train", "masprm", "--store", "trees.db", "--out", "mine", "--set", "epochs=1")

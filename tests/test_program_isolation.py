@@ -97,7 +97,7 @@ def answer(request: Any, seed: int) -> str:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_program_that_breaks_the_loop_fails_only_its_own_search(harm: Callable[[], Any], tmp_path: Path) -> None:
+def test_loop_breaking_program_fails_only_its_search(harm: Callable[[], Any], tmp_path: Path) -> None:
     texts = [CULPRIT if i == 7 else f"Question {i}?" for i in range(20)]
     problems = [Problem(f"p{i}", text, "7", "number") for i, text in enumerate(texts)]
     store = tmp_path / "runs.db"
@@ -110,7 +110,7 @@ def test_program_that_breaks_the_loop_fails_only_its_own_search(harm: Callable[[
     assert all(plan.correct for id_, plan in plans.items() if id_ != "p7")
 
 
-def test_service_answers_others_after_programs_broke_the_loop() -> None:
+def test_service_continues_after_a_loop_breaking_program() -> None:
     # It harms no one while it is the only program.
     alone = [harm for harm in HARMS if harm is not cancel_all]
     harms = iter(alone)
@@ -171,7 +171,7 @@ def leaking(tmp_path: Path) -> str:
     return f"{tmp_path}/leaking.py:solve"
 
 
-def test_state_that_outlives_a_run_is_reported_before_the_search(leaking: str) -> None:
+def test_state_kept_between_runs_is_reported_before_the_search(leaking: str) -> None:
     asked: list[Any] = []
     policy = ScriptedPolicy(lambda request, seed: asked.append(request) or "Final Answer: 7")
     with pytest.raises(ProgramError, match="asks something else when it is run again") as caught:
@@ -180,7 +180,7 @@ def test_state_that_outlives_a_run_is_reported_before_the_search(leaking: str) -
 
 
 @pytest.mark.slow
-def test_isolated_searches_do_not_see_each_other(leaking: str, tmp_path: Path) -> None:
+def test_isolated_searches_do_not_share_state(leaking: str, tmp_path: Path) -> None:
     asked: list[Any] = []
 
     def say(request: Any, seed: int) -> str:
@@ -202,7 +202,7 @@ def test_isolated_searches_do_not_see_each_other(leaking: str, tmp_path: Path) -
     assert [draws.count(problem.question) for problem in problems] == [1, 1]
 
 
-def test_isolate_rejects_what_cannot_be_imported() -> None:
+def test_isolate_rejects_unimportable_programs() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         return question
 
@@ -213,9 +213,7 @@ def test_isolate_rejects_what_cannot_be_imported() -> None:
 
 
 @pytest.mark.parametrize(("order", "seed", "warned"), [("", "", True), ("sorted", "", False), ("", "0", False)])
-def test_an_order_of_sets_that_differs_between_processes_is_reported(
-    tmp_path: Path, order: str, seed: str, warned: bool
-) -> None:
+def test_varying_set_order_between_processes_is_reported(tmp_path: Path, order: str, seed: str, warned: bool) -> None:
     (tmp_path / "sets.py").write_text(f"""
 async def solve(question, client):
     names = {order}({{"Ann", "Bob", "Cem", "Dora", "Eve", "Finn", "Gus", "Hal", "Ida", "Jo", "Kim", "Lea"}})

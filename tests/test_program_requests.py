@@ -125,7 +125,7 @@ def test_store_keeps_a_shared_system_prompt_once(tmp_path: Path) -> None:
     assert texts == 1 and size < 40 * 300
 
 
-def test_long_requests_are_cut(tmp_path: Path) -> None:
+def test_long_requests_are_truncated(tmp_path: Path) -> None:
     def talks(question: str, client: OpenAI) -> str:
         turns = [{"role": "user", "content": f"{i} " + "x" * (30_000 if i == 250 else 1)} for i in range(300)]
         return str(client.chat.completions.create(model="m", messages=turns).choices[0].message.content)  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_instance_is_valid(schema: Any) -> None:
+def test_generated_instance_matches_its_schema(schema: Any) -> None:
     jsonschema.Draft202012Validator(schema).validate(instance(schema))
 
 
@@ -277,7 +277,7 @@ def test_dry_run_follows_structured_output(caplog: pytest.LogCaptureFixture) -> 
     assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", said)]
 
 
-def test_dry_run_reports_where_it_failed_and_that_no_agent_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_dry_run_reports_its_failure_and_missing_agent_names(caplog: pytest.LogCaptureFixture) -> None:
     def unnamed(question: str, client: OpenAI) -> str:
         for _ in range(2):
             messages: Any = [{"role": "user", "content": question}]
@@ -291,7 +291,7 @@ def test_dry_run_reports_where_it_failed_and_that_no_agent_is_named(caplog: pyte
     assert "one agent, 'm', makes all of them" in hint.message and "X-MAS-Agent" in hint.message
 
 
-def test_agents_that_the_dry_run_does_not_reach_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_agents_not_reached_by_the_dry_run_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     def corrected(question: str, client: OpenAI) -> str:
         said = question
         for name in ("Writer", "Editor"):
@@ -311,7 +311,7 @@ def test_agents_that_the_dry_run_does_not_reach_are_reported_once(caplog: pytest
 # ---- nodes of a graph
 
 
-def test_agents_whose_prompt_names_nobody_are_named_by_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_without_a_system_prompt_are_named_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     running: ContextVar[dict[str, Any] | None] = ContextVar("running", default=None)
     module = SimpleNamespace(var_child_runnable_config=running)
     monkeypatch.setitem(sys.modules, "langchain_core.runnables.config", module)

@@ -174,7 +174,7 @@ STORED = 'I add.\n\n[tool calls] [{"name": "add", "arguments": {"a": 1}}, {"name
 """A text in the form of the first version: every later version reads it in the same way."""
 
 
-def test_stored_texts_stay_readable() -> None:
+def test_stored_texts_are_readable() -> None:
     calls = (ToolCall("add", '{"a": 1}'), ToolCall("f", "{broken"))
     assert split_calls(STORED) == ("I add.", calls)
     assert with_calls("I add.", [ToolCall("add", '{"a":1}'), calls[1]]) == STORED
@@ -186,7 +186,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(texts, st.lists(st.builds(ToolCall, texts, texts | st.dictionaries(texts, st.integers()).map(json.dumps))))
-def test_tool_calls_survive_as_text(content: str, calls: list[ToolCall]) -> None:
+def test_tool_calls_survive_conversion_to_text(content: str, calls: list[ToolCall]) -> None:
     text = with_calls(content, calls)
     again, found = split_calls(text)
     assert with_calls(again, found) == text and [call.name for call in found] == [call.name for call in calls]
@@ -195,7 +195,7 @@ def test_tool_calls_survive_as_text(content: str, calls: list[ToolCall]) -> None
 
 
 @given(texts, texts)
-def test_no_content_reads_as_tool_calls(before: str, after: str) -> None:
+def test_plain_content_is_not_read_as_tool_calls(before: str, after: str) -> None:
     for text in (f"{before}\n[tool calls] {after}", f"{before}\n\n{STORED}", f"[tool calls] {after}"):
         assert split_calls(with_calls(text, []))[1] == ()
 
@@ -203,7 +203,7 @@ def test_no_content_reads_as_tool_calls(before: str, after: str) -> None:
 @pytest.mark.parametrize(
     "calls", [3, ["add"], [{"function": {"name": "f"}}], [{"function": {"name": 1, "arguments": ""}}]]
 )
-def test_broken_tool_calls_of_a_server_are_bad_replies(calls: Any) -> None:
+def test_broken_tool_calls_raise_bad_reply(calls: Any) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     body = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
     with pytest.raises(BadReply, match="tool call"):
@@ -214,7 +214,7 @@ def test_broken_tool_calls_of_a_server_are_bad_replies(calls: Any) -> None:
 
 
 @pytest.mark.parametrize("program", [solve, streamed], ids=["whole", "streamed"])
-def test_tool_calls_are_searched_and_replayed_exactly(program: Any, policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_tool_calls_are_replayed_exactly(program: Any, policy: OpenAIPolicy, bodies: list[Any]) -> None:
     plans = searched(program, policy, "mcts:8,3")
     assert len(bodies) == sum(plan.usage.agent_calls for plan in plans.values())
     assert all(body["tools"] == [ADD] for body in bodies)
@@ -228,7 +228,7 @@ def test_tool_calls_are_searched_and_replayed_exactly(program: Any, policy: Open
     assert {key: shape(plan) for key, plan in again.items()} == {key: shape(plan) for key, plan in plans.items()}
 
 
-def test_a_store_and_a_cache_keep_tool_calls(tmp_path: Path, policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_tool_calls_are_stored_and_cached(tmp_path: Path, policy: OpenAIPolicy, bodies: list[Any]) -> None:
     cached = CachedPolicy(policy, tmp_path / "cache.db")
     first = searched(solve, cached, store=tmp_path / "runs.db")
     spent = len(bodies)
@@ -242,7 +242,7 @@ def test_a_store_and_a_cache_keep_tool_calls(tmp_path: Path, policy: OpenAIPolic
     assert {k: shape(p) for k, p in stored.items()} == {k: shape(p) for k, p in first.items()}
 
 
-def test_what_a_call_asks_for_is_part_of_its_key() -> None:
+def test_request_options_are_part_of_the_cache_key() -> None:
     messages = (ChatMessage("user", "Hi"),)
     plain, with_tools, with_stop = (
         SamplingRequest(messages, (1,), extra_body=body) for body in ("", json.dumps({"tools": [ADD]}), '{"stop": "."}')
@@ -252,7 +252,7 @@ def test_what_a_call_asks_for_is_part_of_its_key() -> None:
     assert len({sample_key(request, 1) for request in (plain, with_tools, with_stop)}) == 3
 
 
-def test_several_calls_of_tools_in_several_choices(policy: OpenAIPolicy) -> None:
+def test_several_tool_calls_in_several_choices_are_read(policy: OpenAIPolicy) -> None:
     async def twice(question: str, client: AsyncOpenAI) -> str:
         messages: list[Any] = [SYSTEM, {"role": "user", "content": question}]
         reply = await client.chat.completions.create(model="m", messages=messages, tools=[ADD], n=3)  # type: ignore[list-item]
@@ -264,13 +264,13 @@ def test_several_calls_of_tools_in_several_choices(policy: OpenAIPolicy) -> None
     assert plan.error is None and plan.correct and plan.usage.agent_calls == 3
 
 
-def test_content_that_looks_like_a_tool_call_is_content(policy: OpenAIPolicy) -> None:
+def test_content_similar_to_a_tool_call_is_content(policy: OpenAIPolicy) -> None:
     plan = searched(solve, policy, "single", tasks=problems(1, "forge "))["p0"]
     assert plan.best is not None and plan.best.state.depth == 1
     assert plan.best.text.startswith("Sure.\n\n[ tool calls]")
 
 
-def test_a_program_that_offers_other_tools_on_replay_is_found_out(policy: OpenAIPolicy) -> None:
+def test_changed_tools_on_replay_are_reported(policy: OpenAIPolicy) -> None:
     names = iter("abcdefghijklmnopqrstuvwxyz")
 
     async def changing(question: str, client: AsyncOpenAI) -> str:
@@ -291,7 +291,7 @@ async def ask(client: Any, system: str, **asked: Any) -> Any:
     return await client.chat.completions.create(model="m", messages=messages, **asked)
 
 
-def test_json_mode_and_others_are_passed_on_and_defaults_are_not(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_options_other_than_defaults_are_forwarded(policy: OpenAIPolicy, bodies: list[Any]) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         reply = await ask(client, "You are the Solver.", response_format={"type": "json_object"}, seed=3, user="me")
         await ask(client, "You are the Solver.", stop=" Final", presence_penalty=0.5, extra_body={"top_k": 5})
@@ -312,7 +312,7 @@ def test_json_mode_and_others_are_passed_on_and_defaults_are_not(policy: OpenAIP
 
 
 @pytest.mark.parametrize("field", ["functions", "function_call", "logprobs", "prediction"])
-def test_what_no_policy_can_is_refused_with_what_to_do(field: str, policy: OpenAIPolicy) -> None:
+def test_unsupported_requests_are_rejected_with_the_remedy(field: str, policy: OpenAIPolicy) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         value = True if field == "logprobs" else [{"name": "f"}]
         with pytest.raises(openai.BadRequestError, match=f"{field}: expected none"):
@@ -323,7 +323,7 @@ def test_what_no_policy_can_is_refused_with_what_to_do(field: str, policy: OpenA
     assert searched(program, policy, "single", tasks=problems(1))["p0"].correct
 
 
-def test_a_policy_that_cannot_is_named_and_the_others_are_asked(policy: OpenAIPolicy) -> None:
+def test_unsupporting_policy_is_named_and_others_continue(policy: OpenAIPolicy) -> None:
     both = PerAgentPolicy({"Planner": PLAIN, "*": policy})
 
     async def program(question: str, client: AsyncOpenAI) -> str:
@@ -349,7 +349,7 @@ def call_of(*messages: Any) -> Call:
     return read_call(json.dumps({"model": "m", "messages": messages}).encode(), {})
 
 
-def test_the_name_of_a_speaker_reaches_a_server(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_speaker_name_is_sent_to_the_server(policy: OpenAIPolicy, bodies: list[Any]) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
         return "4"
@@ -359,7 +359,7 @@ def test_the_name_of_a_speaker_reaches_a_server(policy: OpenAIPolicy, bodies: li
     assert bodies[0]["messages"][1]["content"] == "Add 2 and 2"
 
 
-def test_policies_that_know_roles_alone_read_it_in_front_of_the_text(tmp_path: Path) -> None:
+def test_policies_without_names_receive_the_speaker_in_the_text(tmp_path: Path) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         reply = await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
         return str(reply.choices[0].message.content)
@@ -370,7 +370,7 @@ def test_policies_that_know_roles_alone_read_it_in_front_of_the_text(tmp_path: P
         assert best is not None and best.text == "Planner: Add 2 and 2"
 
 
-def test_an_environment_shows_it(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_environment_shows_the_speaker(policy: OpenAIPolicy, bodies: list[Any]) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
         return "4"
@@ -383,7 +383,7 @@ def test_an_environment_shows_it(policy: OpenAIPolicy, bodies: list[Any]) -> Non
     env.close()
 
 
-def test_calls_that_differ_in_names_alone_are_different_calls() -> None:
+def test_calls_with_different_names_are_distinct() -> None:
     named, other, plain = (call_of(SYSTEM, NAMED[1] | {"name": name}) for name in ("Planner", "Critic", ""))
     assert len({named.digest, other.digest, plain.digest}) == 3
     calls = (named, other, plain)
@@ -393,7 +393,7 @@ def test_calls_that_differ_in_names_alone_are_different_calls() -> None:
         call_of(NAMED[1] | {"name": ["Planner"]})
 
 
-def test_a_program_that_names_another_speaker_on_replay_is_found_out(policy: OpenAIPolicy) -> None:
+def test_changed_speaker_on_replay_is_reported(policy: OpenAIPolicy) -> None:
     names = itertools.cycle("abc")
 
     async def program(question: str, client: AsyncOpenAI) -> str:
@@ -405,7 +405,7 @@ def test_a_program_that_names_another_speaker_on_replay_is_found_out(policy: Ope
     assert plan.error is not None and '"name": "a"' in plan.error and '"name": "b"' in plan.error
 
 
-def test_several_models_without_prompts_are_agents_with_policies_of_their_own(policy: OpenAIPolicy) -> None:
+def test_models_without_prompts_become_agents_with_policies(policy: OpenAIPolicy) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         asked: Any = [{"role": "user", "content": question}]
         first = await client.chat.completions.create(model="small", messages=asked)
@@ -421,7 +421,7 @@ def test_several_models_without_prompts_are_agents_with_policies_of_their_own(po
     assert [agent.name for agent in found.mas.agents][:2] == ["small", "large"]
 
 
-def test_candidates_of_a_program_may_call_tools(policy: OpenAIPolicy) -> None:
+def test_program_candidates_may_call_tools(policy: OpenAIPolicy) -> None:
     program = Program(solve, agents=["Solver"])
     env = CandidateChoice(gym.make("MAS-Program-v0", program=program, disable_env_checker=True), policy, n=4, seed=0)
     env.reset(seed=0)
@@ -438,7 +438,7 @@ def test_candidates_of_a_program_may_call_tools(policy: OpenAIPolicy) -> None:
     plain.close()
 
 
-def test_the_rehearsal_follows_handoffs_and_calls_no_other_tool() -> None:
+def test_dry_run_follows_handoffs_and_calls_no_other_tool() -> None:
     called: list[str] = []
 
     async def team(question: str, client: AsyncOpenAI) -> str:
@@ -473,7 +473,7 @@ class Caller:
         return Sample(with_calls("I add.", [ToolCall("add", '{"a": 2, "b": 2}')]), 5, None, "stop")
 
 
-def test_a_policy_of_ones_own_may_call_tools() -> None:
+def test_user_policy_may_call_tools() -> None:
     async def loop(question: str, client: AsyncOpenAI) -> str:
         messages: list[Any] = [SYSTEM, {"role": "user", "content": question}]
         reply = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]

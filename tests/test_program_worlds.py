@@ -141,7 +141,7 @@ def test_folder_restore_into_a_read_only_copy_and_release_succeed(repository: Pa
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "src/up/../secret", "{root}/log"])
-def test_folder_symlink_that_leads_outside_is_refused(repository: Path, target: str) -> None:
+def test_folder_symlink_to_the_outside_is_rejected(repository: Path, target: str) -> None:
     (repository.parent / "secret").write_text("secret")
     (repository / "bad").symlink_to(target.format(root=repository))
     with pytest.raises(DataError, match="'bad' ->"):
@@ -149,13 +149,13 @@ def test_folder_symlink_that_leads_outside_is_refused(repository: Path, target: 
     assert Folder(repository, ignore=["bad"]).snapshot()
 
 
-def test_folder_symlinks_in_a_circle_are_kept(repository: Path) -> None:
+def test_folder_circular_symlinks_are_kept(repository: Path) -> None:
     (repository / "circle").symlink_to("circle")
     folder = Folder(repository)
     assert os.readlink(os.path.join(folder.restore(folder.start), "circle")) == "circle"
 
 
-def test_folder_huge_file_is_refused_unread(repository: Path) -> None:
+def test_folder_huge_file_is_rejected_unread(repository: Path) -> None:
     with open(repository / "huge", "wb") as file:
         # More than the disk holds, so reading it could not end.
         file.truncate(2**42)
@@ -166,13 +166,13 @@ def test_folder_huge_file_is_refused_unread(repository: Path) -> None:
         Folder(repository, ignore=["huge"], max_bytes=14).snapshot()
 
 
-def test_folder_special_file_is_refused(repository: Path) -> None:
+def test_folder_special_file_is_rejected(repository: Path) -> None:
     os.mkfifo(repository / "pipe")
     with pytest.raises(DataError, match="special file at 'pipe'"):
         Folder(repository).snapshot()
 
 
-def test_folder_wrong_arguments_are_refused(tmp_path: Path) -> None:
+def test_folder_invalid_arguments_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="expected a folder"):
         Folder(tmp_path / "none")
     wrong: Any = ".venv"
@@ -180,7 +180,7 @@ def test_folder_wrong_arguments_are_refused(tmp_path: Path) -> None:
         Folder(tmp_path, ignore=wrong)
 
 
-def test_folder_pickled_elsewhere_with_another_content_is_refused(repository: Path) -> None:
+def test_folder_unpickled_with_other_content_is_rejected(repository: Path) -> None:
     folder = Folder(repository)
     token, packed = folder.start, pickle.dumps(folder)
     assert pickle.loads(packed).start == token
@@ -198,7 +198,7 @@ time.sleep(60)
 """
 
 
-def test_folder_store_of_a_killed_process_is_removed_and_of_a_living_one_kept(
+def test_folder_store_is_removed_only_after_its_process_ended(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -223,7 +223,7 @@ def test_folder_store_of_a_killed_process_is_removed_and_of_a_living_one_kept(
     assert not left.parent.exists() and Path(kept).exists()
 
 
-def test_folder_process_left_behind_changes_no_later_copy(repository: Path) -> None:
+def test_folder_leftover_process_does_not_change_later_copies(repository: Path) -> None:
     folder = Folder(repository)
     copy = folder.restore(folder.start)
     script = (
@@ -313,9 +313,7 @@ def check_logs(plans: list[search.Plan]) -> None:
 
 @pytest.mark.parametrize("parked", [0, 256])
 @pytest.mark.parametrize("function", [solve, solve_async])
-def test_program_branches_each_continue_in_their_own_world(
-    function: Callable[..., Any], parked: int, repository: Path
-) -> None:
+def test_program_branches_have_separate_worlds(function: Callable[..., Any], parked: int, repository: Path) -> None:
     folder = Folder(repository)
     before = content(repository)
     plans = searched(Program(function, agents=["Solver"], world=folder, parked=parked))
@@ -336,7 +334,7 @@ def test_program_same_seed_gives_same_results_at_any_number_of_executions(reposi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isolate", [True, False])
-def test_program_in_a_process_finds_its_world(isolate: bool, repository: Path, tmp_path: Path) -> None:
+def test_isolated_program_has_its_world(isolate: bool, repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "agents.py"
     imports = (
         f"import os\nfrom pathlib import Path\nfrom typing import Any\nfrom openai import OpenAI\nROUNDS = {ROUNDS}\n"
@@ -385,7 +383,7 @@ def test_program_recorded_tool_is_not_repeated_and_its_changes_are_restored(repo
     assert len(runs) < len(states) + 2 * 6 * ROUNDS
 
 
-def test_program_that_puts_the_path_of_its_copy_into_a_prompt_fails_with_the_reason(repository: Path) -> None:
+def test_program_with_its_copys_path_in_a_prompt_fails_with_the_reason(repository: Path) -> None:
     def solve(question: str, client: OpenAI, world: str) -> str:
         return ask(client, f"{question} in {world}")
 
@@ -405,7 +403,7 @@ def test_program_and_function_must_agree_on_the_world(repository: Path) -> None:
         Program(without, world=Folder(repository))
 
 
-def test_program_identity_follows_the_content_of_the_world(repository: Path) -> None:
+def test_program_identity_depends_on_the_content_of_the_world(repository: Path) -> None:
     def stated() -> Any:
         return identity_of(Program(solve, agents=["Solver"], world=Folder(repository)))
 
@@ -454,7 +452,7 @@ def solve_with_table(question: str, client: OpenAI, world: str) -> str:
     return log
 
 
-def test_program_with_a_database_continues_in_its_own_world(tmp_path: Path) -> None:
+def test_program_with_a_database_world_restores_it(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "original.db") as database:
         database.execute("CREATE TABLE notes (text TEXT)")
     database.close()
@@ -469,7 +467,7 @@ class Full(Notes):
         raise OSError(28, "No space left on device")
 
 
-def test_program_whose_world_cannot_be_copied_fails_its_search(tmp_path: Path) -> None:
+def test_uncopyable_world_fails_its_search(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "original.db") as database:
         database.execute("CREATE TABLE notes (text TEXT)")
     database.close()

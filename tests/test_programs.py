@@ -119,7 +119,7 @@ async def by_url(question: str, base_url: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("planner", "count"), [("single", 12), ("sc:5", 12), ("sbs:5,1", 6), ("mcts:10,3", 3)])
-def test_the_example_gives_the_transcripts_of_the_mas(planner: str, count: int) -> None:
+def test_example_program_gives_the_transcripts_of_the_mas(planner: str, count: int) -> None:
     task = mas_gym.load_task("arithmetic", split="test", limit=count)
     policy, critic = load_policy("tiny"), search.PolicyLikelihood()
     common: dict[str, Any] = {"policy": policy, "critic": critic, "seed": 7}
@@ -128,14 +128,14 @@ def test_the_example_gives_the_transcripts_of_the_mas(planner: str, count: int) 
     assert {plan.problem_id: shape(plan) for plan in search.run(planner, task, program=program, **common)} == native
 
 
-def test_with_a_mas_its_prompts_name_the_agents_and_its_edges_route() -> None:
+def test_program_with_mas_uses_its_agents_and_edges() -> None:
     spec = f"{EXAMPLES}/plain_openai.py:solve"
     native = {plan.problem_id: shape(plan) for plan in search.run("sc:3", problems(), mas="rpsv", policy=Echo())}
     found = {p.problem_id: shape(p) for p in search.run("sc:3", problems(), mas="rpsv", program=spec, policy=Echo())}
     assert found == native
 
 
-def test_every_way_to_write_a_program_gives_the_same_plans() -> None:
+def test_every_form_of_a_program_gives_equal_plans() -> None:
     policies = [Echo() for _ in range(3)]
     found = [
         searched(program, "mcts:8,3", policy=p)
@@ -148,7 +148,7 @@ def test_every_way_to_write_a_program_gives_the_same_plans() -> None:
     assert [p.calls for p in policies] == [sum(plan.usage.agent_calls for plan in plans.values()) for plans in found]
 
 
-def test_agents_are_found_by_a_rehearsal_without_a_model_call() -> None:
+def test_agents_are_found_by_a_dry_run_without_model_calls() -> None:
     program = Program(chained)
     assert [agent.name for agent in program.mas.agents] == ["Reader", "Solver", "other agents"]
     plan = searched(program, "single")["p0"]
@@ -171,7 +171,7 @@ def test_agents_may_be_named_by_header_metadata_or_a_mapping() -> None:
     assert stranger.error is not None and "none of A, B" in stranger.error
 
 
-def test_what_the_program_returns_is_graded_and_not_its_last_message() -> None:
+def test_returned_answer_is_graded_instead_of_the_last_message() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> int:
         await ask(client, "You are the Solver.", question)
         return 1
@@ -182,7 +182,7 @@ def test_what_the_program_returns_is_graded_and_not_its_last_message() -> None:
     assert plan.text.startswith("I say") and plan.text.endswith("[program returned] 1")
 
 
-def test_grading_again_reads_what_the_program_returned(tmp_path: Path) -> None:
+def test_regrading_uses_the_returned_answer(tmp_path: Path) -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client, "You are the Solver.", question)
         if question == "Question 0?":
@@ -198,7 +198,7 @@ def test_grading_again_reads_what_the_program_returned(tmp_path: Path) -> None:
     assert (done.before, done.after) == (0, 1)
 
 
-def test_a_store_resumes_and_tells_programs_apart(tmp_path: Path) -> None:
+def test_store_resumes_and_distinguishes_programs(tmp_path: Path) -> None:
     store, policy = tmp_path / "runs.db", Echo()
     program = Program(chained, agents=["Reader", "Solver"])
     first = searched(program, "mcts:6,3", store=store, policy=policy)
@@ -213,14 +213,14 @@ def test_a_store_resumes_and_tells_programs_apart(tmp_path: Path) -> None:
     assert {key: shape(plans[key]) for key in again} == {key: shape(plan) for key, plan in again.items()}
 
 
-def test_a_command_without_its_files_is_refused_by_a_store(tmp_path: Path) -> None:
+def test_command_without_program_files_is_rejected_by_a_store(tmp_path: Path) -> None:
     program = Program("python my_agents.py", agents=["A"])
     with pytest.raises(IdentityError, match="files="):
         searched(program, "single", store=tmp_path / "runs.db")
 
 
 @pytest.mark.slow
-def test_a_replayed_command_keeps_the_order_of_its_sets(tmp_path: Path) -> None:
+def test_replayed_command_keeps_its_set_order(tmp_path: Path) -> None:
     (tmp_path / "command.py").write_text(
         "import openai, sys\n"
         "names = ' '.join({'Ada', 'Bo', 'Cy', 'Di', 'Ed', 'Fay'})\n"
@@ -234,7 +234,7 @@ def test_a_replayed_command_keeps_the_order_of_its_sets(tmp_path: Path) -> None:
     assert plan.error is None, plan.error
 
 
-def test_a_program_survives_pickling() -> None:
+def test_program_survives_pickling() -> None:
     program = pickle.loads(pickle.dumps(Program(chained, agents=["Reader", "Solver"], max_calls=7)))
     assert program.max_calls == 7 and [agent.name for agent in program.mas.agents] == ["Reader", "Solver"]
 
@@ -261,7 +261,7 @@ def pooled(question: str, client: OpenAI) -> str:
         return " ".join(pool.map(lambda name: say(name, f"again {say(name, question)}"), ["Zoe", "Adam", "Mia"]))
 
 
-def test_calls_at_the_same_time_are_decided_in_a_canonical_order() -> None:
+def test_concurrent_calls_have_a_canonical_order() -> None:
     plans = searched(gathered, "mcts:8,2")
     once = searched(Program(pooled, settle=0.05), "mcts:8,2", tasks=problems(1))
     assert shape(once["p0"]) == shape(plans["p0"])
@@ -277,7 +277,7 @@ def test_calls_at_the_same_time_are_decided_in_a_canonical_order() -> None:
     }
 
 
-def test_calls_in_threads_of_the_loop_do_not_wait_for_each_other() -> None:
+def test_calls_in_executor_threads_do_not_block_each_other() -> None:
     def say(client: OpenAI, system: str, text: str) -> str:
         messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
@@ -311,7 +311,7 @@ class Patient:
         return SamplingReply(tuple(Sample(f"It is {seed % 5}", 5, -1.0, "stop") for seed in request.seeds))
 
 
-def test_a_task_that_is_stopped_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_cancelled_task_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def stopped() -> None:
         raise ProgramStopped
 
@@ -324,7 +324,7 @@ def test_a_task_that_is_stopped_is_no_error(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_connection_is_read_though_a_lost_client_closes_its_own_of_the_same_number() -> None:
+def test_connection_survives_a_reused_file_descriptor() -> None:
     # What a client of openai does that nobody closes: the collector closes its socket, and it closes the rest later.
     left: list[asyncio.Transport] = []
 
@@ -386,7 +386,7 @@ print(plan.error, plan.correct, flush=True)
 """
 
 
-def test_a_process_that_was_stopped_for_a_while_takes_no_program_for_hung() -> None:
+def test_suspended_process_does_not_time_out_programs() -> None:
     with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "asked\n"
@@ -418,12 +418,12 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_a_program_that_keeps_the_interpreter_for_seconds_is_ended() -> None:
+def test_program_that_holds_the_interpreter_lock_is_ended() -> None:
     done = subprocess.run([sys.executable, "-c", GREEDY], capture_output=True, text=True, timeout=120)
     assert "blocked its event loop" in done.stdout, done.stdout + done.stderr
 
 
-def test_no_program_starts_in_the_context_of_another() -> None:
+def test_programs_have_separate_contexts() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         found = SEEN.get()
         SEEN.set(question)
@@ -437,7 +437,7 @@ def test_no_program_starts_in_the_context_of_another() -> None:
     assert {k: shape(p) for k, p in again.items()} == {k: shape(p) for k, p in plans.items()}
 
 
-def test_choices_are_decisions_of_their_own() -> None:
+def test_each_choice_is_a_separate_decision() -> None:
     async def vote(question: str, client: AsyncOpenAI) -> str:
         messages: Any = [{"role": "system", "content": "You are a Voter."}, {"role": "user", "content": question}]
         reply = await client.chat.completions.create(model="m", messages=messages, n=3)
@@ -448,7 +448,7 @@ def test_choices_are_decisions_of_their_own() -> None:
     assert plan.answer == "".join(turn.text.partition("\n\n[program")[0][-1] for turn in plan.best.state.turns)
 
 
-def test_a_streamed_reply_is_the_same_text() -> None:
+def test_streamed_reply_has_the_same_text() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         messages: Any = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": question}]
         options = {"include_usage": True}
@@ -459,7 +459,7 @@ def test_a_streamed_reply_is_the_same_text() -> None:
     assert plan.best is not None and "[program" not in plan.best.text and plan.best.text.startswith("Solver says")
 
 
-def test_the_settings_of_a_call_reach_the_policy() -> None:
+def test_call_settings_are_passed_to_the_policy() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         return await ask(client, "You are the Solver.", question, temperature=0.2, top_p=0.5, max_tokens=9)
 
@@ -472,7 +472,7 @@ def test_the_settings_of_a_call_reach_the_policy() -> None:
 @pytest.mark.parametrize(
     "asked", [{"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}}, {"stop": ["."]}], ids=str
 )
-def test_what_no_policy_can_honour_is_refused_clearly(asked: dict[str, Any]) -> None:
+def test_unsupported_call_settings_are_rejected(asked: dict[str, Any]) -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client, "You are the Reader.", question)
         with pytest.raises(openai.BadRequestError, match=next(iter(asked))):
@@ -485,7 +485,7 @@ def test_what_no_policy_can_honour_is_refused_clearly(asked: dict[str, Any]) -> 
 # ---- replays that differ
 
 
-def test_a_program_that_asks_differently_on_replay_fails_its_search_with_the_difference() -> None:
+def test_changed_request_on_replay_fails_with_the_difference() -> None:
     ticks = itertools.count()
 
     async def solve(question: str, client: AsyncOpenAI) -> str:
@@ -503,7 +503,7 @@ def test_a_program_that_asks_differently_on_replay_fails_its_search_with_the_dif
     assert searched(kept, "bon:3", tasks=problems(1))["p0"].error is None
 
 
-def test_a_program_that_ends_early_on_replay_is_found_out() -> None:
+def test_early_end_on_replay_is_reported() -> None:
     runs = itertools.count()
 
     async def solve(question: str, client: AsyncOpenAI) -> str:
@@ -544,7 +544,7 @@ def every_way_in_a_thread(question: str, client: OpenAI) -> str:
     return " | ".join(str(reply.choices[0].message.content) for reply in said)
 
 
-def test_the_client_of_a_program_is_a_whole_client() -> None:
+def test_program_client_is_a_complete_client() -> None:
     for program in (every_way, every_way_in_a_thread):
         for plan in searched(Program(program, agents=["Solver"]), "single").values():
             assert plan.best is not None and plan.error is None and plan.text is not None
@@ -555,7 +555,7 @@ def test_the_client_of_a_program_is_a_whole_client() -> None:
 # ---- what is left behind
 
 
-def test_an_open_runner_keeps_no_execution_that_has_ended() -> None:
+def test_open_runner_releases_ended_executions() -> None:
     question = "Who is still here?"
 
     def left(count: int) -> int:
@@ -590,17 +590,17 @@ def test_an_open_runner_keeps_no_execution_that_has_ended() -> None:
     ],
     ids=["no parameter for calls", "number", "empty", "no host", "quotes"],
 )
-def test_what_is_no_program_is_refused(program: Any, words: str) -> None:
+def test_objects_that_are_not_programs_are_rejected(program: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Program(program)
 
 
-def test_a_run_needs_a_mas_or_a_program() -> None:
+def test_run_requires_a_mas_or_a_program() -> None:
     with pytest.raises(ConfigError, match="got neither"):
         search.run("single", problems(), policy=Echo())
 
 
-def test_a_program_that_never_calls_cannot_be_searched() -> None:
+def test_program_without_calls_is_rejected() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         return "1"
 
@@ -611,7 +611,7 @@ def test_a_program_that_never_calls_cannot_be_searched() -> None:
 # ---- the environment
 
 
-def test_the_environment_steps_through_a_program_and_snapshots_replay_it() -> None:
+def test_environment_steps_through_a_program_with_snapshots() -> None:
     env = gym.make(
         "MAS-Program-v0", program=chained, task="arithmetic", program_options={"agents": ["Reader", "Solver"]}
     )
@@ -638,7 +638,7 @@ def test_the_environment_steps_through_a_program_and_snapshots_replay_it() -> No
     env.close(), twin.close()
 
 
-def test_the_environment_reports_a_program_that_fails() -> None:
+def test_environment_reports_a_failing_program() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         raise ValueError(await ask(client, "You are the Solver.", question))
 
@@ -649,7 +649,7 @@ def test_the_environment_reports_a_program_that_fails() -> None:
     env.close()
 
 
-def test_candidate_choice_plays_a_program() -> None:
+def test_candidate_choice_wrapper_runs_a_program() -> None:
     program = Program(chained, agents=["Reader", "Solver"])
     env = CandidateChoice(gym.make("MAS-Program-v0", program=program), Echo(), n=3)
     env.reset(seed=0)
@@ -679,7 +679,7 @@ def test_rollouts_of_a_program_are_training_data(tmp_path: Path) -> None:
 # ---- recorded tools
 
 
-def test_a_recorded_tool_runs_once_per_branch() -> None:
+def test_recorded_tool_runs_once_per_branch() -> None:
     runs: list[str] = []
 
     @mas_gym.recorded
@@ -706,7 +706,7 @@ def test_a_recorded_tool_runs_once_per_branch() -> None:
     assert runs.count("same") == 2 * len([s for s in states if s.depth == 2])
 
 
-def test_a_command_records_over_its_base_url() -> None:
+def test_command_records_tools_over_its_base_url() -> None:
     runs: list[int] = []
 
     def solve(question: str, base_url: str) -> str:
@@ -731,7 +731,7 @@ def test_a_command_records_over_its_base_url() -> None:
     assert plan.error is None and len(runs) == 1
 
 
-def test_recorded_uses_open_at_the_same_time_are_recorded_apart() -> None:
+def test_concurrent_recorded_uses_are_separate() -> None:
     runs: list[int] = []
 
     def solve(question: str, base_url: str) -> str:

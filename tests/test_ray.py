@@ -115,7 +115,7 @@ def plain_run(problems: int = 20, **options: Any) -> search.Run:
     return search.run(PLANNER, TASK[:problems], policy=make_policy(), critic=critic, **options)
 
 
-def test_two_actors_give_the_rows_of_none(tmp_path: Path) -> None:
+def test_two_actors_give_the_rows_of_a_local_run(tmp_path: Path) -> None:
     expected = results(plain_run(store=tmp_path / "plain.db"))
     assert results(fleet_run(make_policy, store=tmp_path / "fleet.db")) == expected
     # Each reads the other's store as its own run: same settings, same plans, nothing left to do.
@@ -125,7 +125,7 @@ def test_two_actors_give_the_rows_of_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "file", "command"])
-def test_a_program_on_two_actors_gives_the_rows_of_none(tmp_path: Path, kind: str) -> None:
+def test_program_on_two_actors_gives_the_rows_of_a_local_run(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     script = tmp_path / "agents.py"
     script.write_text(COMMAND, encoding="utf-8")
@@ -144,7 +144,7 @@ def test_a_program_on_two_actors_gives_the_rows_of_none(tmp_path: Path, kind: st
     assert results(again) == expected and again.usage.agent_calls == 0
 
 
-def test_the_money_of_all_actors_is_that_of_a_run_without(tmp_path: Path) -> None:
+def test_cost_over_all_actors_equals_a_local_run(tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     pytest.importorskip("fastapi", reason="the fastapi package is not installed")
     from loopback import hash_policy, make_app, serving
@@ -162,7 +162,7 @@ def test_the_money_of_all_actors_is_that_of_a_run_without(tmp_path: Path) -> Non
     assert money[0] == pytest.approx(money[1]) and money[0] > 0
 
 
-def test_a_dead_actor_is_replaced_and_its_searches_redone(tmp_path: Path) -> None:
+def test_dead_actor_is_replaced_and_its_searches_rerun(tmp_path: Path) -> None:
     fatal = tmp_path / "died"
     plans = list(fleet_run(partial(make_policy, str(fatal)), store=tmp_path / "fleet.db"))
     assert fatal.exists()
@@ -181,7 +181,7 @@ list(test_ray.fleet_run(functools.partial(test_ray.make_policy, pause=0.02), sto
 """
 
 
-def test_a_killed_driver_keeps_its_finished_searches(tmp_path: Path) -> None:
+def test_killed_driver_keeps_its_finished_searches(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     address = ray.get_runtime_context().gcs_address
     child = subprocess.Popen(
@@ -207,7 +207,7 @@ def test_a_killed_driver_keeps_its_finished_searches(tmp_path: Path) -> None:
     assert results(run) == results(whole) and run.usage.agent_calls < whole.usage.agent_calls
 
 
-def test_the_command_line_gives_the_same_table(tmp_path: Path) -> None:
+def test_command_line_with_ray_gives_the_same_table(tmp_path: Path) -> None:
     def table(name: str, *options: str) -> Any:
         command = [
             sys.executable,
@@ -233,7 +233,7 @@ def test_the_command_line_gives_the_same_table(tmp_path: Path) -> None:
     assert table("again", "--store", "runs.db", "--policy", "tiny") == expected
 
 
-def test_actors_that_find_no_room_are_not_waited_for(tmp_path: Path) -> None:
+def test_actors_without_resources_are_not_awaited(tmp_path: Path) -> None:
     # Two cores have room for two actors; the others would join in a cluster that grows.
     plans = list(fleet_run(make_policy, 12, actors=5, store=tmp_path / "fleet.db"))
     assert results(plans) == results(plain_run(12, store=tmp_path / "plain.db"))
@@ -259,7 +259,7 @@ def noted(folder: str, free: str) -> ScriptedPolicy:
     return ScriptedPolicy(script, max_batch=16)
 
 
-def test_an_actor_joins_when_the_cluster_has_room_for_it(tmp_path: Path) -> None:
+def test_actor_joins_when_resources_are_free(tmp_path: Path) -> None:
     busy = occupy.remote(str(tmp_path / "free"))
     (tmp_path / "actors").mkdir()
     run = fleet_run(partial(noted, str(tmp_path / "actors"), str(tmp_path / "free")), 40)
@@ -272,7 +272,7 @@ def test_an_actor_joins_when_the_cluster_has_room_for_it(tmp_path: Path) -> None
     assert results(plans) == results(plain_run(40))
 
 
-def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> None:
+def test_fleet_ends_at_its_budget_and_resumes(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     for limit in (search.Budget(calls=100), search.Budget(seconds=1e-3)):
         last: list[search.Progress] = []
@@ -282,7 +282,7 @@ def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> Non
     assert results(fleet_run(make_policy, 12, store=store)) == results(plain_run(12))
 
 
-def test_ctrl_c_ends_a_fleet_and_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_fleet_and_keeps_finished_searches(tmp_path: Path) -> None:
     reports: list[search.Progress] = []
 
     def interrupt(now: search.Progress) -> None:
@@ -300,7 +300,7 @@ def test_ctrl_c_ends_a_fleet_and_keeps_what_is_finished(tmp_path: Path) -> None:
     assert results(fleet_run(make_policy, store=tmp_path / "runs.db")) == expected
 
 
-def test_a_fleet_ends_as_many_searches_as_the_budget_pays_for() -> None:
+def test_fleet_completes_the_searches_its_budget_covers() -> None:
     def passes(budget: int) -> search.Run:
         return run_ray(
             "sc:3",
@@ -318,7 +318,7 @@ def test_a_fleet_ends_as_many_searches_as_the_budget_pays_for() -> None:
     assert len(list(plans)) == 20 and plans.stopped is None
 
 
-def test_a_fleet_prices_its_searches_and_keeps_a_budget_of_usd() -> None:
+def test_fleet_respects_a_budget_of_usd() -> None:
     prices = {make_policy().name: {"prompt": 0, "generated": 1000}}
     plain = {plan.problem_id: plan.usd for plan in plain_run(prices=prices)}
     plans = fleet_run(make_policy, prices=prices)
@@ -328,7 +328,7 @@ def test_a_fleet_prices_its_searches_and_keeps_a_budget_of_usd() -> None:
     assert 0 < len(list(some)) < 20 and "USD spent" in str(some.stopped)
 
 
-def test_what_dropped_searches_have_spent_is_counted(tmp_path: Path) -> None:
+def test_cost_of_dropped_searches_is_counted(tmp_path: Path) -> None:
     last: list[search.Progress] = []
     store = tmp_path / "runs.db"
     plans = fleet_run(make_policy, 12, progress=last.append, store=store)
@@ -344,7 +344,7 @@ def test_what_dropped_searches_have_spent_is_counted(tmp_path: Path) -> None:
         assert opened.find().searches == searches
 
 
-def test_two_problems_with_one_id() -> None:
+def test_duplicate_problem_ids_are_rejected() -> None:
     with pytest.raises(DataError, match="ids must be distinct"):
         list(
             run_ray(
@@ -353,7 +353,7 @@ def test_two_problems_with_one_id() -> None:
         )
 
 
-def test_progress_of_a_fleet(tmp_path: Path) -> None:
+def test_fleet_reports_progress(tmp_path: Path) -> None:
     for stored in (0, 6):
         reports: list[search.Progress] = []
         list(fleet_run(make_policy, 6, progress=reports.append, store=tmp_path / "runs.db"))
@@ -362,7 +362,7 @@ def test_progress_of_a_fleet(tmp_path: Path) -> None:
         assert (last.usage.agent_calls > 0) == (stored == 0)
 
 
-def test_actors_that_cannot_live_end_the_run() -> None:
+def test_actors_that_fail_to_start_end_the_run() -> None:
     with pytest.raises(PolicyError, match="no such model"):
         list(fleet_run(broken))
     with pytest.raises(EngineUnavailableError, match=r"2 actors died.*repeat the command"):
@@ -377,20 +377,20 @@ def killed_while_loading(fatal: str) -> ScriptedPolicy:
     return make_policy()
 
 
-def test_an_actor_that_is_killed_while_it_loads_is_replaced(tmp_path: Path) -> None:
+def test_actor_killed_while_loading_is_replaced(tmp_path: Path) -> None:
     fatal = tmp_path / "died"
     plans = list(fleet_run(partial(killed_while_loading, str(fatal)), 6, actors=1))
     assert fatal.exists() and results(plans) == results(plain_run(6))
 
 
-def test_what_cannot_be_pickled_is_named_in_one_line() -> None:
+def test_unpicklable_part_is_named_in_one_line() -> None:
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="make_policy: expected something that can be pickled") as caught:
         fleet_run(lambda: (lock, make_policy())[1])
     assert "\n" not in str(caught.value)
 
 
-def test_a_source_that_blocks_holds_no_search_back() -> None:
+def test_blocking_source_does_not_delay_searches() -> None:
     plans: list[Any] = []
 
     def source() -> Iterator[Any]:
@@ -405,6 +405,6 @@ def test_a_source_that_blocks_holds_no_search_back() -> None:
     assert results(plans) == results(plain_run(4))
 
 
-def test_bad_fleets() -> None:
+def test_invalid_fleets_are_rejected() -> None:
     with pytest.raises(ConfigError):
         Fleet(actors=0)

@@ -35,11 +35,11 @@ def python_block(page: Path, mark: str) -> str:
     return found
 
 
-def test_the_readme_has_at_most_120_lines() -> None:
+def test_readme_has_at_most_120_lines() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_environment_block(capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(python_block(ROOT / "docs" / "howto" / "reinforcement-learning.md", "14 + 3*6"), names)
     assert names["reward"] == 0.0
@@ -47,7 +47,7 @@ def test_the_environment_block(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"question": f"What is {n} plus 1?", "answer": f"It is.\n#### {n + 1}"} for n in range(3)]
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_the_search_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (tmp_path / "runs.db").is_file()
 
 
-def test_the_planner_of_the_example_makes_four_calls_per_turn() -> None:
+def test_example_planner_makes_four_calls_per_turn() -> None:
     greedy = runpy.run_path(str(ROOT / "examples" / "own_planner.py"))["Greedy"]
     task = mas_gym.load_task("arithmetic", limit=2)
     policy, critic = load_policy("tiny"), search.PolicyLikelihood()
@@ -67,7 +67,7 @@ def test_the_planner_of_the_example_makes_four_calls_per_turn() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("mas-gym ")])
-def test_the_commands_are_understood(line: str) -> None:
+def test_readme_commands_parse(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
@@ -78,7 +78,7 @@ def test_the_commands_are_understood(line: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_to_look_around_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shown sizes take minutes, so the comparison is shortened; `mas-gym view` serves until Ctrl-C."""
     monkeypatch.chdir(tmp_path)
     [look] = [part for part in CONSOLE.findall(INDEX.read_text(encoding="utf-8")) if "mas-gym blame runs.db" in part]

@@ -63,7 +63,7 @@ def debate(name: str, answers: list[list[tuple[str | None, bool]]]) -> Debate:
     return Debate(name, "How many?", 1 + len(name) % 5, "Algebra", tuple(said))
 
 
-def test_features_never_see_which_answer_is_right() -> None:
+def test_features_do_not_depend_on_correctness() -> None:
     one = debate("x", [[("1", True), ("2", False)], [("2", False), ("2", False)]])
     other = one._replace(said=tuple(said._replace(correct=not said.correct) for said in one.said))
     assert features(one, ["Algebra"]).shape[0] == 2
@@ -87,7 +87,7 @@ def test_gap_share_is_one_if_the_critic_is_always_right() -> None:
     assert dylan_math.gap_share(vote, vote, best)[0] == 0
 
 
-def test_critics_learn_a_rule_that_votes_miss() -> None:
+def test_critics_learn_a_rule_that_votes_cannot_express() -> None:
     debates = [debate(str(place), [[("1/2", True)], [("0.5", False)], [("0.5", False)]]) for place in range(30)]
     tables = [
         dylan_math.Table(features(one, ["Algebra"]), np.array([one.correct(answer) for answer in one.answers]))
@@ -99,7 +99,7 @@ def test_critics_learn_a_rule_that_votes_miss() -> None:
 
 
 @given(st.integers(0, 999), st.integers(0, 999), st.integers(-3, 3))
-def test_arithmetic_counts_an_equation_by_whether_it_holds(a: int, b: int, off: int) -> None:
+def test_arithmetic_counts_true_and_false_equations(a: int, b: int, off: int) -> None:
     holds = abs(off) <= max(0.01 * (a + b), 1e-6)
     assert arithmetic(f"We get ${a} + {b} = {a + b + off}$.") == ((1, 0) if holds else (0, 1)) or a + b + off < 0
 

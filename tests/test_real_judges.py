@@ -57,7 +57,7 @@ def made_runs(number: int, seed: int) -> list[Judged]:
     return found
 
 
-def test_combination_finds_the_judge_to_trust() -> None:
+def test_combination_learns_the_reliable_judge() -> None:
     runs = made_runs(150, 0)
     found, chosen = first_step.cross_validated(
         process_judges.combined(runs, JUDGES, False), 3, 2, ("logistic regression", "boosting")

@@ -93,7 +93,7 @@ def test_every_planner_answers_on_a_recorded_run(spec: str, place: int, recordin
         assert all(held.grades[c.state.digest].correct == c.correct for c in plan.candidates)
 
 
-def test_ask_tell_algorithm_goes_on_where_messages_are_used_up(store: Path) -> None:
+def test_ask_tell_continues_after_messages_are_exhausted(store: Path) -> None:
     class Widest:
         """Extends the root only, far more often than there are messages."""
 
@@ -116,7 +116,7 @@ def test_ask_tell_algorithm_goes_on_where_messages_are_used_up(store: Path) -> N
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("cd"), st.sampled_from(["yes", "no"])), min_size=1,
                 max_size=12), st.integers(0, 5))  # fmt: skip
 @settings(max_examples=10, deadline=None)
-def test_passes_are_recorded_episodes_each_once(
+def test_passes_return_each_recorded_episode_once(
     tmp_path_factory: pytest.TempPathFactory, samples: list[tuple[str, ...]], seed: int
 ) -> None:
     recorded = search.Recorded(imported(tmp_path_factory.mktemp("log"), samples))
@@ -146,7 +146,7 @@ def test_distinct_messages_are_drawn_once(store: Path) -> None:
     assert Counter(one.action.text for one in every.at(every.root))["plan a"] == 3
 
 
-def test_states_without_an_end_below_are_left_out(searched: Path) -> None:
+def test_states_without_terminal_descendants_are_excluded(searched: Path) -> None:
     recorded = search.Recorded(searched)
     [source, *_] = search.open_store(searched).plans()
     world = recorded.world(recorded[0])
@@ -210,7 +210,7 @@ def test_seed_alone_determines_draws(store: Path) -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_stored_searches_belong_to_the_recorded_contents(store: Path, tmp_path: Path) -> None:
+def test_stored_searches_depend_on_the_recorded_content(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.db"
     first = by_problem(search.run("bon:4", recorded=store, critic=HashCritic(), store=out))
     assert first == by_problem(search.run("bon:4", recorded=store, critic=HashCritic(), store=out))
@@ -240,7 +240,7 @@ def test_table_states_how_often_the_bound_was_met(store: Path) -> None:
     assert "Bound" in str(table) and "Bound" in table.to_markdown() and '"bounded"' in table.to_json()
 
 
-def test_what_does_not_fit_a_recorded_run_is_refused(store: Path, tmp_path: Path) -> None:
+def test_options_incompatible_with_recorded_runs_are_rejected(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave them out"):
         search.run("single", recorded=store, mas="rpsv")
     with pytest.raises(ConfigError, match="got neither"):
@@ -253,7 +253,7 @@ def test_what_does_not_fit_a_recorded_run_is_refused(store: Path, tmp_path: Path
         search.Recorded(store)
 
 
-def test_recorded_is_pickled_by_its_place(store: Path) -> None:
+def test_recorded_is_pickled_by_path(store: Path) -> None:
     recorded = search.Recorded(store, distinct=True)
     copied = pickle.loads(pickle.dumps(recorded))
     assert copied.identity() == recorded.identity() and list(copied) == list(recorded)
@@ -333,16 +333,16 @@ def test_eval_recorded_prints_table_and_curves(store: Path, tmp_path: Path) -> N
         (("--run", "nobody"), "expected one run 'nobody'"),
     ],
 )
-def test_eval_recorded_refuses_what_it_has(options: tuple[str, ...], reason: str, store: Path) -> None:
+def test_eval_recorded_rejects_conflicting_options(options: tuple[str, ...], reason: str, store: Path) -> None:
     result = command("eval", "--recorded", store, "--planner", "single", *options)
     assert result.exit_code and reason in said(result)
 
 
-def test_eval_distinct_needs_recorded() -> None:
+def test_eval_distinct_requires_recorded() -> None:
     assert "belong to --recorded" in said(command("eval", "--distinct"))
 
 
-def test_equal_episodes_with_different_outcomes_count_as_most_of_them(tmp_path: Path) -> None:
+def test_equal_episodes_have_their_majority_outcome(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     turn = [{"role": "assistant", "name": "A", "content": "same"}]
     rows = [{"question": name, "messages": turn, "correct": correct}
@@ -355,7 +355,7 @@ def test_equal_episodes_with_different_outcomes_count_as_most_of_them(tmp_path: 
     assert [len(found[name].candidates) for name in ("most", "tie")] == [3, 2]
 
 
-def test_damaged_recordings_are_errors(store: Path) -> None:
+def test_damaged_recordings_are_rejected(store: Path) -> None:
     execute(store, "UPDATE texts SET text = 'plan z' WHERE text = 'plan a'")
     with pytest.raises(StoreError, match="damaged"):
         list(search.run("single", recorded=store))

@@ -49,7 +49,7 @@ STEPS: list[dict[str, Any]] = [
 ]
 
 
-def test_recorded_values_hold_until_the_next(tmp_path: Path) -> None:
+def test_recorded_value_applies_until_the_next(tmp_path: Path) -> None:
     store = judged(tmp_path, [dict(one) for one in STEPS])
     assert values_on(store, load_critic(f"recorded:{store}")) == {"a": 0.5, "a/tool": 0.5, "a/tool/b": -0.25}
     assert values_on(store, load_critic(f"recorded:{store}#judge=strict")) == {"a": -1, "a/tool": -1, "a/tool/b": 1}
@@ -64,7 +64,7 @@ def test_recorded_values_of_a_shared_beginning_are_averaged(tmp_path: Path) -> N
     assert found == {"a": pytest.approx(-1 / 3), "a/1": 1, "a/-1": -1}
 
 
-def test_values_of_an_earlier_search_serve_a_recorded_run(tmp_path: Path) -> None:
+def test_values_of_an_earlier_search_score_a_recorded_run(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     first = list(search.run("bon:4", problems(3), mas=chain(2), policy=talker(), critic=HashCritic(), store=path))
     again = list(search.run("bon:4", recorded=path, critic=RecordedCritic(path)))
@@ -72,7 +72,7 @@ def test_values_of_an_earlier_search_serve_a_recorded_run(tmp_path: Path) -> Non
     assert {plan.problem_id: (plan.answer, plan.best.score) for plan in again} == chosen
 
 
-def test_recorded_critic_states_what_is_missing(tmp_path: Path) -> None:
+def test_recorded_critic_error_names_the_missing_value(tmp_path: Path) -> None:
     store = judged(tmp_path, [{"text": "a", "verdicts": {"j": 1}}])
     with pytest.raises(DataError, match="its judges are j"):
         load_critic(f"recorded:{store}")
@@ -95,7 +95,7 @@ def test_recorded_calls_are_counted(tmp_path: Path) -> None:
     assert [plan.usage.reward_calls for plan in (one, three, mixed)] == [2, 6, 8]
 
 
-def test_vote_abstains_and_needs_a_quorum(tmp_path: Path) -> None:
+def test_vote_abstains_without_a_quorum(tmp_path: Path) -> None:
     first = [{"text": "a", "verdicts": {"x": 1, "y": -1, "z": 0}}, {"text": "b", "verdicts": {"y": 1}}]
     store = judged(tmp_path, first, [{"text": "c", "verdicts": {"x": 1}}])
     spec = ",".join(f"recorded:{store}#judge={name}" for name in "xyz")
@@ -116,7 +116,7 @@ def test_broken_verdicts_are_counted_lines(verdicts: Any, tmp_path: Path) -> Non
     assert (found.transcripts, found.broken) == (1, 1)
 
 
-def test_verdicts_of_agent_processbench_judge_the_benchmark(shared_data: Path, tmp_path: Path) -> None:
+def test_agent_processbench_verdicts_score_the_benchmark(shared_data: Path, tmp_path: Path) -> None:
     log = shared_data / "real" / "agent_processbench_hotpotqa.jsonl.gz"
     first = next(read_transcripts(log))
     assert len({judge for message in first.messages for judge in message.verdicts}) == 20
@@ -125,7 +125,7 @@ def test_verdicts_of_agent_processbench_judge_the_benchmark(shared_data: Path, t
     assert found.f1 == 100.0
 
 
-def test_bench_critic_command_takes_recorded_judges(tmp_path: Path) -> None:
+def test_bench_critic_command_accepts_recorded_judges(tmp_path: Path) -> None:
     for question in range(12):
         wrong = question % 2
         steps = [{"text": f"step {question}", "label": 1, "verdicts": {"j": 1}},
@@ -164,7 +164,7 @@ class Reads(search.Critic):
 
 
 @pytest.mark.parametrize("method", ["logistic", "isotonic"])
-def test_calibrated_learns_probabilities_and_keeps_questions_apart(method: Any, tmp_path: Path) -> None:
+def test_calibration_is_cross_validated_by_question(method: Any, tmp_path: Path) -> None:
     rows = examples()
     critics = {"good": Reads("good"), "mute": Reads("good", mute="1"), "useless": search.ConstantCritic(0)}
     model = calibrate_critics(critics, rows, method)
@@ -182,7 +182,7 @@ def test_calibrated_learns_probabilities_and_keeps_questions_apart(method: Any, 
     assert combined.score([fresh]).values != other.score([fresh]).values
 
 
-def test_calibrated_folder_loads_and_refuses_code(tmp_path: Path) -> None:
+def test_calibrated_folder_loads_and_rejects_code(tmp_path: Path) -> None:
     rows = examples()
     write_calibrated(calibrate_critics({"constant:1": search.ConstantCritic(1), "random": load_critic("random")}, rows),
                      tmp_path / "c")  # fmt: skip
@@ -203,7 +203,7 @@ def test_calibrated_folder_loads_and_refuses_code(tmp_path: Path) -> None:
         load_critic(str(tmp_path / "c"))
 
 
-def test_calibrating_needs_both_outcomes(tmp_path: Path) -> None:
+def test_calibration_requires_both_outcomes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 wrong of 30 questions"):
         calibrate_critics({"random": load_critic("random")}, [one._replace(right=1) for one in examples()])
     with pytest.raises(ConfigError, match="at least one critic"):

@@ -50,7 +50,7 @@ def odd(problem: Problem, text: str) -> Grade:
     return Grade(problem.id in ("p1", "p3"), text.rpartition(" ")[2], "equal")
 
 
-def test_new_grades_stand_beside_the_old(store: Path) -> None:
+def test_new_grades_are_stored_beside_old_grades(store: Path) -> None:
     before = plans(store)
     result = regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "odd")
     assert (result.searches, result.before, result.after) == (6, sum(bool(p.correct) for p in before), 2)
@@ -71,20 +71,20 @@ def test_new_grades_stand_beside_the_old(store: Path) -> None:
             list(opened.plans(grading="even"))
 
 
-def test_the_same_grader_changes_nothing(store: Path) -> None:
+def test_regrading_with_the_same_grader_changes_nothing(store: Path) -> None:
     result = regrade(store, run_of(store), KindGrader(), "again")
     assert result.changes == () and result.before == result.after
     assert plans(store, grading="again") == plans(store)
 
 
-def test_corrected_references_count(store: Path) -> None:
+def test_corrected_references_are_used(store: Path) -> None:
     best = {plan.problem_id: plan.answer for plan in plans(store)}
     fixed = {p.id: Problem(p.id, p.question, best[p.id]) for p in PROBLEMS[:4]}
     result = regrade(store, run_of(store), KindGrader(), "fixed", problem_of=lambda problem: fixed.get(problem.id))
     assert (result.searches, result.after) == (4, 4)
 
 
-def test_a_search_that_is_run_again_loses_its_gradings(store: Path) -> None:
+def test_rerun_search_loses_its_gradings(store: Path) -> None:
     regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "odd")
     connection = sqlite3.connect(store)
     connection.execute("UPDATE searches SET correct = 7 WHERE problem = 'p1'")
@@ -95,7 +95,7 @@ def test_a_search_that_is_run_again_loses_its_gradings(store: Path) -> None:
     connection.close()
 
 
-def test_damaged_searches_and_grades_are_named(store: Path) -> None:
+def test_damaged_searches_and_grades_are_reported(store: Path) -> None:
     regrade(store, run_of(store), KindGrader(), "whole")
     connection = sqlite3.connect(store)
     connection.execute(
@@ -111,7 +111,7 @@ def test_damaged_searches_and_grades_are_named(store: Path) -> None:
         regrade(store, run_of(store), KindGrader(), "part")
 
 
-def test_a_grader_that_fails_on_one_search_leaves_the_others(store: Path) -> None:
+def test_grader_error_affects_only_its_search(store: Path) -> None:
     def picky(problem: Problem, text: str) -> bool:
         return 1 / int(problem.answer) > 0
 
@@ -119,7 +119,7 @@ def test_a_grader_that_fails_on_one_search_leaves_the_others(store: Path) -> Non
     assert result.searches == 5 and list(result.failed) == ["'p0'"] and "ZeroDivisionError" in result.failed["'p0'"]
 
 
-def test_the_command_lists_the_differences(store: Path, tmp_path: Path) -> None:
+def test_regrade_command_lists_the_differences(store: Path, tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text("def grade(problem, text):\n    return problem.id != 'p0'\n")
     (tmp_path / "new.csv").write_text("id,question,answer\np0,What is 0?,2\np1,What is 1?,2\n")
     run = CliRunner().invoke
@@ -141,7 +141,7 @@ def test_the_command_lists_the_differences(store: Path, tmp_path: Path) -> None:
         assert done.exit_code == 2 and complaint in " ".join(done.output.replace("│", " ").split())
 
 
-def test_pages_show_the_grades_of_a_run_beside_the_new_ones(store: Path, tmp_path: Path) -> None:
+def test_pages_show_old_and_new_grades(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pages = Pages(store)
     assert "Graded again by" not in pages.page("/", {})

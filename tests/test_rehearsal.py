@@ -54,7 +54,7 @@ def options(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
 # ------------------------------------------------------------------ the options of a full size
 
 
-def test_the_papers_recipe_is_taken_whole_and_can_be_changed() -> None:
+def test_papers_recipe_is_the_default_and_can_be_changed() -> None:
     paper = {name: value for name, value in PAPER.to_dict().items() if name not in ("kind", "head", "view")}
     assert Options(recipe="paper").training() == paper
     assert Options(recipe="paper", settings=("epochs=1",)).training() == {**paper, "epochs": 1}
@@ -62,7 +62,7 @@ def test_the_papers_recipe_is_taken_whole_and_can_be_changed() -> None:
     assert read("prog", "about", ["--recipe", "paper", "--max-new-tokens", "9"]).max_new_tokens == 9
 
 
-def test_a_local_backbone_is_the_miniature_only_if_it_is_small(options: Options, tmp_path: Path) -> None:
+def test_local_backbone_is_the_miniature_only_if_small(options: Options, tmp_path: Path) -> None:
     assert Options().miniature and Options(base=options.base).miniature
     assert not options.miniature and not Options(base="Qwen/Qwen2.5-1.5B").miniature
     # As large as a file system likes: only the header is read.
@@ -73,13 +73,13 @@ def test_a_local_backbone_is_the_miniature_only_if_it_is_small(options: Options,
     assert not Options(base=str(tmp_path)).miniature
 
 
-def test_messages_are_recorded_in_the_miniature_alone(options: Options, tmp_path: Path) -> None:
+def test_messages_are_recorded_only_in_the_miniature(options: Options, tmp_path: Path) -> None:
     small = replace(options, out=tmp_path, recipe="")
     assert isinstance(Lab(small).policy(options.policy), RecordingPolicy)
     assert not isinstance(Lab(options).policy(options.policy), RecordingPolicy)
 
 
-def test_a_page_names_no_place_on_this_machine(options: Options) -> None:
+def test_page_contains_no_local_paths(options: Options) -> None:
     shown = options.shown()
     assert "--policy transformers:agents --base agents" in shown and "--grader coin.py:flip" in shown
     assert "/" not in shown and "/" not in " ".join(Lab(options).facts())
@@ -88,7 +88,7 @@ def test_a_page_names_no_place_on_this_machine(options: Options) -> None:
     )
 
 
-def test_a_grader_and_a_cap_apply_to_every_search_and_change_what_is_stored(options: Options) -> None:
+def test_grader_and_token_limit_apply_to_every_search_and_its_identity(options: Options) -> None:
     lab, plain = Lab(options), Lab(replace(options, grader="", max_new_tokens=1024))
     bench = lab.bench(lab.home, "test", 2, (14,), options.out / "unused.db")
     assert bench.sampling == Sampling(max_new_tokens=4)
@@ -99,7 +99,7 @@ def test_a_grader_and_a_cap_apply_to_every_search_and_change_what_is_stored(opti
     assert not plain.bench(plain.home, "test", 2, (14,), options.out / "unused.db").task.grade(problem, "no").correct
 
 
-def test_the_judge_is_the_agents_model_and_keeps_its_options() -> None:
+def test_judge_is_the_agents_model_with_its_options() -> None:
     assert critics.specs_for("tiny")["judge"] == "judge:tiny"
     found = critics.specs_for("vllm:M#gpu_memory_utilization=0.5")
     assert found["judge"] == "judge:vllm:M#gpu_memory_utilization=0.5"
@@ -109,7 +109,7 @@ def test_the_judge_is_the_agents_model_and_keeps_its_options() -> None:
     assert critics.with_option("vllm:M#a=1&b=2", "cache=f") == "vllm:M#a=1&b=2&cache=f"
 
 
-def test_the_page_on_the_full_size_names_options_that_exist() -> None:
+def test_full_size_page_uses_existing_options() -> None:
     text = (Path(rehearsal.__file__).parents[2] / "docs" / "full-size.md").read_text(encoding="utf-8")
     commands = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines() if line.startswith("python -m ")]
     full = [read("all", "", words[3:], tuple(TABLES)) for words in commands if words[2] == "benchmarks.paper.all"]
@@ -134,7 +134,7 @@ def test_the_page_on_the_full_size_names_options_that_exist() -> None:
     ],
     ids=["data", "setting", "grader"],
 )
-def test_what_is_missing_is_told_before_the_first_search(
+def test_missing_requirements_are_reported_before_the_first_search(
     options: Options, tmp_path: Path, changes: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
@@ -142,7 +142,7 @@ def test_what_is_missing_is_told_before_the_first_search(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_command_ends_with_a_message_and_no_traceback(data: Path, tmp_path: Path, capsys: Any) -> None:
+def test_command_fails_with_a_message_and_no_traceback(data: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--out", str(tmp_path), "--task", "gsm8k", "--data", str(data / "nothing")]
     with pytest.raises(SystemExit) as stop:
         command(lambda lab: check(lab, [lab.home]) or Page("x", "x", "x"), "main", words)
@@ -151,12 +151,12 @@ def test_a_command_ends_with_a_message_and_no_traceback(data: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_agents_that_never_answer_right_stop_the_run_and_say_why(options: Options, tmp_path: Path) -> None:
+def test_agents_without_correct_answers_stop_the_run_with_the_reason(options: Options, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no pairs in 3 trees: 3 all wrong .*problems that the agents solve sometimes"):
         make(replace(options, out=tmp_path, grader="", tables=("views",)))
 
 
-def test_a_write_that_is_cut_off_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     write_whole(page, "text that people wrote\n")
 
@@ -186,12 +186,12 @@ def test_a_write_that_is_cut_off_leaves_the_earlier_file(tmp_path: Path, monkeyp
         ("mcts:20,20", 1, 20),
     ],
 )
-def test_the_bounds_on_agent_calls(planner: str, depth: int, calls: int) -> None:
+def test_agent_calls_are_within_their_bounds(planner: str, depth: int, calls: int) -> None:
     assert rehearsal.most_calls(load_planner(planner), depth) == calls
 
 
 @pytest.mark.slow
-def test_memory_grows_with_the_tokens_and_not_with_the_vocabulary() -> None:
+def test_memory_grows_with_tokens_and_not_with_the_vocabulary() -> None:
     small = rehearsal.Sizes("small", 256, 512, 2, 128, 1000)
     (one, trained), (two, _) = (rehearsal.saved_bytes(small, tokens) for tokens in (64, 128))
     assert 1.95 < two / one < 2.05
@@ -246,9 +246,7 @@ def assert_same_pages(one: Options, other: Options) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_three_times_writes_the_pages_of_one_that_is_not(
-    undisturbed: Options, tmp_path: Path
-) -> None:
+def test_killed_and_resumed_run_writes_equal_pages(undisturbed: Options, tmp_path: Path) -> None:
     killed = replace(undisturbed, out=tmp_path)
     out = killed.out
     during = {
@@ -263,7 +261,7 @@ def test_a_run_that_is_killed_three_times_writes_the_pages_of_one_that_is_not(
 
 
 @pytest.mark.slow
-def test_searches_on_ray_have_the_same_outcomes(undisturbed: Options, tmp_path: Path) -> None:
+def test_searches_on_ray_have_equal_outcomes(undisturbed: Options, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     # The process that runs were forked from takes half a gigabyte.
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -280,7 +278,7 @@ def test_searches_on_ray_have_the_same_outcomes(undisturbed: Options, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_page_says_what_is_not_real_and_what_it_cost(undisturbed: Options, tmp_path: Path) -> None:
+def test_page_states_its_simplifications_and_cost(undisturbed: Options, tmp_path: Path) -> None:
     text = rehearsal.rehearse(undisturbed, tmp_path).read_text(encoding="utf-8")
     assert "**The labels are coin flips.**" in text and "found 0 right" in text
     assert "--number 2 --trees 3 --dynamic-trees 2 --dev-trees 2 --max-new-tokens 4 views\n" in text

@@ -52,35 +52,35 @@ shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, ma
     ("right", "asked", "low", "high"),
     [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (81, 263, 0.2553, 0.3662)],
 )
-def test_wilson_for_one_seed_is_the_textbook_interval(right: int, asked: int, low: float, high: float) -> None:
+def test_interval_of_one_seed_is_the_wilson_interval(right: int, asked: int, low: float, high: float) -> None:
     interval = accuracy_interval([1.0] * right + [0.0] * (asked - right), asked)
     assert interval == pytest.approx((low, high), abs=5e-5)
 
 
-def test_seeds_that_agree_do_not_narrow_the_interval() -> None:
+def test_equal_seeds_do_not_narrow_the_interval() -> None:
     values = [1.0] * 30 + [0.0] * 20
     assert accuracy_interval(values, 150) == pytest.approx(accuracy_interval(values, 50), abs=0.01)
 
 
-def test_seeds_that_differ_narrow_the_interval() -> None:
+def test_different_seeds_narrow_the_interval() -> None:
     alike, varied = accuracy_interval([1.0] * 30 + [0.0] * 15, 135), accuracy_interval([1.0, 2 / 3, 1 / 3] * 15, 135)
     assert varied.high - varied.low < alike.high - alike.low
 
 
 @given(shares, st.integers(1, 2))
-def test_accuracy_interval_holds_the_mean_and_stays_in_range(values: list[float], seeds: int) -> None:
+def test_accuracy_interval_contains_the_mean_and_is_in_range(values: list[float], seeds: int) -> None:
     low, high = accuracy_interval(values, seeds * len(values))
     assert 0 <= low <= np.mean(values) + 1e-12
     assert np.mean(values) - 1e-12 <= high <= 1
     assert high > low
 
 
-def test_wilson_without_problems_knows_nothing() -> None:
+def test_wilson_without_problems_is_the_whole_range() -> None:
     assert wilson([]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("values", [[1.5], [-0.1], [math.nan], [[0.5]]])
-def test_wilson_refuses_what_is_no_share(values: list[float]) -> None:
+def test_wilson_rejects_values_outside_0_to_1(values: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"one number in \[0, 1\] per problem"):
         wilson(values)
 
@@ -90,7 +90,7 @@ def test_wilson_refuses_what_is_no_share(values: list[float]) -> None:
         st.text(max_size=3), st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1
     )
 )
-def test_paired_difference_is_antisymmetric_and_holds_the_mean(pairs: dict[str, tuple[float, float]]) -> None:
+def test_paired_difference_is_antisymmetric_and_contains_the_mean(pairs: dict[str, tuple[float, float]]) -> None:
     a = {key: left for key, (left, _) in pairs.items()}
     b = {key: right for key, (_, right) in pairs.items()}
     there, back = paired_difference(a, b), paired_difference(b, a)
@@ -101,7 +101,7 @@ def test_paired_difference_is_antisymmetric_and_holds_the_mean(pairs: dict[str, 
     assert there.problems == len(pairs)
 
 
-def test_pairing_cancels_what_makes_problems_hard() -> None:
+def test_pairing_removes_the_variance_between_problems() -> None:
     # Half of the problems are hard for both; b is right on one in ten more.
     a = {str(i): float(i % 2 == 0) for i in range(200)}
     b = {key: 1.0 if int(key) % 10 == 1 else value for key, value in a.items()}
@@ -150,7 +150,7 @@ def trained(level: float, spread: float, rng: np.random.Generator, count: int = 
     return [{str(i): float(hit) for i, hit in enumerate(rng.random(120) < one)} for one in levels]
 
 
-def test_an_interval_over_trainings_is_wider_where_trainings_differ() -> None:
+def test_interval_over_trainings_is_wider_for_different_trainings() -> None:
     rng = np.random.default_rng(3)
     for spread, ratio in ((0.0, 1.6), (0.15, math.inf)):
         a, b = trained(0.7, spread, rng), trained(0.6, spread, rng)
@@ -161,7 +161,7 @@ def test_an_interval_over_trainings_is_wider_where_trainings_differ() -> None:
         assert 1 <= width < ratio and (spread == 0.0 or width > 1.6)
 
 
-def test_a_nested_bootstrap_covers_what_a_plain_one_misses() -> None:
+def test_nested_bootstrap_covers_training_variance() -> None:
     rng = np.random.default_rng(11)
     covered = {"nested": 0, "plain": 0}
     for trial in range(100):
@@ -174,21 +174,21 @@ def test_a_nested_bootstrap_covers_what_a_plain_one_misses() -> None:
     assert covered["nested"] >= 85 > covered["plain"]
 
 
-def test_one_training_each_is_the_paired_difference() -> None:
+def test_nested_bootstrap_of_one_training_is_the_paired_difference() -> None:
     [a], [b] = trained(0.7, 0.0, np.random.default_rng(1), 1), trained(0.6, 0.0, np.random.default_rng(2), 1)
     assert nested_bootstrap([a], [b])[:3] == pytest.approx(paired_difference(a, b)[:3], abs=0.01)
     back = nested_bootstrap([b], [a])
     assert back.mean == -nested_bootstrap([a], [b]).mean
 
 
-def test_what_a_nested_bootstrap_refuses() -> None:
+def test_nested_bootstrap_rejects_invalid_data() -> None:
     with pytest.raises(ConfigError, match="at least one training on each side, got 0 and 1"):
         nested_bootstrap([], [{"a": 1.0}])
     with pytest.raises(ConfigError, match="none in common"):
         nested_bootstrap([{"a": 1.0}, {"b": 1.0}], [{"a": 1.0}])
 
 
-def test_mean_std() -> None:
+def test_mean_and_std_are_computed_over_seeds() -> None:
     assert mean_std([1.0, 2.0, 3.0]) == (2.0, 1.0)
     assert mean_std([4.0]) == (4.0, None)
     assert math.isnan(mean_std([])[0])
@@ -210,7 +210,7 @@ def outcomes() -> list[Outcome]:
     return made
 
 
-def test_rows_average_over_seeds_and_keep_failures_in_the_accuracy() -> None:
+def test_rows_average_over_seeds_and_count_failures() -> None:
     single, mcts = summarise(outcomes())
     assert single.hits == {1: (pytest.approx(0.4), pytest.approx(0.0))}
     assert single.tokens == (pytest.approx(100 + 80 / 3), pytest.approx(np.std([14, 24, 42], ddof=1)))
@@ -220,18 +220,18 @@ def test_rows_average_over_seeds_and_keep_failures_in_the_accuracy() -> None:
     assert (mcts.problems, mcts.searches, mcts.seeds) == (10, 30, (14, 24, 42))
 
 
-def test_one_seed_has_no_deviation() -> None:
+def test_one_seed_has_no_standard_deviation() -> None:
     [row] = summarise([Outcome("single", "", 42, "p", True, 1, 1, 10, 4, 0)])
     assert row.hits[1] == (1.0, None)
     assert row.interval.low < 1
 
 
-def test_hit_at_k_never_falls() -> None:
+def test_hit_at_k_does_not_decrease_with_k() -> None:
     outcome = Outcome("mcts:10,3", "", 0, "p", correct=True, hit_rank=7, candidates=9)
     assert [outcome.hit(k) for k in (1, 3, 5)] == [True, True, True]
 
 
-def test_the_curve_says_what_smaller_budgets_would_have_reached() -> None:
+def test_curve_contains_the_accuracy_at_smaller_budgets() -> None:
     # Answers that turn right at 60 tokens for one problem, and wrong at 80 for the other.
     one = Outcome("mcts:10,3", "", 0, "p", True, 1, 4, 100, anytime=((20, False), (60, True)))
     two = Outcome("mcts:10,3", "", 0, "q", False, 2, 4, 200, anytime=((30, True), (80, False)))
@@ -243,7 +243,7 @@ def test_the_curve_says_what_smaller_budgets_would_have_reached() -> None:
     assert list(hits) == sorted(hits)
 
 
-def test_a_method_whose_answer_never_changes_has_no_curve() -> None:
+def test_constant_answers_give_no_curve() -> None:
     steady = Outcome("sc:5", "", 0, "p", True, 1, 5, 100, anytime=((20, True),))
     unknown = [Outcome("sbs:5,1", "", 0, f"p{i}", True, 1, 1, 100) for i in range(3)]
     assert [row.curve for row in summarise([steady, *unknown])] == [(), ()]
@@ -257,31 +257,31 @@ def rendered(rows: list[ResultRow], width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 160])
-def test_the_table_fits_any_terminal_and_keeps_what_matters(width: int) -> None:
+def test_table_fits_any_terminal_width(width: int) -> None:
     text = rendered(summarise(outcomes()), width)
     assert max(map(len, text.splitlines())) <= width
     for needed in ("mcts:10,3", "60.0", "40.0", "Failed", "timed"):
         assert needed in text
 
 
-def test_report_without_outcomes_says_so() -> None:
+def test_report_without_outcomes_states_it() -> None:
     assert "No search has ended" in rendered([], 80)
 
 
-def test_a_row_whose_searches_all_failed_is_shown() -> None:
+def test_row_with_only_failed_searches_is_shown() -> None:
     rows = summarise([Outcome("single", "", 1, "p", error="PolicyError: gone")])
     assert "PolicyError: gone" in rendered(rows, 100)
     assert json.loads(to_json(rows))["rows"][0]["tokens"] is None
 
 
-def test_markup_in_names_and_reasons_is_text() -> None:
+def test_markup_in_names_and_reasons_is_escaped() -> None:
     rows = summarise([Outcome("x[red]", "[/]", 1, "p", error="[bold]boom[/bold] [link=x]")])
     text = rendered(rows, 120)
     assert "x[red]" in text
     assert "[bold]boom[/bold] [link=x]" in text
 
 
-def test_csv_json_and_markdown_say_the_same() -> None:
+def test_csv_json_and_markdown_have_equal_figures() -> None:
     rows = summarise(outcomes())
     lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
     document = json.loads(to_json(rows, {"task": "arithmetic"}))
@@ -310,13 +310,13 @@ def test_plot_explains_every_line() -> None:
     assert "search if stopped earlier" not in [text.get_text() for text in calls]
 
 
-def test_plot_hides_no_marker_of_critics_with_equal_results() -> None:
+def test_plot_shows_every_marker_of_critics_with_equal_results() -> None:
     rows = summarise(Outcome("mcts:4", critic, 1, "p", True, tokens=100) for critic in ("a", "b", "c"))
     sizes = [line.get_markersize() for line in tradeoff_figure(rows).axes[0].lines]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
 
 
-def test_plot_gives_every_search_a_marker_of_its_own() -> None:
+def test_plot_has_one_marker_per_search() -> None:
     searches = [f"bon:{size}" for size in range(1, 17)]
     rows = summarise([Outcome(search, "orm", 1, "p", correct=True, tokens=50) for search in searches])
     figure = tradeoff_figure(rows)
@@ -368,7 +368,7 @@ def test_rows_of_the_same_problems_have_no_mark() -> None:
         assert "S1" not in text and "Problems" not in text
 
 
-def test_plot_refuses_unknown_formats_and_empty_runs(tmp_path: Path) -> None:
+def test_plot_rejects_unknown_formats_and_empty_runs(tmp_path: Path) -> None:
     rows = summarise(outcomes())
     with pytest.raises(ConfigError, match=r"plot\.xyz: expected a name that ends in one of"):
         save_tradeoff(rows, tmp_path / "plot.xyz")
@@ -414,7 +414,7 @@ def page_data(page: str) -> dict[str, object]:
     return data
 
 
-def test_page_carries_every_message_and_nothing_can_close_its_script() -> None:
+def test_page_contains_every_message_escaped_in_its_script() -> None:
     view = hostile_view()
     page = tree_page(view)
     data = page_data(page)
@@ -427,7 +427,7 @@ def test_page_carries_every_message_and_nothing_can_close_its_script() -> None:
     assert "<title>&lt;/script&gt;" in page
 
 
-def test_page_asks_for_nothing_and_names_its_script_by_hash() -> None:
+def test_page_loads_nothing_and_allows_its_script_by_hash() -> None:
     page = tree_page(hostile_view())
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -446,7 +446,7 @@ def test_page_asks_for_nothing_and_names_its_script_by_hash() -> None:
         (TreeNodes([-1, 1], [-1, 0], ["", "a"], [[], [1]]), "node 1: expected a parent"),
     ],
 )
-def test_page_refuses_what_is_no_tree(nodes: TreeNodes, message: str) -> None:
+def test_page_rejects_objects_that_are_not_trees(nodes: TreeNodes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         tree_page(TreePage("q", ["A"], [True], nodes))
 
@@ -473,7 +473,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.wh
         pytest.param(chain(10_000), "Search tree", id="deep", marks=pytest.mark.slow),
     ],
 )
-def test_a_browser_draws_the_page_and_runs_no_message(view: TreePage, title: str, tmp_path: Path) -> None:
+def test_browser_renders_the_page_and_executes_no_message(view: TreePage, title: str, tmp_path: Path) -> None:
     page = write_tree_page(view, tmp_path / "tree.html")
     flags = [
         "--headless",

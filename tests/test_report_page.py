@@ -41,7 +41,7 @@ def command(*arguments: Any) -> str:
     return done.output
 
 
-def test_the_page_stands_alone_and_holds_every_row(store: Path, tmp_path: Path) -> None:
+def test_page_is_self_contained_and_has_every_row(store: Path, tmp_path: Path) -> None:
     page, figures, latex = tmp_path / "report.html", tmp_path / "figures", tmp_path / "table.tex"
     board, markdown = tmp_path / "board", tmp_path / "table.md"
     files = ("--figures", figures, "--latex", latex, "--tensorboard", board, "--markdown", markdown)
@@ -103,7 +103,7 @@ def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: P
             assert values("hit@1 over tokens") == pytest.approx([hit for _, hit in row.curve])
 
 
-def test_two_settings_are_two_sections(tmp_path: Path) -> None:
+def test_different_settings_have_separate_sections(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     for turns in (2, 3):
         search.compare(["sc:2"], problems(3), mas=chain(turns), policy=talker(), store=path)
@@ -112,7 +112,7 @@ def test_two_settings_are_two_sections(tmp_path: Path) -> None:
     assert {file.name[:2] for file in (tmp_path / "f").iterdir()} == {"1-", "2-"}
 
 
-def test_what_a_store_does_not_hold_is_said(store: Path, tmp_path: Path) -> None:
+def test_missing_data_is_stated(store: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(store), "--run", "nothing", "--out", str(tmp_path / "r.html")])
     assert done.exit_code == 2 and "found 0" in done.output and not (tmp_path / "r.html").exists()
     done = CliRunner().invoke(app, ["report", str(tmp_path / "none.db"), "--out", str(tmp_path / "r.html")])
@@ -143,7 +143,7 @@ def test_blame_is_the_largest_fall(store: Path, tmp_path: Path) -> None:
     assert f"{len(plans)} wrong answers" in every and "named for 0" in none
 
 
-def test_blame_of_a_value_that_never_falls_is_not_confident(store: Path) -> None:
+def test_blame_without_a_fall_is_not_confident(store: Path) -> None:
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plan = next(opened.plans(run.run))
@@ -156,7 +156,7 @@ def test_blame_of_a_value_that_never_falls_is_not_confident(store: Path) -> None
     assert path_values(plan) == [plan.tree[node].value for node in path]
 
 
-def test_calibration_by_depth(store: Path) -> None:
+def test_calibration_is_shown_by_depth(store: Path) -> None:
     states = [ScoredState(1 + i % 2, i / 100, float(i >= 50)) for i in range(100)]
     bins = calibration(states)
     assert list(bins) == [1, 2] and all(
@@ -177,7 +177,7 @@ def test_calibration_by_depth(store: Path) -> None:
     assert ScoredState(1, value, sum(map(bool, below)) / len(below), speaker) in scored_states(values)
 
 
-def test_an_anytime_curve_has_intervals_and_ends_at_the_result() -> None:
+def test_anytime_curve_has_intervals_and_ends_at_the_result() -> None:
     group = [
         Outcome(
             "mcts", "", seed, f"p{i}", correct=i % 2 == 0, tokens=100 + i, anytime=((20, False), (60 + i, i % 2 == 0))
@@ -193,7 +193,7 @@ def test_an_anytime_curve_has_intervals_and_ends_at_the_result() -> None:
 
 
 @pytest.mark.parametrize("planner", ["sbs:4,2", "mcts:8,3"])
-def test_the_tree_page_marks_every_terminal_node(planner: str, store: Path) -> None:
+def test_tree_page_marks_every_terminal_node(planner: str, store: Path) -> None:
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == planner)
         plans = list(opened.plans(run.run))
@@ -222,7 +222,7 @@ def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None
     assert "baseline: expected one of 'single', 'sbs:4,2 + hash', 'mcts:8,3 + hash', got 'zzz'" in said
 
 
-def test_calibration_puts_equal_values_into_one_bin_in_any_order() -> None:
+def test_calibration_bins_are_independent_of_order() -> None:
     states = [ScoredState(1, i % 3 / 2, float(i < 30)) for i in range(60)]
     [bins] = calibration(states).values()
     assert bins == [(value, 0.5, 20) for value in (0.0, 0.5, 1.0)]

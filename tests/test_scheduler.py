@@ -73,7 +73,7 @@ def expected(planner: Any, count: int, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", [talker, GatedPolicy])
-def test_seeds_give_the_plans_of_a_run(policy: Any) -> None:
+def test_scheduled_searches_equal_those_of_a_run(policy: Any) -> None:
     clean = {seed: expected(MCTS(6, 2), 8, seed=seed) for seed in (1, 2)}
     with scheduler_of(policy=policy(), concurrency=5).start() as scheduler:
         futures = [(seed, scheduler.submit(problem, seed=seed)) for problem in problems(8) for seed in (1, 2)]
@@ -82,7 +82,7 @@ def test_seeds_give_the_plans_of_a_run(policy: Any) -> None:
             assert comparable(plan) == clean[seed][plan.problem_id]
 
 
-def test_sampling_and_budget_are_those_of_the_search() -> None:
+def test_sampling_and_budget_apply_per_search() -> None:
     seen: set[tuple[float, int]] = set()
 
     class Listening(ScriptedPolicy):
@@ -99,7 +99,7 @@ def test_sampling_and_budget_are_those_of_the_search() -> None:
         assert scheduler.submit(second).result(30).usage.agent_calls == 4
 
 
-def test_five_hundred_submissions_from_several_threads() -> None:
+def test_submissions_from_several_threads_all_finish() -> None:
     clean = expected(SinglePass(), 500)
     futures: list[SearchFuture] = []
     with scheduler_of(SinglePass(), concurrency=16).start() as scheduler:
@@ -131,7 +131,7 @@ def test_plans_can_be_awaited_and_progress_is_reported() -> None:
     assert steps[-1].generated_tokens == plan.usage.generated_tokens
 
 
-def test_concurrency_bounds_what_is_open() -> None:
+def test_concurrency_bounds_open_searches() -> None:
     policy = GatedPolicy(*range(12))
     with scheduler_of(SinglePass(), policy, concurrency=3).start() as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(12)]
@@ -141,7 +141,7 @@ def test_concurrency_bounds_what_is_open() -> None:
         assert all(future.result(30).error is None for future in futures)
 
 
-def test_usage_adds_up_field_by_field() -> None:
+def test_usage_is_summed_by_field() -> None:
     count = len(AMOUNTS)
     assert {*AMOUNTS, "arms"} == {field.name for field in dataclasses.fields(search.Usage)}
     first, second = search.Usage(*range(count)), search.Usage(*range(1, count + 1))
@@ -153,7 +153,7 @@ def test_usage_adds_up_field_by_field() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [2, 8])
-def test_cancelling_leaves_the_others_alone(concurrency: int) -> None:
+def test_cancelling_does_not_affect_other_searches(concurrency: int) -> None:
     clean, policy = expected(MCTS(6, 2), 6), GatedPolicy(0, 3)
     with scheduler_of(policy=policy, concurrency=concurrency).start() as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(6)]
@@ -170,7 +170,7 @@ def test_cancelling_leaves_the_others_alone(concurrency: int) -> None:
         assert comparable(scheduler.submit(problems(1)[0]).result(30)) == clean["toy/0"]
 
 
-def test_a_cancelled_search_is_gone_from_memory_and_from_the_engine() -> None:
+def test_cancelled_search_is_released_from_memory_and_engine() -> None:
     def alive() -> int:
         gc.collect()
         return sum(type(thing) is ActiveSearch for thing in gc.get_objects())
@@ -185,7 +185,7 @@ def test_a_cancelled_search_is_gone_from_memory_and_from_the_engine() -> None:
         assert alive() <= before
 
 
-def test_a_cancelled_search_is_taken_out_of_the_batches_of_an_engine() -> None:
+def test_cancelled_search_is_removed_from_engine_batches() -> None:
     asked: list[str] = []
 
     class Listening(ScriptedPolicy):
@@ -220,7 +220,7 @@ def test_states_of_a_cancelled_search_are_not_scored() -> None:
 # ---- faults
 
 
-def test_exceptions_are_isolated_and_keep_their_traceback() -> None:
+def test_exceptions_affect_one_search_and_keep_their_traceback() -> None:
     class Fragile(MCTS):
         def plan(self, model: Any, root: Any, rng: Any) -> Any:
             if "Question 2:" in root.question:
@@ -241,7 +241,7 @@ def test_exceptions_are_isolated_and_keep_their_traceback() -> None:
     assert "Traceback" in plan.error_details and "test_scheduler.py" in plan.error_details
 
 
-def test_a_progress_callback_that_raises_fails_its_own_search() -> None:
+def test_raising_progress_callback_fails_only_its_search() -> None:
     def broken(step: Step) -> None:
         raise RuntimeError("callback bug")
 
@@ -251,7 +251,7 @@ def test_a_progress_callback_that_raises_fails_its_own_search() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineUnavailableError("the server is gone"), RuntimeError("out of memory")])
-def test_an_engine_that_fails_ends_open_searches_and_the_next_ones_work(error: Exception) -> None:
+def test_engine_failure_ends_open_searches_and_later_ones_run(error: Exception) -> None:
     class Flaky(ScriptedPolicy):
         broken = True
 
@@ -279,7 +279,7 @@ def test_an_engine_that_fails_ends_open_searches_and_the_next_ones_work(error: E
         assert comparable(scheduler.submit(problems(1)[0]).result(30)) == expected(SinglePass(), 1)["toy/0"]
 
 
-def test_deadlines_are_those_of_each_search() -> None:
+def test_deadlines_apply_per_search() -> None:
     policy = GatedPolicy(0, 1)
     with scheduler_of(SinglePass(), policy).start() as scheduler:
         short, long = (
@@ -294,7 +294,7 @@ def test_deadlines_are_those_of_each_search() -> None:
 
 
 @pytest.mark.parametrize("planner", ["bon:9", "mcts:9,3", "adaptive:9", "cascade:single>bon:9@1"])
-def test_clock_that_jumps_ahead_ends_the_open_search_alone(planner: str, monkeypatch: Any) -> None:
+def test_clock_jump_ends_only_the_open_search(planner: str, monkeypatch: Any) -> None:
     ahead, asked = 0.0, 0
 
     def jumping(request: Any, seed: int) -> str:
@@ -339,7 +339,7 @@ def test_closing_ends_open_and_waiting_searches(background: bool) -> None:
     assert "mas-gym-scheduler" not in {thread.name for thread in threading.enumerate() if thread.is_alive()}
 
 
-def test_a_budget_of_all_searches_closes_the_scheduler() -> None:
+def test_exhausted_total_budget_closes_the_scheduler() -> None:
     with scheduler_of(SinglePass(), run_budget=Budget(calls=10), concurrency=1).start() as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(5)]
         wait(futures, 30)
@@ -352,7 +352,7 @@ def test_a_budget_of_all_searches_closes_the_scheduler() -> None:
 # ---- problems that come slowly
 
 
-def test_a_blocking_iterator_does_not_stop_running_searches() -> None:
+def test_blocking_iterator_does_not_stop_running_searches() -> None:
     plans: list[search.Plan] = []
 
     def source() -> Iterator[Problem]:
@@ -366,7 +366,7 @@ def test_a_blocking_iterator_does_not_stop_running_searches() -> None:
     assert by_problem(plans) == expected(MCTS(6, 2), 4)
 
 
-def test_a_run_whose_iterator_blocks_ends_with_its_budget_and_can_be_closed() -> None:
+def test_run_with_blocking_iterator_ends_at_its_budget() -> None:
     release = threading.Event()
 
     def source() -> Iterator[Problem]:
@@ -379,7 +379,7 @@ def test_a_run_whose_iterator_blocks_ends_with_its_budget_and_can_be_closed() ->
     wait_for(lambda: "mas-gym-problems" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_what_an_iterator_raises_ends_the_run() -> None:
+def test_iterator_error_ends_the_run() -> None:
     def source() -> Iterator[Problem]:
         yield from problems(1)
         raise OSError("the file is gone")
@@ -388,7 +388,7 @@ def test_what_an_iterator_raises_ends_the_run() -> None:
         list(search.run(SinglePass(), source(), mas=RPSV, policy=talker()))
 
 
-def test_the_problems_of_a_store_can_be_searched_again(tmp_path: Path) -> None:
+def test_stored_problems_can_be_searched_again(tmp_path: Path) -> None:
     run = search.run(SinglePass(), problems(3), mas=RPSV, policy=talker(), store=tmp_path / "runs.db")
     assert len(list(run)) == 3
     with search.open_store(tmp_path / "runs.db") as store:
@@ -399,7 +399,7 @@ def test_the_problems_of_a_store_can_be_searched_again(tmp_path: Path) -> None:
 # ---- errors that are raised, and what breaks the protocol
 
 
-def test_errors_can_be_raised(tmp_path: Path) -> None:
+def test_plan_errors_can_be_raised(tmp_path: Path) -> None:
     def script(request: Any, seed: int) -> str:
         if "Question 1:" in request.messages[-1].content:
             raise PolicyError("no more")
@@ -430,7 +430,7 @@ def test_critic_with_only_a_score_method_gets_defaults() -> None:
             search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=part)  # type: ignore[arg-type]
 
 
-def test_a_score_of_none_says_what_was_expected() -> None:
+def test_score_of_none_error_names_what_was_expected() -> None:
     class Mute(HashCritic):
         def score(self, contexts: Any) -> Any:
             return [None for _ in contexts]
@@ -450,12 +450,12 @@ class Loop:
             yield self.requests(root)
 
 
-def test_one_request_instead_of_a_list_says_what_was_expected() -> None:
+def test_request_without_a_list_error_names_what_was_expected() -> None:
     [plan] = search.run(Loop(search.Propose), problems(1), mas=RPSV, policy=talker())
     assert "got Propose; write `yield [request]`" in (plan.error or "")
 
 
 @pytest.mark.parametrize("requests", [lambda root: [], lambda root: [search.Extract([root])]])
-def test_rounds_that_ask_nothing_end(requests: Any) -> None:
+def test_rounds_without_requests_end(requests: Any) -> None:
     plans = list(search.run(Loop(requests), problems(2), mas=RPSV, policy=talker()))
     assert all("100,000 rounds in a row asked neither policy nor critic" in (plan.error or "") for plan in plans)

@@ -54,7 +54,7 @@ def loads(config: Any) -> bool:
     return True
 
 
-def test_the_schema_is_a_schema_of_the_keys_that_validation_knows() -> None:
+def test_schema_is_valid_and_has_the_validated_keys() -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema())
     assert tuple(json_schema()["properties"]) == CONFIG_KEYS
     assert tuple(json_schema()["$defs"]["agent"]["properties"]) == AGENT_KEYS
@@ -120,13 +120,13 @@ BAD = [
 ]
 
 
-def test_the_good_config_is_good() -> None:
+def test_valid_config_conforms_and_loads() -> None:
     CHECK.validate(GOOD)
     assert loads(GOOD)
 
 
 @pytest.mark.parametrize(("path", "value"), BAD, ids=[f"{path}={json.dumps(value)[:20]}" for path, value in BAD])
-def test_a_fault_of_one_value_is_a_fault_to_both(path: str, value: Any) -> None:
+def test_invalid_value_is_rejected_by_schema_and_loader(path: str, value: Any) -> None:
     config = changed(path, value)
     assert not loads(config)
     assert not CHECK.is_valid(config)
@@ -160,7 +160,7 @@ AGENTS = st.lists(
         },
     )
 )
-def test_what_loads_conforms(config: dict[str, Any]) -> None:
+def test_loadable_config_conforms(config: dict[str, Any]) -> None:
     if loads(config):
         CHECK.validate(config)
 
@@ -181,7 +181,7 @@ def test_new_writes_a_template_that_check_accepts(tmp_path: Any) -> None:
     assert again.exit_code == 2 and "exists" in again.output
 
 
-def test_every_comment_of_the_template_is_a_setting_that_loads(tmp_path: Any) -> None:
+def test_every_commented_setting_of_the_template_loads(tmp_path: Any) -> None:
     from importlib import resources
 
     text = (resources.files("mas_gym") / "template.yaml").read_text("utf-8")
@@ -195,7 +195,7 @@ def test_every_comment_of_the_template_is_a_setting_that_loads(tmp_path: Any) ->
     assert (mas.max_turns, mas.min_turns, mas.history, len(mas.policies)) == (6, 2, "inputs", 2)
 
 
-def test_check_reports_all_faults_at_once(tmp_path: Any) -> None:
+def test_check_reports_all_faults_together(tmp_path: Any) -> None:
     config = {"agents": [{"name": f"A{i}"} for i in range(30)], "edges": [["q", "A0"]]}
     file = tmp_path / "mas.json"
     file.write_text(json.dumps(config), encoding="utf-8")
@@ -210,7 +210,7 @@ def test_check_prints_the_schema() -> None:
     assert json.loads(CliRunner().invoke(app, ["check", "--schema"]).output) == json_schema()
 
 
-def test_names_from_outside_are_escaped(tmp_path: Any) -> None:
+def test_names_of_a_config_are_escaped(tmp_path: Any) -> None:
     config = {"agents": [{"name": "\x1b[2J<b>&", "system_prompt": "x"}], "edges": [[-1, 0]]}
     file, picture = tmp_path / "mas.json", tmp_path / "mas.svg"
     file.write_text(json.dumps(config), encoding="utf-8")
@@ -220,7 +220,7 @@ def test_names_from_outside_are_escaped(tmp_path: Any) -> None:
     assert "<b>" not in drawn and "\x1b" not in drawn
 
 
-def test_a_graph_with_cycles_is_drawn() -> None:
+def test_graph_with_cycles_is_drawn() -> None:
     from search.pages.graph import graph_svg, graph_text
 
     mas = mas_gym.load_mas({**GOOD, "edges": [["q", "A"], ["A", "B"], ["B", "A"]]})

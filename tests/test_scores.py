@@ -92,7 +92,7 @@ def test_wrong_results_name_critic_expected_and_received(case: str) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "0.5", True, [0.5], np.array([0.5]), 10**400])
 @pytest.mark.parametrize("free", [True, False])
-def test_wrong_value_fails_its_search_alone(value: Any, free: bool) -> None:
+def test_wrong_value_fails_only_its_search(value: Any, free: bool) -> None:
     class One(search.Critic):
         def score(self, contexts: Sequence[ScoringContext]) -> list[Any]:
             return [value if "Question 1:" in c.state.question else 0.5 for c in contexts]
@@ -119,7 +119,7 @@ def test_sum_of_costs_is_divided_and_costs_per_state_are_kept() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_cost_of_a_search_adds_up(concurrency: int) -> None:
+def test_critic_cost_of_a_search_is_summed(concurrency: int) -> None:
     critic = Says(lambda values: Scores(values, tokens=[2] * len(values), prompt_tokens=[5] * len(values)))
     options: dict[str, Any] = {"mas": CHAIN, "policy": talker(), "critic": critic, "concurrency": concurrency}
     for plan in search.run("bon:3", problems(4), **options):
@@ -186,7 +186,7 @@ def test_plain_planner_gets_the_declared_defaults() -> None:
             as_planner(wrong)
 
 
-def test_combinators_answer_for_the_planner_they_wrap() -> None:
+def test_combinators_report_the_attributes_of_the_wrapped_planner() -> None:
     class Free(search.Planner):
         needs_critic, size_setting = False, "width"
 
@@ -206,7 +206,7 @@ def test_combinators_answer_for_the_planner_they_wrap() -> None:
     assert ChosenRecipients(BestOfN(3), "uniform").resized(7) == ChosenRecipients(BestOfN(7), "uniform")
 
 
-def test_size_setting_that_does_not_exist_is_an_error() -> None:
+def test_unknown_size_setting_is_rejected() -> None:
     class Lost(search.Planner):
         size_setting = "width"
 
@@ -252,7 +252,7 @@ def _list(plan: search.Plan, model: Any) -> search.Plan:
 
 
 @pytest.mark.parametrize("change", [_elsewhere, _list])
-def test_tree_of_another_search_is_an_error(change: Any) -> None:
+def test_tree_of_another_search_is_rejected(change: Any) -> None:
     [plan] = search.run(Astray(change), problems(1), mas=CHAIN, policy=talker())
     assert plan.error is not None and "expected the plan's tree to be a search.Tree(root)" in plan.error
 

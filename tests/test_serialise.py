@@ -43,7 +43,7 @@ def tokenizer() -> Any:
     return build_tokenizer()
 
 
-def test_full_view_is_written_like_this() -> None:
+def test_full_view_has_the_documented_format() -> None:
     assert state_text(MODEL.mas, chain(TEXTS[:2])).splitlines() == [
         "Agents: 0 Reader, 1 Planner, 2 Solver, 3 Verifier, 4 sink",
         "How many coins?",
@@ -67,7 +67,7 @@ def test_local_view_shows_what_the_last_speaker_saw() -> None:
     assert len(shown) < len(state_text(MODEL.mas, state))
 
 
-def test_local_view_names_only_the_recipient_that_heard() -> None:
+def test_local_view_names_only_the_receiving_agent() -> None:
     model = Dynamics(mas_gym.load_mas("dylan"))
     state = model.initial_state("q")
     while not model.is_terminal(state):
@@ -81,7 +81,7 @@ def test_local_view_names_only_the_recipient_that_heard() -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("view", ["full", "local"])
-def test_siblings_differ_in_the_last_part_only(name: str, view: Any) -> None:
+def test_siblings_differ_only_in_the_last_part(name: str, view: Any) -> None:
     model = Dynamics(mas_gym.load_mas(name))
     state = model.initial_state("How many?")
     while not model.is_terminal(state):
@@ -99,7 +99,7 @@ def test_parts_can_be_read_back_from_any_text(question: str, texts: list[str]) -
 
 
 @given(texts=st.lists(anything, min_size=1, max_size=4, unique=True), other=anything)
-def test_different_transcripts_read_differently(texts: list[str], other: str) -> None:
+def test_different_transcripts_have_different_texts(texts: list[str], other: str) -> None:
     longer = [*texts[:-1], texts[-1] + "\n" + other] if len(texts) < 4 else [*texts[:-1], texts[-1]]
     one, two = chain(texts), chain([*texts, other][:4])
     if one != two:
@@ -107,7 +107,7 @@ def test_different_transcripts_read_differently(texts: list[str], other: str) ->
     assert split_text(state_text(MODEL.mas, chain(longer))) == state_parts(MODEL.mas, chain(longer))
 
 
-def test_ids_of_a_state_begin_those_of_its_successors(tokenizer: Any) -> None:
+def test_token_ids_of_a_state_are_a_prefix_of_its_successors(tokenizer: Any) -> None:
     encoder = Encoder(tokenizer, 512)
     states = [chain(TEXTS[:n]) for n in range(5)]
     encoded = encoder.encode([(MODEL.mas, state) for state in states])
@@ -115,7 +115,7 @@ def test_ids_of_a_state_begin_those_of_its_successors(tokenizer: Any) -> None:
         assert longer.parts[: len(shorter.parts)] == shorter.parts
 
 
-def test_parts_tokenise_like_the_whole_text(tokenizer: Any) -> None:
+def test_parts_tokenise_as_the_whole_text(tokenizer: Any) -> None:
     text = state_text(MODEL.mas, chain(TEXTS))
     joined = [
         i
@@ -130,7 +130,7 @@ def _ids(tokenizer: Any, state: MASState, limit: int) -> tuple[list[int], int]:
     return [i for part in encoded.parts for i in part], encoded.dropped
 
 
-def test_a_long_state_loses_its_oldest_messages_and_says_so(tokenizer: Any) -> None:
+def test_truncation_removes_the_oldest_messages_and_reports_it(tokenizer: Any) -> None:
     state = chain([f"Facts: {'has 3, ' * n}." for n in (30, 20, 10)])
     whole, none = _ids(tokenizer, state, 512)
     assert none == 0
@@ -141,7 +141,7 @@ def test_a_long_state_loses_its_oldest_messages_and_says_so(tokenizer: Any) -> N
     assert "How many coins?" in text and "1>" in text and "0>" not in text
 
 
-def test_then_the_start_of_the_question(tokenizer: Any) -> None:
+def test_truncation_then_removes_the_start_of_the_question(tokenizer: Any) -> None:
     state = chain(["Facts: has 3."], "Maya has 3 coins. " * 60 + "How many now?")
     cut, dropped = _ids(tokenizer, state, 90)
     text = tokenizer.decode(cut)
@@ -149,14 +149,14 @@ def test_then_the_start_of_the_question(tokenizer: Any) -> None:
     assert CUT in text and "How many now?" in text and text.endswith(state_parts(MODEL.mas, state)[-1])
 
 
-def test_never_the_newest_message(tokenizer: Any) -> None:
+def test_truncation_keeps_the_newest_message(tokenizer: Any) -> None:
     state = chain(["Facts: has 3.", "Plan: " + "start 3, " * 60])
     with pytest.raises(CriticError, match="newest message is never cut"):
         _ids(tokenizer, state, 128)
 
 
 @pytest.mark.parametrize("limit", range(84, 164, 8))
-def test_no_input_is_longer_than_the_limit(tokenizer: Any, limit: int) -> None:
+def test_truncated_input_is_within_the_limit(tokenizer: Any, limit: int) -> None:
     state = chain(["Facts: " + "has 3, " * 20, "Plan: " + "start 3, " * 10, "Work: 3 + 4 = 7."])
     cut, dropped = _ids(tokenizer, state, limit)
     whole, _ = _ids(tokenizer, state, 512)
@@ -164,7 +164,7 @@ def test_no_input_is_longer_than_the_limit(tokenizer: Any, limit: int) -> None:
     assert cut[-8:] == whole[-8:]
 
 
-def test_shortening_keeps_the_form() -> None:
+def test_truncation_keeps_the_format() -> None:
     parts = state_parts(MODEL.mas, chain(TEXTS))
     shorter = drop_oldest(parts, 2)
     assert shorter[2:] == parts[4:] and shorter[0] == parts[0]
@@ -172,7 +172,7 @@ def test_shortening_keeps_the_form() -> None:
     assert split_text("".join(shorter)) == shorter
 
 
-def test_a_tokenizer_that_opens_with_a_token_of_its_own_does_so_once() -> None:
+def test_tokenizer_with_a_start_token_adds_it_once() -> None:
     pytest.importorskip("transformers")
     from tokenizers.processors import TemplateProcessing
 

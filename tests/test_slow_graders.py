@@ -46,7 +46,7 @@ def answer(request: SamplingRequest, seed: int) -> str:
     return f"Final Answer: {seed % 3}"
 
 
-def test_other_searches_go_on_while_one_is_graded() -> None:
+def test_other_searches_continue_while_one_is_graded() -> None:
     on = threading.Event()
 
     def write(request: SamplingRequest, seed: int) -> str:
@@ -60,7 +60,7 @@ def test_other_searches_go_on_while_one_is_graded() -> None:
     assert [(plan.correct, plan.error) for plan in plans] == [(True, None)] * 4
 
 
-def test_the_same_plans_whether_grading_is_slow_or_quick(tmp_path: Path) -> None:
+def test_plans_are_equal_with_slow_and_fast_grading(tmp_path: Path) -> None:
     def plans(task: Any, **more: Any) -> dict[str, Any]:
         return by_problem(search.run("mcts:6,2", task, mas="rpsv", policy=talker(), **more))
 
@@ -79,7 +79,7 @@ def test_the_same_plans_whether_grading_is_slow_or_quick(tmp_path: Path) -> None
     )
 
 
-def test_a_grader_that_raises_fails_its_search_alone() -> None:
+def test_raising_grader_fails_only_its_search() -> None:
     def grade(problem: Problem, text: str) -> bool:
         if problem.id == "p1":
             raise ZeroDivisionError("by zero")
@@ -91,7 +91,7 @@ def test_a_grader_that_raises_fails_its_search_alone() -> None:
     assert [plans[f"p{i}"].correct for i in (0, 2, 3)] == [True] * 3
 
 
-def test_a_search_whose_seconds_are_spent_is_graded_and_grading_takes_none_of_them() -> None:
+def test_time_budget_excludes_grading() -> None:
     class Late:
         """Asks for a second message, which never comes."""
 
@@ -128,7 +128,7 @@ def test_a_search_whose_seconds_are_spent_is_graded_and_grading_takes_none_of_th
     assert plan.usage.seconds < 0.45
 
 
-def test_closing_does_not_wait_for_a_grader() -> None:
+def test_close_does_not_wait_for_a_grader() -> None:
     let, begun = threading.Event(), threading.Event()
 
     def grade(problem: Problem, text: str) -> bool:
@@ -160,7 +160,7 @@ def test_closing_does_not_wait_for_a_grader() -> None:
     ],
     ids=["text", "number", "code", "expression", "list", "function", "judge"],
 )
-def test_what_is_quick_is_graded_at_once(task: Any, kind: str, threads: int) -> None:
+def test_fast_grading_happens_immediately(task: Any, kind: str, threads: int) -> None:
     assert grading_threads(task, kind) == threads
 
 
@@ -194,7 +194,7 @@ class Grader:
 
 
 @pytest.mark.parametrize("kind", ["file", "function", "object"])
-def test_invalid_grades_fail_their_searches_alone(kind: str, tmp_path: Path) -> None:
+def test_invalid_grades_fail_only_their_searches(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(BAD_GRADER.format(grades=", ".join(f"lambda: {grade}" for grade, _ in BAD_GRADES)))
     module = vars(import_file(file))
@@ -207,7 +207,7 @@ def test_invalid_grades_fail_their_searches_alone(kind: str, tmp_path: Path) -> 
     assert [(plan.correct, plan.error) for plan in plans.values()] == [(True, None)]
 
 
-def test_grades_take_numpy_values() -> None:
+def test_grades_accept_numpy_values() -> None:
     grade = Grade(np.bool_(True), tokens=np.int64(5))  # type: ignore[arg-type]
     assert grade == (True, None, "", 5, 0) and [type(grade.correct), type(grade.tokens)] == [bool, int]
     assert pickle.loads(pickle.dumps(grade)) == grade == grade._replace(tokens=5)
@@ -225,7 +225,7 @@ def judged(said: Callable[[SamplingRequest, int], str] = agrees) -> tuple[Any, J
     return graded_by(KindGrader(judge=judge), kind="judge"), judge
 
 
-def test_a_judges_tokens_are_kept_with_each_search(tmp_path: Path) -> None:
+def test_judge_tokens_are_stored_with_each_search(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     task, judge = judged()
     common: dict[str, Any] = {"mas": "single", "policy": ScriptedPolicy(answer, name="writer"), "store": store}
@@ -255,21 +255,21 @@ def test_a_judges_tokens_are_kept_with_each_search(tmp_path: Path) -> None:
         list(opened.plans())
 
 
-def test_compare_shows_a_judges_tokens() -> None:
+def test_compare_shows_judge_tokens() -> None:
     task, _ = judged()
     table = search.compare(["single", "sc:2"], task, mas="single", policy=ScriptedPolicy(answer, name="writer"))
     assert [row.grader_tokens.mean > 0 for row in table.rows] == [True, True]
     assert "Judge TOK: tokens of the judge" in str(table)
 
 
-def test_verdicts_that_cannot_be_read_fail_the_search_and_are_counted() -> None:
+def test_unreadable_verdicts_fail_the_search_and_are_counted() -> None:
     task, judge = judged(lambda request, seed: "I cannot say.")
     plans = list(search.run("single", task[:1], mas="single", policy=talker()))
     assert "expected the last line 'Verdict " in (plans[0].error or "")
     assert judge.spent.faults == {"no verdict": 3}
 
 
-def test_equal_answers_on_two_threads_are_judged_once() -> None:
+def test_equal_answers_are_judged_once() -> None:
     asked: list[int] = []
     both = threading.Barrier(3)
 
@@ -293,7 +293,7 @@ def test_equal_answers_on_two_threads_are_judged_once() -> None:
     assert (len(asked), {grade.correct for grade in grades}, len({*grades})) == (1, {False}, 1)
 
 
-def test_a_judge_that_fails_is_asked_again() -> None:
+def test_failing_judge_is_retried() -> None:
     down = [True]
 
     def said(request: SamplingRequest, seed: int) -> str:

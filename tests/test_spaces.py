@@ -32,14 +32,14 @@ ROWS = st.lists(st.builds(Message, st.integers(0, 3), ANY_TEXT, st.integers(0, 4
 
 
 @given(ANY_TEXT, st.integers(0, 100))
-def test_every_text_within_the_limit_belongs(text: str, limit: int) -> None:
+def test_text_space_contains_every_text_within_the_limit(text: str, limit: int) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
     assert utf8_length(text) == size
     assert (text in Unicode(limit)) == (size <= limit)
 
 
 @pytest.mark.parametrize("stranger", [None, 3, b"bytes", ["a"], ("a",), np.array("a")])
-def test_what_is_no_text_does_not_belong(stranger) -> None:
+def test_text_space_rejects_other_types(stranger) -> None:
     assert stranger not in Unicode()
 
 
@@ -47,7 +47,7 @@ SPACES = [Unicode(), Unicode(0), Unicode(3), MESSAGES, CHAT, Records(Message, (1
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_samples_belong_and_repeat(space) -> None:
+def test_samples_are_contained_and_reproducible(space) -> None:
     twin = copy.deepcopy(space)
     space.seed(3)
     twin.seed(3)
@@ -69,7 +69,7 @@ def arguments(space):
     }
 
 
-def test_samples_mix_scripts() -> None:
+def test_samples_contain_several_scripts() -> None:
     space = Unicode(seed=0)
     text = "".join(space.sample() for _ in range(100))
     assert "\n" in text
@@ -80,26 +80,26 @@ def test_samples_mix_scripts() -> None:
 
 
 @pytest.mark.parametrize("space", [Unicode(), MESSAGES])
-def test_masks_are_refused(space) -> None:
+def test_masks_of_the_text_space_are_rejected(space) -> None:
     with pytest.raises(ConfigError, match="no mask"):
         space.sample(mask=np.ones(2, np.int8))
     with pytest.raises(ConfigError, match="no mask"):
         space.sample(probability=np.ones(2))
 
 
-def test_the_other_half_of_an_action_can_be_masked() -> None:
+def test_recipient_part_of_an_action_can_be_masked() -> None:
     space = spaces.Tuple((Unicode(), spaces.Discrete(6)), seed=1)
     mask = np.array([0, 1, 0, 0, 0, 1], np.int8)
     assert {space.sample(mask=(None, mask))[1] for _ in range(40)} == {1, 5}
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "9", True, None])
-def test_limits_are_checked(limit) -> None:
+def test_invalid_limits_are_rejected(limit) -> None:
     with pytest.raises(ConfigError, match="max_bytes: expected a whole number"):
         Unicode(limit)
 
 
-def test_equality_and_pickles() -> None:
+def test_spaces_are_equal_after_pickling() -> None:
     assert Unicode(5) == Unicode(5) != Unicode(6)
     assert Unicode(5) != spaces.Text(5)
     assert MESSAGES == copy.deepcopy(MESSAGES) != CHAT
@@ -131,13 +131,13 @@ def test_equality_and_pickles() -> None:
         (Message(0, "a" * 600, 1),) * 2,
     ],
 )
-def test_records_know_their_own(stranger) -> None:
+def test_records_space_contains_its_records(stranger) -> None:
     assert stranger not in MESSAGES
 
 
 @pytest.mark.parametrize(("space", "members"), [(MESSAGES, ROWS), (Unicode(200), ANY_TEXT)], ids=["records", "texts"])
 @given(data=st.data())
-def test_shared_memory(space, members, data) -> None:
+def test_shared_memory_round_trip_keeps_values(space, members, data) -> None:
     values = data.draw(st.lists(members, min_size=1, max_size=4))
     count = len(values)
     # A plain array: no lock is needed where nothing is shared.
@@ -173,7 +173,7 @@ class _Context:
         return Plain()
 
 
-def test_real_shared_memory_is_seen_by_another_process() -> None:
+def test_shared_memory_is_visible_to_another_process() -> None:
     context = multiprocessing.get_context("spawn")
     space = Unicode(100)
     memory = create_shared_memory(space, n=2, ctx=context)
@@ -183,7 +183,7 @@ def test_real_shared_memory_is_seen_by_another_process() -> None:
     assert copy.deepcopy(read_from_shared_memory(space, memory, n=2)) == ("", "zweite Zeile\n نص 🙂")
 
 
-def test_too_much_for_shared_memory_is_said() -> None:
+def test_value_too_large_for_shared_memory_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"would share 1500 MiB.*shared_memory=False"):
         create_shared_memory(Unicode(15 * 2**20), n=100)
     memory = create_shared_memory(Unicode(4), n=1)
@@ -192,7 +192,7 @@ def test_too_much_for_shared_memory_is_said() -> None:
     assert memory.get_obj()._type_ is c_uint8
 
 
-def test_vector_utilities() -> None:
+def test_vector_utilities_support_the_spaces() -> None:
     action = spaces.Tuple((Unicode(50), spaces.Discrete(6)))
     batch = batch_space(action, 3)
     batch.seed(4)

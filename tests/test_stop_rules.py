@@ -41,7 +41,7 @@ def with_stop(spec: str, rule: str) -> Any:
 
 
 @pytest.mark.parametrize("spec", AT_END + BY_TURNS)
-def test_stop_of_one_searches_as_without_a_rule(spec: str) -> None:
+def test_stop_1_equals_a_search_without_a_rule(spec: str) -> None:
     whole, same = World(3), World(3)
     plan, never = whole.plan(load_planner(spec)), same.plan(with_stop(spec, "stop=1"))
     assert [one.state for one in never.candidates] == [one.state for one in plan.candidates]
@@ -49,7 +49,7 @@ def test_stop_of_one_searches_as_without_a_rule(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", AT_END + BY_TURNS)
-def test_stop_of_zero_ends_at_the_first_check_with_a_whole_answer(spec: str) -> None:
+def test_stop_0_ends_at_the_first_check_with_an_answer(spec: str) -> None:
     whole, early = World(3), World(3)
     whole.plan(load_planner(spec))
     plan = early.plan(with_stop(spec, "stop=0.0"))
@@ -60,7 +60,7 @@ def test_stop_of_zero_ends_at_the_first_check_with_a_whole_answer(spec: str) -> 
 
 @pytest.mark.parametrize("spec", [*AT_END, *BY_TURNS])
 @pytest.mark.parametrize("rule", RULES)
-def test_planners_with_stop_rules_comply(spec: str, rule: str) -> None:
+def test_planners_with_stop_rules_pass_the_planner_check(spec: str, rule: str) -> None:
     if spec in BY_TURNS and ":" in rule:
         with pytest.raises(ConfigError, match="at its end alone"):
             with_stop(spec, rule).for_run(HashCritic(), False)
@@ -69,7 +69,7 @@ def test_planners_with_stop_rules_comply(spec: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("spec", AT_END + BY_TURNS)
-def test_stopped_searches_depend_on_neither_concurrency_nor_batches(spec: str, tmp_path: Path) -> None:
+def test_stopped_searches_are_independent_of_concurrency_and_batches(spec: str, tmp_path: Path) -> None:
     planner = with_stop(spec, "stop=0.55")
 
     def found(concurrency: int, batch: int, **options: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_stop_rules_answer_within_a_budget(spec: str, calls: int) -> None:
 
 
 @pytest.mark.parametrize("spec", ["bon:5", "mcts:6,2", "sbs:3,2", "adaptive:6"])
-def test_values_that_are_no_numbers_never_settle_an_answer(spec: str) -> None:
+def test_nan_values_do_not_settle_an_answer(spec: str) -> None:
     world = World(2, value=lambda path: math.nan)
     for rule in ("stop=0.0", "stop=gain:1e9") if spec == "bon:5" else ("stop=0.0",):
         plan = world.plan(with_stop(spec, rule))
@@ -135,7 +135,7 @@ def test_settled_counts_equal_answers_of_different_states() -> None:
     assert len(plan.candidates) == 3 and plan.stopped == "settled at check 3: same answer at 3 checks"
 
 
-def test_one_confident_child_of_mcts_leaves_little_to_gain() -> None:
+def test_mcts_with_a_confident_child_has_little_expected_gain() -> None:
     sure = World(2, value=lambda path: 0.9 if path.startswith("a") else -0.9)
     unsure = World(2, value=lambda path: noise(path))
     calls = [world.plan(load_planner("mcts:60,3,stop=gain:0.01")) and world.calls for world in (sure, unsure)]
@@ -171,33 +171,33 @@ def test_ask_tell_stops_by_the_rule() -> None:
     ["stop=1.5", "stop=-0.1", "stop=nan", "stop=true", "stop=high", "stop=settled:1", "stop=settled:x", "stop=settled"],
 )
 @pytest.mark.parametrize("spec", ["mcts:5,3", "bon:5", "sbs:5,3"])
-def test_mistyped_rules_are_refused(spec: str, text: str) -> None:
+def test_invalid_rules_are_rejected(spec: str, text: str) -> None:
     with pytest.raises(ConfigError, match="stop: expected"):
         with_stop(spec, text)
 
 
 @pytest.mark.parametrize("text", ["stop=gain:0", "stop=gain:-1", "stop=gain:nan", "stop=gain:inf", "stop=gain:"])
-def test_prices_of_a_simulation_are_positive(text: str) -> None:
+def test_simulation_prices_are_positive(text: str) -> None:
     with pytest.raises(ConfigError, match="positive price"):
         with_stop("mcts:5,3", text)
 
 
 @pytest.mark.parametrize("rule", [Confident(0.9), Settled(4), Gain(0.002), None])
-def test_rules_survive_the_short_form(rule: Any) -> None:
+def test_rules_survive_the_spec(rule: Any) -> None:
     planner = search.MCTS(10, 3, stop=rule)
     assert load_planner(planner_spec(planner)) == planner
     assert planner.resized(5).stop == rule  # type: ignore[attr-defined]
 
 
 @given(st.text(max_size=20))
-def test_any_text_is_a_rule_or_a_clear_error(text: str) -> None:
+def test_arbitrary_text_is_a_rule_or_rejected(text: str) -> None:
     try:
         read_stop(text)
     except MASGymError as error:
         assert "expected" in str(error)
 
 
-def test_single_and_training_runs_take_no_rule() -> None:
+def test_single_pass_and_training_runs_reject_rules() -> None:
     with pytest.raises(ConfigError, match="single"):
         load_planner("single:stop=0.9")
     with pytest.raises(ConfigError, match="by a critic"):
@@ -216,7 +216,7 @@ def written(folder: Path, name: str = "stop.json", stop_map: StopMap = MAP, **ch
     return path
 
 
-def test_the_content_of_a_map_is_the_identity_and_its_path_is_not(tmp_path: Path) -> None:
+def test_calibration_file_identity_depends_on_content_not_path(tmp_path: Path) -> None:
     one, same = written(tmp_path), written(tmp_path, "copy.json", about={"task": "other"})
     other = written(tmp_path, "other.json", bias=-0.25)
     plans = [load_planner(f"bon:5,stop={path}") for path in (one, same, other)]
@@ -227,7 +227,7 @@ def test_the_content_of_a_map_is_the_identity_and_its_path_is_not(tmp_path: Path
     assert digest_of(identity_of(strict)) != first and strict == load_planner(planner_spec(strict))
 
 
-def test_a_map_for_another_planner_or_critic_is_refused(tmp_path: Path) -> None:
+def test_calibration_for_another_planner_or_critic_is_rejected(tmp_path: Path) -> None:
     path = written(tmp_path)
     load_planner(f"bon:99,stop={path}").for_run(HashCritic(), False)
     for spec, critic in ((f"mcts:5,3,stop={path}", HashCritic()), (f"bon:5,stop={path}", search.ConstantCritic())):
@@ -252,14 +252,14 @@ def test_a_map_for_another_planner_or_critic_is_refused(tmp_path: Path) -> None:
         {"planner": None, "points": 3},
     ],
 )
-def test_damaged_maps_are_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_damaged_calibration_files_are_rejected(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = written(tmp_path, **changed)
     with pytest.raises(DataError, match="expected a stop map of schema 1"):
         load_planner(f"bon:5,stop={path}")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "null", "[" * 5000, "\N{SNOWMAN}"])
-def test_other_files_are_no_maps(tmp_path: Path, content: str) -> None:
+def test_other_files_are_rejected_as_calibration(tmp_path: Path, content: str) -> None:
     (tmp_path / "stop.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError):
         load_planner(f"bon:5,stop={tmp_path / 'stop.json'}")
@@ -271,7 +271,7 @@ points = st.lists(st.tuples(st.floats(-5, 5), st.floats(0, 1)), min_size=1, max_
 
 
 @given(points, st.floats(-10, 10), st.floats(-10, 10))
-def test_maps_of_points_are_monotone_probabilities(raw: list[tuple[float, float]], a: float, b: float) -> None:
+def test_calibration_maps_are_monotone_probabilities(raw: list[tuple[float, float]], a: float, b: float) -> None:
     xs, ps = sorted(x for x, _ in raw), sorted(p for _, p in raw)
     curve = StopMap("P", "c", {"value": 1.0}, points=tuple(zip(xs, ps, strict=True)))
     features = dict.fromkeys(FEATURES, 0.0)
@@ -310,7 +310,7 @@ def test_calibrated_stops_keep_the_accuracy_of_whole_searches(spec: str, method:
         assert found.chosen.coverage > 0.3 and any(plan.stopped for plan in plans)
 
 
-def test_labels_are_what_stopping_there_answers() -> None:
+def test_calibration_labels_equal_the_answer_when_stopped() -> None:
     options: dict[str, Any] = {"mas": chain(3), "policy": talker(), "critic": Right(), "raise_errors": True}
     found = calibrate_stop("sbs:4,2", problems(25), **{name: options[name] for name in ("mas", "policy", "critic")})
     assert {len(one.checks) for one in found.searches} == {2}
@@ -318,7 +318,7 @@ def test_labels_are_what_stopping_there_answers() -> None:
     assert [one.checks[0].right for one in found.searches] == [at_once[one.problem].correct for one in found.searches]
 
 
-def test_a_critic_that_is_always_sure_never_stops_early() -> None:
+def test_constant_confident_critic_does_not_stop_early() -> None:
     # All values are equal, so only the number of passes is left; half of the answers are right at any check.
     checks = tuple(Check((1.0, 1.0, 0.5, math.log1p(n), 3.0), False) for n in range(1, 5))
     right = tuple(check._replace(right=True) for check in checks)
@@ -329,7 +329,7 @@ def test_a_critic_that_is_always_sure_never_stops_early() -> None:
     assert found.map.probability(dict(zip(FEATURES, checks[0].features, strict=True))) == pytest.approx(0.5, abs=0.1)
 
 
-def test_calibration_needs_right_and_wrong_answers_and_enough_problems() -> None:
+def test_calibration_requires_both_outcomes_and_enough_problems() -> None:
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "critic": HashCritic()}
     with pytest.raises(ConfigError, match="at least 20 dev problems"):
         calibrate_stop("bon:4", problems(5), **options)

@@ -35,7 +35,7 @@ def test_majority_probability_is_the_binomial_tail(second: int, more: int) -> No
 
 
 @given(votes, st.floats(0.5, 1), st.integers(1, 20), st.data())
-def test_no_vote_settles_before_the_returned_number_of_passes(
+def test_vote_does_not_settle_before_the_returned_number_of_passes(
     answers: list[str | None], stop: float, limit: int, data: st.DataObject
 ) -> None:
     needed = passes_to_settle(answers, stop, limit)
@@ -59,7 +59,7 @@ def draws(seed: int, answers: int = 3) -> World:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 25), st.floats(0.5, 1))
-def test_stop_makes_at_most_k_passes_and_says_why(seed: int, k: int, stop: float) -> None:
+def test_stop_makes_at_most_k_passes_and_reports_the_reason(seed: int, k: int, stop: float) -> None:
     world = draws(seed)
     plan = world.plan(SelfConsistency(k, stop=stop))
     passes = len(plan.candidates)
@@ -71,7 +71,7 @@ def test_stop_makes_at_most_k_passes_and_says_why(seed: int, k: int, stop: float
 
 @pytest.mark.parametrize("concurrency", [1, 7])
 @pytest.mark.parametrize("max_batch", [1, 16])
-def test_stopped_passes_are_the_first_of_the_whole_vote(concurrency: int, max_batch: int) -> None:
+def test_stopped_passes_are_the_first_passes_of_the_full_vote(concurrency: int, max_batch: int) -> None:
     def run(planner: str) -> dict[str, search.Plan]:
         plans = search.run(
             planner, problems(20), mas=chain(3), policy=talker(max_batch), concurrency=concurrency, raise_errors=True
@@ -90,7 +90,7 @@ def test_stopped_passes_are_the_first_of_the_whole_vote(concurrency: int, max_ba
     assert {plan.stopped is None for plan in early.values()} == {True, False}
 
 
-def test_store_keeps_why_a_search_stopped(tmp_path: Path) -> None:
+def test_store_contains_why_a_search_stopped(tmp_path: Path) -> None:
     def run() -> dict[str, str | None]:
         plans = search.run(
             "sc:12,stop=0.8", problems(8), mas=chain(2), policy=talker(), store=tmp_path / "runs.db", raise_errors=True
@@ -119,7 +119,7 @@ def test_stop_answers_within_a_budget(calls: int) -> None:
 
 
 @pytest.mark.parametrize("settings_", ["stop=0.4", "stop=1.5", "stop=nan", "stop=true", "stop=x"])
-def test_stop_rejects_what_is_no_probability(settings_: str) -> None:
+def test_stop_rejects_values_outside_0_to_1(settings_: str) -> None:
     with pytest.raises(ConfigError, match=r"stop to be a number from 0\.5 to 1"):
         load_planner(f"sc:5,{settings_}")
 
@@ -129,7 +129,7 @@ def test_stop_rejects_weighted_votes() -> None:
         load_planner("sc:5,weights=critic,stop=0.9")
 
 
-def test_stop_is_part_of_the_short_form() -> None:
+def test_stop_is_part_of_the_spec() -> None:
     assert planner_spec(load_planner("sc:20,stop=0.9")) == "sc:20,stop=0.9"
     assert planner_spec(load_planner("sc:20,stop=1")) == "sc:20"
     assert load_planner("sc:20,stop=0.9").resized(5) == SelfConsistency(5, stop=0.9)

@@ -76,7 +76,7 @@ def rows(path: Path) -> dict[str, list[Any]]:
     "planner", [SinglePass(), MCTS(8, 3), StepBeamSearch(3, 2), search.SelfConsistency(3)], ids=str
 )
 @pytest.mark.parametrize("mas", ["rpsv", "dylan"])
-def test_plans_come_back_as_they_were(tmp_path: Path, planner: Any, mas: str) -> None:
+def test_stored_plans_are_loaded_unchanged(tmp_path: Path, planner: Any, mas: str) -> None:
     options: dict[str, Any] = {"mas": mas, "critic": HashCritic(), "training": False}
     first = by_problem(run(tmp_path / "a.db", planner, **options))
     again = search.run(
@@ -98,7 +98,7 @@ def test_plans_come_back_as_they_were(tmp_path: Path, planner: Any, mas: str) ->
         assert search.planner_spec(planner) in info.label
 
 
-def test_seeds_and_tokens_of_every_message_are_kept(tmp_path: Path) -> None:
+def test_seeds_and_tokens_of_every_message_are_stored(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=2))
     connection = sqlite3.connect(tmp_path / "a.db")
     found = connection.execute(
@@ -109,7 +109,7 @@ def test_seeds_and_tokens_of_every_message_are_kept(tmp_path: Path) -> None:
     assert q == 0
 
 
-def test_texts_are_kept_once(tmp_path: Path) -> None:
+def test_equal_texts_are_stored_once(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", policy=ScriptedPolicy(lambda request, seed: "the same message " * 50)))
     texts = rows(tmp_path / "a.db")["texts"]
     assert len([text for _, text in texts if text.startswith("the same message")]) == 1
@@ -132,7 +132,7 @@ def search_sample(text: str) -> Any:
     return Sample(text, 1, -1.0, "stop")
 
 
-def test_a_chain_of_ten_thousand_turns_is_stored_and_loaded(tmp_path: Path) -> None:
+def test_chain_of_ten_thousand_turns_is_stored_and_loaded(tmp_path: Path) -> None:
     world = World(10_000, value=lambda path: 0.5)
     proposal = Proposal(Action("on", world.model.mas.ALL), 1, -1.0)
     generator = MCTS(2, 1).plan(world.model, world.model.initial_state("q"), random.Random(0))
@@ -156,7 +156,7 @@ def test_a_chain_of_ten_thousand_turns_is_stored_and_loaded(tmp_path: Path) -> N
 # ---- going on
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     whole = by_problem(run(tmp_path / "whole.db"))
     for _ in range(3):
         part = run(tmp_path / "parts.db", concurrency=3)
@@ -176,7 +176,7 @@ def test_more_problems_extend_a_run(tmp_path: Path) -> None:
         assert [info.searches for info in store.runs()] == [8]
 
 
-def test_a_run_knows_how_many_searches_it_is_to_hold(tmp_path: Path) -> None:
+def test_run_stores_its_number_of_searches(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
 
     def wanted() -> tuple[int | None, int]:
@@ -198,13 +198,13 @@ def test_a_run_knows_how_many_searches_it_is_to_hold(tmp_path: Path) -> None:
     assert wanted() == (20, 20)
 
 
-def test_a_run_of_who_knows_how_many_problems(tmp_path: Path) -> None:
+def test_run_of_an_iterator_has_no_total(tmp_path: Path) -> None:
     list(search.run(SinglePass(), iter(problems(3)), mas=RPSV, policy=talker(), store=tmp_path / "a.db"))
     with open_store(tmp_path / "a.db") as store:
         assert store.find().facts["problems"] is None
 
 
-def test_when_searches_were_at_work(tmp_path: Path) -> None:
+def test_working_time_of_searches_is_stored(tmp_path: Path) -> None:
     before = time.time()
     list(run(tmp_path / "a.db"))
     with open_store(tmp_path / "a.db") as store:
@@ -233,7 +233,7 @@ def flaky() -> Flaky:
     return policy
 
 
-def test_failed_searches_are_tried_again(tmp_path: Path) -> None:
+def test_failed_searches_are_retried_on_resumption(tmp_path: Path) -> None:
     policy = flaky()
     assert [p.problem_id for p in run(tmp_path / "a.db", policy=policy) if p.error] == ["toy/3"]
     with open_store(tmp_path / "a.db") as store:
@@ -269,7 +269,7 @@ def writer(path: Path, program: bool = False) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 @pytest.mark.parametrize("program", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mas", "program"])
-def test_twenty_kills_lose_and_double_nothing(tmp_path: Path, program: bool) -> None:
+def test_repeated_sigkill_neither_loses_nor_duplicates_searches(tmp_path: Path, program: bool) -> None:
     system: dict[str, Any] = {"mas": None, "program": Program(consults, agents=["Ann", "Bob", "Cleo"])}
     options = system if program else {}
     killed, rng = tmp_path / "killed.db", random.Random(7)
@@ -297,7 +297,7 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path, program: bool) -> 
 # ---- several runs, several processes
 
 
-def test_runs_with_other_settings_live_side_by_side(tmp_path: Path) -> None:
+def test_runs_with_different_settings_share_a_store(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
     list(run(path, count=2, seed=7))
@@ -316,7 +316,7 @@ def test_runs_with_other_settings_live_side_by_side(tmp_path: Path) -> None:
         assert store.find(runs[3].run[:10]) == runs[3]
 
 
-def test_a_named_run_refuses_other_settings(tmp_path: Path) -> None:
+def test_named_run_rejects_different_settings(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2, run_name="rollouts"))
     assert len(list(run(path, count=3, run_name="rollouts"))) == 3
@@ -328,7 +328,7 @@ def test_a_named_run_refuses_other_settings(tmp_path: Path) -> None:
         assert store.find("rollouts").searches == 3
 
 
-def test_a_changed_problem_is_refused(tmp_path: Path) -> None:
+def test_changed_problem_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
     changed = [Problem("toy/0", "Another question?", "0")]
@@ -336,7 +336,7 @@ def test_a_changed_problem_is_refused(tmp_path: Path) -> None:
         list(search.run(MCTS(8, 3), changed, mas=RPSV, policy=talker(), training=True, store=path))
 
 
-def test_two_writers_of_one_run(tmp_path: Path) -> None:
+def test_second_writer_of_a_run_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     first = run(path)
     next(first)
@@ -348,7 +348,7 @@ def test_two_writers_of_one_run(tmp_path: Path) -> None:
     list(run(path))
 
 
-def test_two_processes_on_one_run(tmp_path: Path) -> None:
+def test_second_process_on_a_run_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with writer(path) as (_, pipe):
         assert pipe.recv()
@@ -357,7 +357,7 @@ def test_two_processes_on_one_run(tmp_path: Path) -> None:
     assert len(list(run(path, count=80))) == 80
 
 
-def test_reading_while_another_writes(tmp_path: Path) -> None:
+def test_store_is_read_while_another_process_writes(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     plans = run(path)
     for count, _ in enumerate(plans, 1):
@@ -366,7 +366,7 @@ def test_reading_while_another_writes(tmp_path: Path) -> None:
                 assert store.runs()[0].searches >= 4
 
 
-def test_a_locked_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
     monkeypatch.setattr("mas_gym.internal.database.BUSY_SECONDS", 0.1)
@@ -379,7 +379,7 @@ def test_a_locked_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(list(run(path, count=4))) == 4
 
 
-def test_ctrl_c_while_waiting_for_the_lock_leaves_no_transaction_open(tmp_path: Path) -> None:
+def test_ctrl_c_during_a_lock_wait_leaves_no_open_transaction(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN EXCLUSIVE")
@@ -400,7 +400,7 @@ def test_ctrl_c_while_waiting_for_the_lock_leaves_no_transaction_open(tmp_path: 
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_ctrl_c_while_a_search_is_written_loses_no_other(
+def test_ctrl_c_during_a_write_loses_no_other_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     path = tmp_path / "a.db"
@@ -434,7 +434,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_store_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_locked_by_another_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
     monkeypatch.setattr("mas_gym.internal.database.BUSY_SECONDS", 0.1)
@@ -452,7 +452,7 @@ def test_a_store_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.M
 # ---- names, locks, budgets, identities
 
 
-def test_a_name_is_given_to_a_run_that_has_none(tmp_path: Path) -> None:
+def test_unnamed_run_can_be_named_later(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
     list(run(path, count=2, run_name="rollouts"))
@@ -465,7 +465,7 @@ def test_a_name_is_given_to_a_run_that_has_none(tmp_path: Path) -> None:
     assert len(list(run(path, count=2))) == 2
 
 
-def test_an_exact_name_is_found_whatever_else_begins_with_it(tmp_path: Path) -> None:
+def test_exact_name_takes_precedence_over_prefixes(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     with open_store(path) as store:
@@ -500,7 +500,7 @@ def another_process(path: Path) -> str:
     return done.stdout
 
 
-def test_a_refused_run_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:
+def test_rejected_run_does_not_release_the_owners_lock(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     first = run(path, concurrency=2)
     next(first)
@@ -514,7 +514,7 @@ def test_a_refused_run_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("a.db-lock*")) or os.name == "nt"
 
 
-def test_a_lock_outlives_a_forked_child_and_no_longer_than_its_owner(tmp_path: Path) -> None:
+def test_lock_is_held_until_its_owner_ends_despite_forks(tmp_path: Path) -> None:
     if not hasattr(os, "fork"):
         pytest.skip("forks")
     path = tmp_path / "a.db"
@@ -534,7 +534,7 @@ def test_a_lock_outlives_a_forked_child_and_no_longer_than_its_owner(tmp_path: P
     RunLock(path, "0" * 32).close()
 
 
-def test_a_lock_file_that_is_left_over(tmp_path: Path) -> None:
+def test_leftover_lock_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     left = tmp_path / f"a.db-lock-{'0' * 16}"
     left.touch()
@@ -542,7 +542,7 @@ def test_a_lock_file_that_is_left_over(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_a_run_budget_counts_what_earlier_calls_have_spent(tmp_path: Path) -> None:
+def test_run_budget_includes_earlier_calls(tmp_path: Path) -> None:
     asked: list[int] = []
 
     def say(request: Any, seed: int) -> str:
@@ -566,7 +566,7 @@ def test_a_run_budget_counts_what_earlier_calls_have_spent(tmp_path: Path) -> No
     assert len(asked) == 8 and len(more) == 4
 
 
-def test_what_a_stop_drops_was_spent(tmp_path: Path) -> None:
+def test_usage_of_dropped_searches_is_counted(tmp_path: Path) -> None:
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db", "concurrency": 4}
     plans = search.run("sc:5", problems(9), **options)
     first = next(plans)
@@ -576,7 +576,7 @@ def test_what_a_stop_drops_was_spent(tmp_path: Path) -> None:
         assert store.find().spent.agent_calls >= plans.usage.agent_calls > finished
 
 
-def test_a_run_stopped_by_its_progress_function_counts_what_it_spent(
+def test_run_stopped_by_its_progress_function_counts_its_usage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db"}
@@ -585,7 +585,7 @@ def test_a_run_stopped_by_its_progress_function_counts_what_it_spent(
     assert not caplog.records
 
 
-def test_a_run_budget_ends_as_many_searches_as_it_pays_for(tmp_path: Path) -> None:
+def test_run_budget_completes_the_searches_it_covers(tmp_path: Path) -> None:
     options: dict[str, Any] = {"mas": RPSV, "policy": talker(), "store": tmp_path / "a.db"}
     for _ in range(2):
         plans = search.run("sc:3", problems(24), run_budget=Budget(calls=150), **options)
@@ -599,7 +599,7 @@ def test_a_run_budget_ends_as_many_searches_as_it_pays_for(tmp_path: Path) -> No
     assert len(list(plans)) == 24 and plans.stopped is None
 
 
-def test_seconds_of_a_run_budget_count_on(tmp_path: Path) -> None:
+def test_run_budget_of_seconds_includes_earlier_calls(tmp_path: Path) -> None:
     options: dict[str, Any] = {"mas": RPSV, "policy": talker(), "store": tmp_path / "a.db"}
     list(search.run(SinglePass(), problems(3), **options))
     with open_store(tmp_path / "a.db") as store:
@@ -654,7 +654,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("planners", OTHERS.values(), ids=OTHERS)
-def test_planners_that_differ_share_no_searches(tmp_path: Path, planners: Any) -> None:
+def test_different_planners_do_not_share_searches(tmp_path: Path, planners: Any) -> None:
     options: dict[str, Any] = {"critic": HashCritic(), "training": False, "count": 3}
     for planner in planners:
         fresh = by_problem(run(tmp_path / f"{id(planner)}.db", planner, **options))
@@ -664,13 +664,13 @@ def test_planners_that_differ_share_no_searches(tmp_path: Path, planners: Any) -
         assert by_problem(again) == fresh and again.usage.agent_calls == 0
 
 
-def test_policies_that_differ_share_no_searches(tmp_path: Path) -> None:
+def test_different_policies_do_not_share_searches(tmp_path: Path) -> None:
     for answer in ("1", "2"):
         policy = ScriptedPolicy(lambda request, seed, answer=answer: f"Final Answer: {answer}")
         assert {plan.answer for plan in run(tmp_path / "a.db", count=3, policy=policy)} == {answer}
 
 
-def test_a_part_that_cannot_state_its_identity_is_refused_by_a_store_alone(tmp_path: Path) -> None:
+def test_part_without_identity_is_rejected_only_by_a_store(tmp_path: Path) -> None:
     planner, critic = Widths([1]), HashCritic()
     planner.lock = threading.Lock()  # type: ignore[attr-defined]
     assert len(list(search.run(planner, problems(2), mas=RPSV, policy=talker()))) == 2
@@ -698,7 +698,7 @@ class Graded(list[Problem]):
         return Grade(abs(int(text[-1]) - int(problem.answer)) <= self.tolerance, text[-1], "equal")
 
 
-def test_tasks_that_grade_otherwise_share_no_searches(tmp_path: Path) -> None:
+def test_tasks_with_different_grading_do_not_share_searches(tmp_path: Path) -> None:
     options: dict[str, Any] = {"mas": RPSV, "policy": talker(), "store": tmp_path / "a.db"}
     for tolerance, right in ((9, 2), (-1, 0), (9, 2)):
         plans = list(search.run(SinglePass(), Graded(tolerance), **options))
@@ -707,7 +707,7 @@ def test_tasks_that_grade_otherwise_share_no_searches(tmp_path: Path) -> None:
         assert len(store.runs()) == 2
 
 
-def test_metadata_comes_back(tmp_path: Path) -> None:
+def test_metadata_is_loaded_unchanged(tmp_path: Path) -> None:
     choice = Problem("choice", "Which? (A) four (B) five", "B", "choice", {"options": ["four", "five"], "n": [1, {}]})
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: five")
     [plan] = search.run(SinglePass(), [choice], mas=RPSV, policy=policy, store=tmp_path / "a.db")
@@ -719,7 +719,7 @@ def test_metadata_comes_back(tmp_path: Path) -> None:
         assert [grade(back, str(plan.text), "strict").correct for plan in store.plans()] == [True]
 
 
-def test_metadata_that_no_store_can_keep(tmp_path: Path) -> None:
+def test_unstorable_metadata_is_rejected(tmp_path: Path) -> None:
     odd = Problem("odd", "What?", "1", metadata={"lock": threading.Lock()})
     options: dict[str, Any] = {"mas": RPSV, "policy": talker()}
     assert len(list(search.run(SinglePass(), [odd], **options))) == 1
@@ -754,7 +754,7 @@ except StoreError as error:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+def test_full_disk_is_reported(tmp_path: Path) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir(), kept.mkdir()
     code = FILL.format(paths=[str(Path(__file__).parent), *filter(None, sys.path)])
@@ -774,7 +774,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert rows(kept / "small.db") == rows(tmp_path / "whole.db")
 
 
-def test_a_full_disk_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_finished_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=3))
     full = FORMAT.connect(path, create=False).execute("PRAGMA page_count").fetchone()[0] + 4
@@ -806,7 +806,7 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest
 # ---- what is no store
 
 
-def test_files_that_are_no_store(tmp_path: Path) -> None:
+def test_files_that_are_not_stores_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such file"):
         open_store(tmp_path / "none.db")
     text = tmp_path / "text.db"
@@ -826,7 +826,7 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
     list(run(empty, count=1))
 
 
-def test_a_store_of_another_schema(tmp_path: Path) -> None:
+def test_store_of_another_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
@@ -836,7 +836,7 @@ def test_a_store_of_another_schema(tmp_path: Path) -> None:
         run(path)
 
 
-def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
+def test_damaged_tree_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "UPDATE nodes SET parent = 999 WHERE node = 2")
@@ -853,7 +853,7 @@ def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
 # ---- export
 
 
-def test_export(tmp_path: Path) -> None:
+def test_export_writes_every_search(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="exporting needs pyarrow")
     path = tmp_path / "a.db"
     plans = list(run(path))
@@ -875,7 +875,7 @@ def test_export(tmp_path: Path) -> None:
         assert row["speaker"] == (f"agent{node.state.speaker}" if row["node"] else None)
 
 
-def test_the_export_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:
+def test_export_of_a_resumed_run_is_equal(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="exporting needs pyarrow")
     part = run(tmp_path / "parts.db", concurrency=2)
     next(part)
@@ -890,7 +890,7 @@ def test_the_export_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     assert tables[0].equals(tables[1])
 
 
-def test_a_data_set(tmp_path: Path) -> None:
+def test_export_loads_as_a_data_set(tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="data sets need datasets")
     list(run(tmp_path / "a.db", count=2))
     with open_store(tmp_path / "a.db") as store:
@@ -899,13 +899,13 @@ def test_a_data_set(tmp_path: Path) -> None:
     assert rows[0]["question"].startswith("Question 0")
 
 
-def test_dynamics_of_the_stored_system(tmp_path: Path) -> None:
+def test_stored_system_gives_its_dynamics(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=1))
     with open_store(tmp_path / "a.db") as store:
         assert Dynamics(store.find().mas).max_depth == 4
 
 
-def test_processes_that_create_one_store_at_once_wait_for_each_other(tmp_path: Path) -> None:
+def test_concurrent_creation_of_a_store_succeeds(tmp_path: Path) -> None:
     context = forking()
     start, found = context.Barrier(3), context.Queue()
     for number in range(10):

@@ -95,7 +95,7 @@ def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None)
     assert len({one.correct for one in found}) == 2
 
 
-def test_run_has_values_if_its_planner_asks_a_critic(whole: Path) -> None:
+def test_run_has_values_if_its_planner_uses_a_critic(whole: Path) -> None:
     with open_store(whole) as store:
         runs = store.runs()
         found = [store.has_values(info.run) for info in runs]
@@ -121,7 +121,7 @@ def test_totals_count_overlapping_searches_once_and_no_pauses(store: Path) -> No
             assert (found.active, found.last) == (pytest.approx(6.5, abs=1e-3), pytest.approx(101.5, abs=1e-3))
 
 
-def test_totals_of_a_run_without_searches(store: Path) -> None:
+def test_totals_of_a_run_without_searches_are_zero(store: Path) -> None:
     execute(store, "DELETE FROM searches")
     execute(store, "UPDATE runs SET searches = 0, failed = 0")
     connection = FORMAT.connect(store, create=False)
@@ -184,7 +184,7 @@ def test_damaged_candidates_are_reported(store: Path) -> None:
     ("change", "readers"),
     [("value = 0.125", ("values", "plans")), ("parent = 'a'", ("values", "plans")), ("recipients = '7'", ("plans",))],
 )
-def test_damaged_nodes_are_reported_by_what_reads_them(store: Path, change: str, readers: tuple[str, ...]) -> None:
+def test_damaged_nodes_are_reported_on_reading(store: Path, change: str, readers: tuple[str, ...]) -> None:
     execute(
         store,
         f"UPDATE nodes SET {change} WHERE node = 1 AND search = "
@@ -200,7 +200,7 @@ def test_damaged_nodes_are_reported_by_what_reads_them(store: Path, change: str,
             assert len(found) == sum(one.error is None or reader == "values" for one in whole) - 1
 
 
-def test_damaged_texts_are_reported_by_what_reads_them(store: Path) -> None:
+def test_damaged_texts_are_reported_on_reading(store: Path) -> None:
     execute(store, "UPDATE texts SET text = 'other' WHERE id = (SELECT question FROM searches WHERE problem = 'toy/2')")
     with open_store(store) as opened:
         assert len(list(opened.rows("stopped"))) == len(list(opened.outcomes("stopped"))) == 5

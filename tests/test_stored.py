@@ -32,7 +32,7 @@ def compared(store: Path | None, **options: Any) -> search.compare.Comparison:
     return search.compare(planners, problems(6), store=store, **options)
 
 
-def test_a_stored_comparison_is_the_one_that_was_run(store: Path) -> None:
+def test_stored_comparison_equals_the_original(store: Path) -> None:
     run = compared(store)
     with open_store(store) as opened:
         read = opened.compare()
@@ -56,7 +56,7 @@ def test_a_stored_comparison_is_the_one_that_was_run(store: Path) -> None:
         assert {row.label for row in opened.compare(some).rows} == {"sc:3", "mcts:4,2 + hash"}
 
 
-def test_runs_of_two_settings_are_not_one_table(store: Path) -> None:
+def test_runs_with_different_settings_are_not_combined(store: Path) -> None:
     compared(store, planners=["single"])
     compared(store, planners=["single"], mas=chain(2))
     with open_store(store) as opened:
@@ -67,7 +67,7 @@ def test_runs_of_two_settings_are_not_one_table(store: Path) -> None:
         assert [row.seeds for row in opened.compare(one).rows] == [(1, 2)]
 
 
-def test_a_run_that_is_not_there_has_no_table(store: Path) -> None:
+def test_comparison_of_a_missing_run_is_rejected(store: Path) -> None:
     compared(store, planners=["single"])
     with open_store(store) as opened, pytest.raises(StoreError, match="found 0"):
         opened.compare(["nothing"])
@@ -89,14 +89,14 @@ def test_compare_of_logs_without_tokens_shows_a_dash(tmp_path: Path) -> None:
     assert [count(spread) for spread in (row.tokens, row.agent_calls, row.reward_calls)] == ["\N{EN DASH}", "6", "0"]
 
 
-def test_planners_of_one_name_are_told_apart(store: Path) -> None:
+def test_planners_with_equal_names_have_distinct_labels(store: Path) -> None:
     compared(store, planners={"a": MCTS(4, 2, c_uct=1.0), "b": MCTS(4, 2, c_uct=3.0)}, seeds=(1,))
     with open_store(store) as opened:
         labels = [row.planner for row in opened.compare().rows]
         assert len(set(labels)) == 2 and all(label.startswith("mcts:4,2") for label in labels)
 
 
-def test_a_plan_writes_its_page_and_shows_itself(store: Path, tmp_path: Path) -> None:
+def test_plan_writes_its_page_and_displays_in_notebooks(store: Path, tmp_path: Path) -> None:
     compared(store, seeds=(1,))
     with open_store(store) as opened:
         run = next(run.run for run in opened.runs() if run.facts["planner"] == "mcts:4,2")
@@ -111,7 +111,7 @@ def test_a_plan_writes_its_page_and_shows_itself(store: Path, tmp_path: Path) ->
         bare.write_page(tmp_path / "none.html")
 
 
-def test_outcomes_of_plans() -> None:
+def test_outcomes_are_computed_from_plans() -> None:
     made = {"answer": "3", "correct": True}
     assert search.Plan(**made).outcome == "right"
     assert search.Plan(answer="3", correct=False).outcome == "wrong"
@@ -121,7 +121,7 @@ def test_outcomes_of_plans() -> None:
     assert "&lt;b&gt;" in search.Plan(problem_id="<b>")._repr_html_()
 
 
-def test_preferences_hold_no_pair_that_the_task_calls_the_same(store: Path) -> None:
+def test_preferences_exclude_pairs_equal_by_the_task(store: Path) -> None:
     def say(request: SamplingRequest, seed: int) -> str:
         if request.agent == "agent0":
             return f"{('Plan', 'Steps', 'Path')[seed % 3]}: add them."

@@ -56,16 +56,16 @@ def sizes(name: str, data: Path) -> tuple[int, int, int]:
 # ------------------------------------------------------------- sizes and splits
 
 
-def test_gsm8k_sizes(shared_data: Path) -> None:
+def test_gsm8k_has_its_published_sizes(shared_data: Path) -> None:
     assert sizes("gsm8k", shared_data / "gsm8k") == (7_100, 373, 1_319)
 
 
-def test_math_sizes_from_one_file(tmp_path: Path) -> None:
+def test_math_from_one_file_has_its_published_sizes(tmp_path: Path) -> None:
     assert sizes("math", write_jsonl(tmp_path / "all.jsonl", math_rows(12_500))) == (9_975, 525, 2_000)
 
 
 @pytest.mark.slow
-def test_math_sizes_from_the_released_folder(tmp_path: Path) -> None:
+def test_math_from_the_released_folder_has_its_published_sizes(tmp_path: Path) -> None:
     rows = math_rows(12_500)
     for number, row in enumerate(rows):
         part = tmp_path / ("train" if number < 7_500 else "test") / ("algebra" if number % 2 else "geometry")
@@ -79,7 +79,7 @@ def test_math_test_file_is_the_evaluation_set(shared_data: Path) -> None:
         assert len(load_task("math", data=data)) == 500
 
 
-def test_mmlu_sizes_from_the_released_folder(tmp_path: Path) -> None:
+def test_mmlu_from_the_released_folder_has_its_published_sizes(tmp_path: Path) -> None:
     for part, suffix, size in (("test", "test", 14_042), ("val", "val", 1_531), ("dev", "dev", 285)):
         (tmp_path / part).mkdir()
         for subject, first, last in (("anatomy", 0, size // 3), ("virology", size // 3, size)):
@@ -92,25 +92,25 @@ def test_mmlu_sizes_from_the_released_folder(tmp_path: Path) -> None:
     assert (problem.answer, problem.metadata["subject"]) == ("A", "anatomy")
 
 
-def test_logiqa_sizes(tmp_path: Path, shared_data: Path) -> None:
+def test_logiqa_has_its_published_sizes(tmp_path: Path, shared_data: Path) -> None:
     (tmp_path / "Train.txt").write_text(logiqa_text(7_376), encoding="utf-8")
     (tmp_path / "Test.txt").write_bytes((shared_data / "logiqa" / "Test.txt").read_bytes())
     assert sizes("logiqa", tmp_path) == (7_008, 368, 651)
 
 
-def test_the_shuffle_is_that_of_the_datasets_library() -> None:
+def test_shuffle_equals_the_datasets_library() -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"row": list(range(7_473))}).shuffle(seed=42)
     assert list(rows["row"]) == shuffled(7_473)
 
 
-def test_the_shuffle_never_changes() -> None:
+def test_shuffle_is_pinned() -> None:
     # published splits hang on these numbers
     assert shuffled(7_473)[:5] == [3082, 2184, 5897, 2437, 6330]
     assert sorted(shuffled(100)) == list(range(100))
 
 
-def test_global_randomness_is_neither_used_nor_touched(tmp_path: Path) -> None:
+def test_global_random_state_is_neither_used_nor_changed(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "train.jsonl", gsm8k_rows(100))
     np.random.seed(1)
     before = np.random.get_state()[1].tolist()
@@ -129,7 +129,7 @@ def test_limit_takes_the_first_after_the_shuffle(tmp_path: Path) -> None:
     assert list(load_task("gsm8k", "train", data=file, limit=3)) == list(train[:3])
 
 
-def test_holding_out_is_a_partition() -> None:
+def test_held_out_problems_are_a_partition() -> None:
     test, pool = hold_out_test(100, 20)
     assert (len(test), sorted(test + pool)) == (20, list(range(100)))
 
@@ -149,7 +149,7 @@ def parquet(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def test_gsm8k_from_every_source(tmp_path: Path) -> None:
+def test_gsm8k_is_equal_from_every_source(tmp_path: Path) -> None:
     rows = gsm8k_rows(30)
     (tmp_path / "array.json").write_text(json.dumps(rows))
     (tmp_path / "lines.json").write_text("\n".join(map(json.dumps, rows)))
@@ -173,7 +173,7 @@ def test_gsm8k_from_every_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", [0, "A", "a", "0", " A "])
-def test_mmlu_first_option(tmp_path: Path, label: Any) -> None:
+def test_mmlu_first_option_is_a(tmp_path: Path, label: Any) -> None:
     rows = [{"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": label}]
     [problem] = load_task("mmlu", data=write_jsonl(tmp_path / "rows.jsonl", rows))
     assert (problem.answer, problem.metadata["options"]) == ("A", ["w", "x", "y", "z"])
@@ -186,7 +186,7 @@ def test_math_answer_is_the_last_box(tmp_path: Path) -> None:
     assert (problem.answer, problem.kind) == (r"\frac{\sqrt{3}}{2}", "expression")
 
 
-def test_logiqa_rows_of_the_hub(tmp_path: Path) -> None:
+def test_logiqa_hub_rows_are_read(tmp_path: Path) -> None:
     rows = [{"context": "All a are b.", "query": "So?", "options": ["w", "x", "y", "z"], "correct_option": 3}]
     [problem] = load_task("logiqa", data=write_jsonl(tmp_path / "rows.jsonl", rows))
     assert problem.question == "All a are b.\n\nSo?\n\nA. w\nB. x\nC. y\nD. z"
@@ -210,7 +210,7 @@ def test_logiqa_rows_of_the_hub(tmp_path: Path) -> None:
         (["one", "two", "three", "four"], ["one", "two", "three", "four"]),
     ],
 )
-def test_logiqa_labels_are_put_right(lines: list[str], options: list[str]) -> None:
+def test_logiqa_labels_are_corrected(lines: list[str], options: list[str]) -> None:
     assert logiqa_block(["b", "Passage", "Which?", *lines])["options"] == options
 
 
@@ -223,7 +223,7 @@ def test_logiqa_files_have_four_options_each(shared_data: Path) -> None:
 # -------------------------------------------------------------------- bad data
 
 
-def test_every_bad_row_is_named(tmp_path: Path) -> None:
+def test_every_invalid_row_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     good = json.dumps(GSM8K_ROW)
     file.write_text(f'{good}\n{{"question": 3\n{good}\n[1]\n{{"question": "q", "answer": "#### many"}}\n{{}}\n')
@@ -237,7 +237,7 @@ def test_every_bad_row_is_named(tmp_path: Path) -> None:
     assert f"{file}:6: expected a field 'answer', got the fields []" in message
 
 
-def test_a_thousand_bad_rows_make_a_short_message(tmp_path: Path) -> None:
+def test_many_invalid_rows_give_a_short_message(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(("x" * 1_000 + "\n") * 1_000)
     with pytest.raises(DataError, match="and 980 more") as caught:
@@ -264,7 +264,7 @@ def test_a_thousand_bad_rows_make_a_short_message(tmp_path: Path) -> None:
         ("logiqa", {"query": "q", "options": ["a", "b"], "correct_option": 0}, "expected a field 'context'"),
     ],
 )
-def test_bad_rows(tmp_path: Path, name: str, row: Any, complaint: str) -> None:
+def test_invalid_rows_are_rejected(tmp_path: Path, name: str, row: Any, complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         load_task(name, data=write_jsonl(tmp_path / "rows.jsonl", [row]))
 
@@ -295,7 +295,9 @@ def empty(path: Path) -> None:
         ("logiqa", "rows.txt", lambda path: path.write_text("\n".join("eabcdef")), "rows.txt:1: .*a to d, got 'e'"),
     ],
 )
-def test_bad_files(tmp_path: Path, name: str, file: str, make: Callable[[Path], Any], complaint: str) -> None:
+def test_invalid_files_are_rejected(
+    tmp_path: Path, name: str, file: str, make: Callable[[Path], Any], complaint: str
+) -> None:
     path = tmp_path / file
     make(path)
     with pytest.raises(DataError, match=complaint):
@@ -327,7 +329,7 @@ FRAGMENTS = st.sampled_from(
     st.one_of(st.binary(max_size=80), st.lists(FRAGMENTS, max_size=12).map(lambda parts: "".join(parts).encode())),
     st.sampled_from(["gsm8k", "math", "mmlu", "logiqa"]),
 )
-def test_any_file_is_a_task_or_a_clear_error(suffix: str, content: bytes, name: str) -> None:
+def test_arbitrary_file_is_a_task_or_rejected(suffix: str, content: bytes, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"rows{suffix}"
         file.write_bytes(content)
@@ -341,7 +343,7 @@ def test_any_file_is_a_task_or_a_clear_error(suffix: str, content: bytes, name: 
 
 
 @pytest.mark.parametrize("data", ["nowhere.jsonl", "."])
-def test_missing_data_says_three_ways(tmp_path: Path, data: str) -> None:
+def test_missing_data_error_names_three_remedies(tmp_path: Path, data: str) -> None:
     with pytest.raises(DataNotFoundError) as caught:
         load_task("gsm8k", data=tmp_path / data)
     assert isinstance(caught.value, FileNotFoundError)
@@ -350,7 +352,7 @@ def test_missing_data_says_three_ways(tmp_path: Path, data: str) -> None:
         assert way in str(caught.value)
 
 
-def test_a_folder_without_the_partition_says_what_it_holds(tmp_path: Path) -> None:
+def test_folder_without_the_partition_lists_its_content(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", gsm8k_rows(3))
     with pytest.raises(DataNotFoundError, match=r"no files named 'test'; it holds train\.jsonl"):
         load_task("gsm8k", data=tmp_path)
@@ -359,7 +361,7 @@ def test_a_folder_without_the_partition_says_what_it_holds(tmp_path: Path) -> No
 # ------------------------------------------------------------ names and options
 
 
-def test_unknown_tasks_name_the_known_and_the_nearest() -> None:
+def test_unknown_task_error_lists_known_names_and_the_nearest() -> None:
     with pytest.raises(
         UnknownNameError, match=r"unknown task 'gsm8'; expected one of: .*; did you mean 'gsm8k'"
     ) as caught:
@@ -368,7 +370,7 @@ def test_unknown_tasks_name_the_known_and_the_nearest() -> None:
     assert isinstance(caught.value, LookupError)
 
 
-def test_unknown_names_of_any_size_and_kind() -> None:
+def test_unknown_names_of_any_size_and_type_are_rejected() -> None:
     assert len(str(unknown_name("task", "x" * 10**6, ["math"]))) < 200
     assert "unknown task '3'" in str(unknown_name("task", 3, ["math"]))
 
@@ -385,7 +387,7 @@ def test_unknown_names_of_any_size_and_kind() -> None:
         ("arithmetic", {"difficulty": 99}, "difficulty"),
     ],
 )
-def test_options_are_checked(name: str, options: dict[str, Any], complaint: str) -> None:
+def test_invalid_options_are_rejected(name: str, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_task(name, **options)
 
@@ -422,7 +424,7 @@ def test_slices_are_tasks(file: Path) -> None:
         part[10]
 
 
-def test_a_task_cannot_change(file: Path) -> None:
+def test_tasks_are_immutable(file: Path) -> None:
     task = load_task("gsm8k", data=file)
     with pytest.raises(FrozenInstanceError):
         task.grading = "paper"  # type: ignore[misc]
@@ -441,7 +443,7 @@ def test_copies_share_the_data(file: Path) -> None:
     assert pickle.loads(pickle.dumps(task[0])) == task[0]
 
 
-def test_a_pickled_task_loads_in_another_process(file: Path, tmp_path: Path) -> None:
+def test_pickled_task_loads_in_another_process(file: Path, tmp_path: Path) -> None:
     (tmp_path / "task.pkl").write_bytes(pickle.dumps(load_task("gsm8k", "train", data=file)[3:5]))
     code = "import pickle, sys; print([p.id for p in pickle.load(open(sys.argv[1], 'rb'))])"
     done = subprocess.run(
@@ -450,7 +452,7 @@ def test_a_pickled_task_loads_in_another_process(file: Path, tmp_path: Path) -> 
     assert done.stdout.strip() == str([f"gsm8k/train/{row}" for row in shuffled(50)[5:7]])
 
 
-def test_a_pickled_task_notices_other_data(file: Path) -> None:
+def test_pickled_task_detects_changed_data(file: Path) -> None:
     pickled = pickle.dumps(load_task("gsm8k", data=file))
     write_jsonl(file, gsm8k_rows(51))
     gc.collect()
@@ -458,13 +460,13 @@ def test_a_pickled_task_notices_other_data(file: Path) -> None:
         pickle.loads(pickled)
 
 
-def test_a_rewritten_file_is_read_again(file: Path) -> None:
+def test_rewritten_file_is_read_again(file: Path) -> None:
     assert len(load_task("gsm8k", data=file)) == 50
     write_jsonl(file, gsm8k_rows(51))
     assert len(load_task("gsm8k", data=file)) == 51
 
 
-def test_a_task_of_ones_own() -> None:
+def test_user_task_is_supported() -> None:
     problems = [Problem("a", "1 + 1?", "2"), Problem("b", "Which?", "B", "choice", {"options": ["x", "y"]})]
     task = ProblemTask.of(problems, name="mine")
     assert isinstance(task, Task)
@@ -474,14 +476,14 @@ def test_a_task_of_ones_own() -> None:
         ProblemTask.of([problems[0], problems[0]])
 
 
-def test_importing_tasks_is_light() -> None:
+def test_importing_tasks_loads_no_heavy_packages() -> None:
     heavy = "{'datasets', 'pyarrow', 'sympy', 'math_verify', 'torch'}"
     code = f"import sys, mas_gym.tasks; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_identity_states_how_a_task_grades_and_not_which_problems_it_has() -> None:
+def test_task_identity_contains_grading_and_not_problems() -> None:
     problems = [Problem(str(n), "?", str(n)) for n in range(5)]
     strict, paper = (ProblemTask.of(problems, grading=mode) for mode in ("strict", "paper"))  # type: ignore[arg-type]
     assert identity_of(strict) == identity_of(strict[1:3]) == identity_of(pickle.loads(pickle.dumps(strict)))
@@ -491,7 +493,7 @@ def test_identity_states_how_a_task_grades_and_not_which_problems_it_has() -> No
     assert identity_of(made) != identity_of(load_task("arithmetic", grading="paper"))
 
 
-def test_a_csv_file_is_read_by_its_header_and_not_as_mmlu(tmp_path: Path) -> None:
+def test_csv_file_with_a_header_is_not_read_as_mmlu(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text('answer,question\n"They are\n#### 18",How many?\n\n#### 1\n')
     with pytest.raises(DataError, match=r"rows.csv:5: expected 2 cells, one for each column, got 1: \['#### 1'\]"):
@@ -501,6 +503,6 @@ def test_a_csv_file_is_read_by_its_header_and_not_as_mmlu(tmp_path: Path) -> Non
     assert (problem.question, problem.answer) == ("How many?", "18")
 
 
-def test_an_unknown_kind_is_refused() -> None:
+def test_unknown_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"kind of problem 'p': expected one of 'number', .*'judge', got 'essay'"):
         Problem("p", "?", "Vienna", "essay")  # type: ignore[arg-type]

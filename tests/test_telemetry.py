@@ -77,7 +77,7 @@ def test_eval_logs_every_search_and_serves_its_metrics(tmp_path: Path, port: int
         scrape(port)
 
 
-def test_failures_and_hostile_answers_are_lines_too(tmp_path: Path) -> None:
+def test_failures_and_hostile_answers_are_logged(tmp_path: Path) -> None:
     class Failing:
         name, max_concurrency = "failing\n\x1b[2J", 4
 
@@ -92,7 +92,7 @@ def test_failures_and_hostile_answers_are_lines_too(tmp_path: Path) -> None:
     assert all(event["level"] == "warning" and "no luck" in event["error"] for event in ended)
 
 
-def test_stored_searches_are_told_apart(tmp_path: Path) -> None:
+def test_stored_searches_are_marked(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with telemetry.json_lines(tmp_path / name):
             run = search.run(
@@ -104,7 +104,7 @@ def test_stored_searches_are_told_apart(tmp_path: Path) -> None:
         assert [event["stored"] for event in ended] == [stored] * 4
 
 
-def test_a_port_in_use_is_said(port: int) -> None:
+def test_used_port_is_reported(port: int) -> None:
     with telemetry.metrics(port), pytest.raises(ConfigError, match=rf"port {port} cannot be used"):
         telemetry.metrics(port).__enter__()
     with telemetry.metrics(port) as watch:
@@ -116,7 +116,7 @@ def test_a_port_in_use_is_said(port: int) -> None:
     assert now['mas_gym_searches_wanted{run="a",seed="1"}'] == 3
 
 
-def test_rollouts_log_too(tmp_path: Path) -> None:
+def test_rollouts_are_logged(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     command = [
         "rollouts",

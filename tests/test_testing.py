@@ -28,7 +28,7 @@ def breaches(check, *args, **kwargs) -> str:
 
 
 @pytest.mark.parametrize("name", mas_gym.mas_names())
-def test_shipped_systems_comply(name: str) -> None:
+def test_shipped_systems_pass_the_check(name: str) -> None:
     assert check_mas(name) == mas_gym.load_mas(name)
 
 
@@ -41,7 +41,7 @@ def test_faulty_configs_raise_as_load_mas_does() -> None:
         check_mas(system([0, 9]))
 
 
-def test_agents_that_can_never_act_are_named() -> None:
+def test_agents_that_can_never_act_are_reported() -> None:
     both = system([0, 1], [0, 2, "contains:x"], [1, 2, "regex:^\\d{40}$"])
     assert "agents[2] 'C' acted in none of 50 episodes" in breaches(check_mas, both)
     check_mas(both, texts=["x", "7" * 40], episodes=400)
@@ -81,14 +81,14 @@ def policy(**changes):
     return type("Changed", (Careful,), changes)()
 
 
-def test_good_policies_comply() -> None:
+def test_valid_policies_pass_the_check() -> None:
     check_policy(Careful())
     check_policy(ScriptedPolicy(words))
     check_policy(Async())
     check_policy(policy(one=lambda self, r, s: Sample("ok", 1, None, "length")))
 
 
-def test_policies_may_refuse_odd_prompts() -> None:
+def test_policies_may_reject_unusual_prompts() -> None:
     def reply(self, request):
         if "\ud800" in request.messages[-1].content:
             raise PolicyError("cannot encode this")
@@ -143,7 +143,7 @@ noise = random.Random(0)
         ({"reply": lambda self, r: Careful().reply(r) if r.messages[1].content else 1 / 0}, "raised ZeroDivision"),
     ],
 )
-def test_breaches_of_policies(changes, expected: str) -> None:
+def test_invalid_policies_fail_the_check(changes, expected: str) -> None:
     assert expected in breaches(check_policy, policy(**changes))
 
 
@@ -175,18 +175,18 @@ class Streaming(Careful):
         return Session()
 
 
-def test_sessions_answer_as_sample_does() -> None:
+def test_sessions_return_the_samples_of_sample() -> None:
     check_policy(Streaming())
     twisted = Streaming()
     twisted.twist = "!"
     assert "its session gives other samples than sample()" in breaches(check_policy, twisted)
 
 
-def test_what_is_no_policy() -> None:
+def test_objects_that_are_not_policies_fail_the_check() -> None:
     assert "expected a policy with sample(requests)" in breaches(check_policy, object())
 
 
-def test_seedless_engines_can_say_so() -> None:
+def test_engines_without_seeds_can_declare_it() -> None:
     drifting = policy(one=lambda self, r, s: Sample(str(noise.random()), 1, -1.0, "stop"))
     check_policy(drifting, reproducible=False)
 
@@ -212,7 +212,7 @@ def critic(**changes):
     return type("Changed", (Length,), changes)()
 
 
-def test_good_critics_comply() -> None:
+def test_valid_critics_pass_the_check() -> None:
     check_critic(Length())
     check_critic(critic(terminal_only=True))
     check_critic(critic(value=lambda self, c: c.proposal.mean_logprob), mas="dylan")
@@ -242,7 +242,7 @@ def test_good_critics_comply() -> None:
         ({"score": lambda self, cs: [float(len(cs)) for _ in cs]}, "a state has another value alone"),
     ],
 )
-def test_breaches_of_critics(changes, expected: str) -> None:
+def test_invalid_critics_fail_the_check(changes, expected: str) -> None:
     assert expected in breaches(check_critic, critic(**changes))
 
 
@@ -293,12 +293,12 @@ class Greedy:
         return Plan((Found(state),))
 
 
-def test_good_planners_comply() -> None:
+def test_valid_planners_pass_the_check() -> None:
     check_planner(Greedy())
     check_planner(Greedy(), systems=mas_gym.mas_names())
 
 
-def test_shipped_planners_comply() -> None:
+def test_shipped_planners_pass_the_check() -> None:
     search = pytest.importorskip("search")
     for planner in (
         search.SinglePass(),
@@ -317,7 +317,7 @@ class Rewarded(Greedy):
         return plan
 
 
-def test_the_true_reward_is_for_training() -> None:
+def test_true_reward_outside_training_fails_the_check() -> None:
     check_planner(Rewarded(), training=True)
     assert "it asked for the true reward outside training" in breaches(check_planner, Rewarded())
 
@@ -383,11 +383,11 @@ GO_ON = "return (yield from Greedy.plan(self, model, root, rng))"
         ),
     ],
 )
-def test_breaches_of_planners(body: str, expected: str) -> None:
+def test_invalid_planners_fail_the_check(body: str, expected: str) -> None:
     assert expected in breaches(check_planner, loose(body), max_rounds=200)
 
 
-def test_what_is_no_planner() -> None:
+def test_objects_that_are_not_planners_fail_the_check() -> None:
     assert "it has no method plan" in breaches(check_planner, object())
     assert issubclass(BudgetError, MASGymError)
 
@@ -415,7 +415,7 @@ class Silent(Wide):
 
 
 @pytest.mark.slow
-def test_a_planner_states_the_settings_that_matter() -> None:
+def test_planner_identity_contains_its_settings() -> None:
     check_planner(Wide())
     check_planner(Wide(), other=Wide([5]))
     assert "widths changes what it does and not its identity" in breaches(check_planner, Silent())
@@ -435,13 +435,13 @@ class Hidden(Greedy):
 
 
 @pytest.mark.slow
-def test_two_planners_that_search_differently_state_different_identities() -> None:
+def test_different_planners_with_one_identity_fail_the_check() -> None:
     check_planner(Hidden("wide"))
     assert "between the two instances changes" in breaches(check_planner, Hidden("wide"), other=Hidden("deep"))
     check_planner(Hidden("wide"), other=Hidden("wide"))
 
 
-def test_two_policies_that_answer_differently_state_different_identities() -> None:
+def test_different_policies_with_one_identity_fail_the_check() -> None:
     check_policy(ScriptedPolicy(words), other=ScriptedPolicy(lambda request, seed: "no"))
 
     class Quiet(Careful):
@@ -458,7 +458,7 @@ def test_two_policies_that_answer_differently_state_different_identities() -> No
     assert "between the two instances changes" in breaches(check_policy, Quiet("a"), other=Quiet("b"))
 
 
-def test_two_critics_that_score_differently_state_different_identities() -> None:
+def test_different_critics_with_one_identity_fail_the_check() -> None:
     class Scaled(Length):
         def __init__(self, scale):
             self.scale = scale
@@ -483,12 +483,12 @@ class Counting(Length):
         return super().score(contexts)
 
 
-def test_an_identity_holds_still() -> None:
+def test_changing_identity_fails_the_check() -> None:
     assert "its identity changed while it worked: leave counters" in breaches(check_critic, Counting())
     check_critic(type("Clean", (Counting,), {"identity": lambda self: None})())
 
 
-def test_an_identity_can_be_stated() -> None:
+def test_missing_identity_fails_the_check() -> None:
     one = Length()
     one.lock = threading.Lock()
     assert "no run with store= accepts it: Length.lock: a _thread.lock" in breaches(check_critic, one)

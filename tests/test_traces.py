@@ -97,7 +97,7 @@ def test_requests_without_traces_get_none(policy: Any) -> None:
     assert all(sample.trace is None for reply in policy.sample(requests(2)) for sample in reply.samples)
 
 
-def test_traces_of_a_killed_run_keep_the_whole_batches(policy: Any, tmp_path: Path) -> None:
+def test_traces_of_a_killed_run_contain_complete_batches(policy: Any, tmp_path: Path) -> None:
     session = traced(policy, tmp_path).open()
     for key, request in enumerate(requests(6)):
         session.submit(key, request)
@@ -111,7 +111,7 @@ def test_traces_of_a_killed_run_keep_the_whole_batches(policy: Any, tmp_path: Pa
     session.close()
 
 
-def test_a_full_disk_is_named_and_loses_no_written_trace(policy: Any, tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_keeps_written_traces(policy: Any, tmp_path: Path) -> None:
     import resource
 
     session = traced(policy, tmp_path).open()
@@ -149,7 +149,7 @@ def test_traces_reject_folders_without_them_and_other_schemas(store: Path, tmp_p
         Traces(tmp_path)
 
 
-def test_traces_of_cached_replies_are_an_error(policy: Any, tmp_path: Path) -> None:
+def test_traces_of_cached_replies_are_rejected(policy: Any, tmp_path: Path) -> None:
     cached = load_policy("tiny", cache=str(tmp_path / "c.db"))
     for plan in search.run("single", TASK[:1], mas="rpsv", policy=cached):
         assert plan.error is None
@@ -179,7 +179,7 @@ def test_calls_of_a_program_are_traced_through_the_gateway(policy: Any, tmp_path
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_traces_through_a_server_are_those_of_the_engine(policy: Any, tmp_path: Path, api: str) -> None:
+def test_traces_through_a_server_equal_those_of_the_engine(policy: Any, tmp_path: Path, api: str) -> None:
     with serving(make_app(policy)) as url:
         remote: Any = traced(load_policy(f"openai:served@{url}/v1", api=api), tmp_path)
         [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=remote, training=True, store=tmp_path / "r.db")
@@ -225,7 +225,7 @@ def test_server_replies_without_ids_keep_their_logprobs() -> None:
 
 
 @pytest.mark.parametrize("ids", ["5", [5], [5, -1], [5, 1.5]])
-def test_server_replies_with_broken_ids_are_bad(ids: Any) -> None:
+def test_server_replies_with_broken_ids_raise_bad_reply(ids: Any) -> None:
     reply = {**body(token_ids=ids), "prompt_token_ids": [1]}
     with pytest.raises(BadReply, match="token"):
         parse_reply(json.dumps(reply).encode(), 1, "chat", True, traced=True)

@@ -57,7 +57,7 @@ def named(spans: Any, name: str) -> list[Any]:
     return [span for span in spans if span.name.startswith(name)]
 
 
-def test_a_span_for_each_search_agent_call_and_score(provider: tuple[Any, Any]) -> None:
+def test_every_search_agent_call_and_score_has_a_span(provider: tuple[Any, Any]) -> None:
     with tracing.trace(provider[0]):
         plans = list(search.run("mcts:4,2", TASK, mas="rpsv", policy=ScriptedPolicy(say), critic=Judge(), seed=7))
     spans = provider[1].get_finished_spans()
@@ -100,7 +100,7 @@ def test_plans_are_the_same_with_and_without_traces(provider: tuple[Any, Any]) -
         assert run() == before
 
 
-def test_content_is_recorded_on_request_only(provider: tuple[Any, Any]) -> None:
+def test_content_is_recorded_only_on_request(provider: tuple[Any, Any]) -> None:
     with tracing.trace(provider[0], content=True):
         list(search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(say)))
     [call] = named(provider[1].get_finished_spans(), "chat")
@@ -111,7 +111,7 @@ def test_content_is_recorded_on_request_only(provider: tuple[Any, Any]) -> None:
     assert said["parts"][0]["content"].startswith("Final Answer") and said["finish_reason"] == "stop"
 
 
-def test_free_critics_have_spans_too(provider: tuple[Any, Any]) -> None:
+def test_critics_without_calls_have_spans(provider: tuple[Any, Any]) -> None:
     with tracing.trace(provider[0]):
         critic = search.ConstantCritic(0.5)
         list(search.run("sbs:2,1", TASK[:1], mas="single", policy=ScriptedPolicy(say), critic=critic))
@@ -119,7 +119,7 @@ def test_free_critics_have_spans_too(provider: tuple[Any, Any]) -> None:
     assert {event.attributes["gen_ai.evaluation.score.value"] for event in scored.events} == {0.5}
 
 
-def test_failures_and_dropped_searches_are_errors(provider: tuple[Any, Any]) -> None:
+def test_failures_and_dropped_searches_are_error_spans(provider: tuple[Any, Any]) -> None:
     def broken(request: SamplingRequest, seed: int) -> str:
         raise PolicyError("no such model")
 
@@ -146,7 +146,7 @@ def test_nothing_is_recorded_outside_the_context(provider: tuple[Any, Any]) -> N
     assert provider[1].get_finished_spans() == ()
 
 
-def test_the_command_line_writes_spans_to_a_file(tmp_path: Path) -> None:
+def test_command_line_writes_spans_to_a_file(tmp_path: Path) -> None:
     policy, file = tmp_path / "my.py", tmp_path / "spans.jsonl"
     policy.write_text(
         "from mas_gym.policies import ScriptedPolicy\n\ndef make():\n    return ScriptedPolicy(say)\n\n"
@@ -160,7 +160,7 @@ def test_the_command_line_writes_spans_to_a_file(tmp_path: Path) -> None:
     assert spans[0]["resource"]["attributes"]["service.name"] == "mas-gym"
 
 
-def test_a_missing_exporter_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_exporter_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     from search.service import telemetry
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
@@ -229,7 +229,7 @@ def traced_solve(folder: Path, *more: str) -> str:
     return done.output
 
 
-def test_a_collector_gets_every_span_over_http(collector: type[Collector], tmp_path: Path) -> None:
+def test_collector_receives_every_span_over_http(collector: type[Collector], tmp_path: Path) -> None:
     traced_solve(tmp_path, "--planner", "mcts:3,2", "--critic", "own.py:Judge")
     resources = [one for request in collector.requests for one in request.resource_spans]
     named_services = {pair.value.string_value for one in resources for pair in one.resource.attributes}
@@ -251,12 +251,12 @@ def test_a_collector_gets_every_span_over_http(collector: type[Collector], tmp_p
     assert all(span.start_time_unix_nano < span.end_time_unix_nano for span in spans)
 
 
-def test_a_collector_that_refuses_spans_costs_no_result(collector: type[Collector], tmp_path: Path) -> None:
+def test_rejecting_collector_does_not_affect_results(collector: type[Collector], tmp_path: Path) -> None:
     collector.status = 403
     assert "Answer: " in traced_solve(tmp_path, "--planner", "single") and collector.requests
 
 
-def test_nothing_of_opentelemetry_is_loaded_without_traces() -> None:
+def test_opentelemetry_is_not_loaded_without_traces() -> None:
     code = (
         "import sys, mas_gym, search; from mas_gym.policies import ScriptedPolicy\n"
         "policy = ScriptedPolicy(lambda request, seed: 'Final Answer: 3')\n"

@@ -134,7 +134,7 @@ def objects(column: list[Any]) -> Any:
 
 
 @needs("verl", "verl cachetools")
-def test_verl_agent_loop_advantages_are_the_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verl_agent_loop_advantages_equal_the_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop runs in verl's worker; its LLM server is the tiny model, because verl's own ones need a GPU."""
     from hydra import compose, initialize_config_module
     from verl import DataProto

@@ -89,7 +89,7 @@ def trained(base: Path, data: RewardData, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: Path) -> None:
+def test_distributed_training_gives_the_same_critic(base: Path, data: RewardData, tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
         "import sys; from grove import grove; from rewardmodels import collect, train\n"
@@ -109,7 +109,7 @@ def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: 
 
 
 @pytest.mark.slow
-def test_two_processes_train_by_the_command(tmp_path: Path) -> None:
+def test_distributed_training_runs_from_the_command(tmp_path: Path) -> None:
     store, out = tmp_path / "rollouts.db", tmp_path / "masprm"
     task = mas_gym.load_task("arithmetic", split="train", limit=8)
     list(search.run("mcts:8,2", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store))
@@ -133,7 +133,7 @@ def model_of(base: Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("bt_on", ["tanh", "raw"])
 @pytest.mark.parametrize("anchor", [0.0, 0.5])
-def test_the_bradley_terry_loss_is_the_papers(bt_on: Any, anchor: float) -> None:
+def test_bradley_terry_loss_equals_the_paper(bt_on: Any, anchor: float) -> None:
     z, t = np.array([0.3, -1.2, 2.0, 0.0, 0.7]), 0.25
     tensors = {
         "better": torch.tensor([0, 2]),
@@ -149,7 +149,7 @@ def test_the_bradley_terry_loss_is_the_papers(bt_on: Any, anchor: float) -> None
 
 
 @pytest.mark.parametrize("head", ["mse", "bce"])
-def test_pointwise_losses_are_the_papers(head: Any) -> None:
+def test_pointwise_losses_equal_the_paper(head: Any) -> None:
     z, t = np.array([0.3, -1.2, 2.0]), np.array([1.0, -1.0, -1.0])
     none = torch.tensor([], dtype=torch.long)
     tensors = {"better": none, "worse": none, "points": torch.arange(3), "target": torch.tensor(t)}
@@ -159,7 +159,7 @@ def test_pointwise_losses_are_the_papers(head: Any) -> None:
     assert float(found) == pytest.approx(squared if head == "mse" else entropy, rel=1e-6)
 
 
-def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardData) -> None:
+def test_packed_rows_give_the_scores_of_whole_states(base: Path, data: RewardData) -> None:
     model, tokenizer = model_of(base)
     assert can_share(model, tokenizer.pad_token_id)
     found = trainer_module.bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)[:5]
@@ -178,7 +178,7 @@ def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardDa
 
 
 @pytest.mark.parametrize("head", ["bt", "mse"])
-def test_a_step_in_several_forward_passes_has_the_same_gradient(base: Path, tmp_path: Path, head: str) -> None:
+def test_gradient_accumulation_gives_the_same_gradient(base: Path, tmp_path: Path, head: str) -> None:
     config = config_for(2_000_000, {"head": head})
     points = collect(grove(4), "points").examples
     examples = [*collect(grove(4), "pairs").examples, *points] if head == "bt" else points
@@ -207,7 +207,7 @@ def test_a_step_in_several_forward_passes_has_the_same_gradient(base: Path, tmp_
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("limit", [1, 300, 1000, 10**6])
-def test_forward_passes_hold_every_bundle_once_and_are_bounded(
+def test_forward_passes_contain_every_bundle_once_and_are_bounded(
     base: Path, data: RewardData, share: bool, limit: int
 ) -> None:
     encoder = Encoder(transformers.AutoTokenizer.from_pretrained(base), 512)
@@ -221,7 +221,7 @@ def test_forward_passes_hold_every_bundle_once_and_are_bounded(
         assert size <= limit or len(part) == 1
 
 
-def test_the_head_reads_what_transformers_reads(base: Path) -> None:
+def test_head_reads_the_same_position_as_transformers(base: Path) -> None:
     model, tokenizer = model_of(base)
     states = [e.parts for e in Encoder(tokenizer, 512).encode([(MODEL.mas, chain(["a b", "c"][:n])) for n in (1, 2)])]
     batch = collate_plain(states, tokenizer.pad_token_id)
@@ -238,12 +238,12 @@ def test_other_decoders_share_or_fall_back(kind: str, tmp_path: Path) -> None:
     assert can_share(model, tokenizer.pad_token_id)
 
 
-def test_a_window_of_attention_is_not_shared(tmp_path: Path) -> None:
+def test_sliding_window_attention_is_not_shared(tmp_path: Path) -> None:
     model, tokenizer = model_of(save_base(tmp_path, "Mistral", sliding_window=4))
     assert not can_share(model, tokenizer.pad_token_id)
 
 
-def test_each_epoch_takes_every_bundle_once_in_its_own_order(base: Path, data: RewardData) -> None:
+def test_every_epoch_visits_each_bundle_once_in_a_new_order(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     found = trainer_module.bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)
     steps = trainer_module.schedule(found, 16, 2, seed=1)
@@ -256,7 +256,7 @@ def test_each_epoch_takes_every_bundle_once_in_its_own_order(base: Path, data: R
     assert 0 < len(trainer_module.schedule(found, 16, 0.5, seed=1)) < len(steps) / 2
 
 
-def test_like_lengths_go_together(base: Path, data: RewardData) -> None:
+def test_bundles_of_similar_length_are_batched(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     found = trainer_module.bundles(data.examples, Encoder(tokenizer, 512), 4, 8192)
     steps = trainer_module.schedule(found, 16, 1, seed=1)
@@ -289,19 +289,19 @@ def test_defaults_follow_the_size_of_the_backbone() -> None:
         ({"kind": "orm", "head": "mse", "anchor": 1.0}, "only head 'bt'"),
     ],
 )
-def test_wrong_settings_are_told(wrong: dict[str, Any], word: str) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         config_for(2_000_000, wrong)
 
 
-def test_rows_must_fit_the_head(base: Path, data: RewardData, tmp_path: Path) -> None:
+def test_rows_must_match_the_head(base: Path, data: RewardData, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected outcomes .* got pairs"):
         train(data, tmp_path / "o", base=str(base), kind="orm", head="bce", **QUICK)
     with pytest.raises(ConfigError, match="view 'local', got 'full'"):
         train(data, tmp_path / "o", base=str(base), view="local", **QUICK)
 
 
-def test_a_trained_folder_says_what_it_is(trained: Trained) -> None:
+def test_trained_folder_has_a_card(trained: Trained) -> None:
     info = trained.info
     assert (info.kind, info.head, info.view, info.base) == ("masprm", "bt", "full", "qwen2")
     assert info.graphs["rpsv"]["agents"] == ["Reader", "Planner", "Solver", "Verifier"]
@@ -324,7 +324,7 @@ def test_curves_are_written_for_tensorboard(trained: Trained) -> None:
     assert len(events.Scalars("held_out/accuracy")) >= 2
 
 
-def test_plain_transformers_gives_the_critics_scores(trained: Trained) -> None:
+def test_transformers_alone_gives_the_critics_scores(trained: Trained) -> None:
     states = [chain(["Facts: has 3.", "Plan: start 3."][:n]) for n in (1, 2)]
     ours = LearnedCritic(trained.folder, device="cpu").score([ScoringContext(s, MODEL.mas, None) for s in states])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(trained.folder)
@@ -356,7 +356,7 @@ def test_the_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str,
 
 
 @pytest.mark.slow
-def test_an_anchor_brings_scores_to_the_targets(base: Path, data: RewardData, tmp_path: Path) -> None:
+def test_anchor_loss_moves_scores_to_the_targets(base: Path, data: RewardData, tmp_path: Path) -> None:
     points = collect(grove(), "points")
     gaps = []
     for anchor in (0.0, 1.0):
@@ -368,14 +368,14 @@ def test_an_anchor_brings_scores_to_the_targets(base: Path, data: RewardData, tm
         train(data, tmp_path / "none", base=str(base), **{**QUICK, "anchor": 1.0})
 
 
-def test_a_finished_run_is_not_repeated(trained: Trained, base: Path, data: RewardData) -> None:
+def test_finished_training_is_not_repeated(trained: Trained, base: Path, data: RewardData) -> None:
     before = (trained.folder / "model.safetensors").stat().st_mtime_ns
     again = train(data, trained.folder, base=str(base), points=collect(grove(), "points"), **QUICK)
     assert again.info == trained.info and len(again.history) == len(trained.history)
     assert (trained.folder / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_another_run_does_not_overwrite_a_folder(
+def test_other_training_does_not_overwrite_a_folder(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"another training run \(settings\)"):
@@ -395,7 +395,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return dict(load_file(folder / "model.safetensors"))
 
 
-def test_a_run_resumes_to_the_same_result(
+def test_interrupted_training_resumes_to_the_same_result(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = trainer_module.loss_of
@@ -422,7 +422,7 @@ def test_a_run_resumes_to_the_same_result(
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_result(
+def test_killed_training_resumes_to_the_same_result(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path
 ) -> None:
     out = tmp_path / "masprm"
@@ -442,7 +442,7 @@ def test_a_killed_run_resumes_to_the_same_result(
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-def test_a_run_that_is_killed_while_it_claims_its_folder_starts_again(
+def test_training_killed_at_its_start_restarts(
     base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.write_text
@@ -457,7 +457,7 @@ def test_a_run_that_is_killed_while_it_claims_its_folder_starts_again(
     assert train(data, tmp_path / "c", base=str(base), **QUICK).info.kind == "masprm"
 
 
-def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+def test_truncated_checkpoint_is_skipped(tmp_path: Path) -> None:
     for step, done in ((5, True), (10, True), (15, False)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -466,7 +466,7 @@ def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
 
 
-def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
+def test_nan_loss_stops_and_keeps_the_last_checkpoint(
     base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = trainer_module.loss_of
@@ -484,14 +484,14 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
     assert last is not None and all(bool(t.isfinite().all()) for t in weights(last).values())
 
 
-def test_weights_that_are_no_numbers_are_not_saved(base: Path, data: RewardData, tmp_path: Path) -> None:
+def test_non_finite_weights_are_not_saved(base: Path, data: RewardData, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"not a number|not all numbers"):
         train(data, tmp_path / "c", base=str(base), **{**QUICK, "learning_rate": 1e30, "warmup": 0.0})
     assert not (tmp_path / "c" / "critic.json").exists()
 
 
 @pytest.mark.slow
-def test_a_full_disk_stops_training_and_can_be_gone_on_from(
+def test_training_resumes_after_a_full_disk(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = torch.save
@@ -508,7 +508,7 @@ def test_a_full_disk_stops_training_and_can_be_gone_on_from(
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-def test_a_base_without_weights_or_with_broken_ones_is_told(base: Path, data: RewardData, tmp_path: Path) -> None:
+def test_base_with_missing_or_broken_weights_is_reported(base: Path, data: RewardData, tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="no tokenizer at"):
         train(data, tmp_path / "c", base=str(tmp_path / "nothing"), **QUICK)
     broken = tmp_path / "broken"
@@ -553,7 +553,7 @@ def test_lora_and_qlora_save_reload_and_score_the_same(base: Path, data: RewardD
     assert np.corrcoef(beside, merged)[0, 1] > 0.9 if nf4 else np.allclose(beside, merged, atol=1e-4)
 
 
-def test_metrics_of_pairs_by_hand() -> None:
+def test_pair_metrics_equal_a_hand_computation() -> None:
     rows = collect(grove(), "pairs").examples[:4]
     better, worse = np.array([1.0, 0.0, 2.0, 0.5]), np.array([0.0, 1.0, 0.0, 0.5])
     found = pair_metrics(rows, better, worse)
@@ -571,7 +571,7 @@ def test_auc_agrees_with_scikit_learn() -> None:
     assert auc(scores, np.ones(200)) == 0.5
 
 
-def test_calibration_is_told_by_depth() -> None:
+def test_calibration_is_reported_by_depth() -> None:
     rows = collect(grove(), "points").examples
     exact = np.arctanh(np.clip([row.chosen_target for row in rows], -0.999999, 0.999999))
     for part in calibration(rows, exact).values():
@@ -590,7 +590,7 @@ def test_intervals_resample_problems() -> None:
     assert high - low == pytest.approx(4 * math.sqrt(0.25 / len(values)), rel=0.25)
 
 
-def test_outcome_metrics_of_a_perfect_critic() -> None:
+def test_perfect_critic_has_perfect_outcome_metrics() -> None:
     rows = collect(grove(), "outcomes").examples
     found = outcome_metrics(rows, np.array([4.0 * row.chosen_target for row in rows]))
     assert found["auc"] == 1.0 == found["accuracy"] and found["bce_loss"] < 1e-3
@@ -611,7 +611,7 @@ def test_packing_writes_shared_parts_once() -> None:
     ]
 
 
-def test_held_out_problems_are_not_learned_from(trained: Trained, data: RewardData) -> None:
+def test_held_out_problems_are_not_used_for_training(trained: Trained, data: RewardData) -> None:
     learned, held = split(data, trained.info.settings["held_out"])
     assert trained.info.data["pairs"] == len(learned) and trained.info.data["pairs held out"] == len(held)
     assert json.loads((trained.folder / "metrics.json").read_text(encoding="utf-8"))["final"]["pairs"] == len(held)

@@ -32,7 +32,7 @@ def small() -> tuple[Tree, Dynamics]:
     return tree, model
 
 
-def test_entries_read_as_they_were_written() -> None:
+def test_entries_are_read_unchanged() -> None:
     tree, _ = small()
     root, a, b, c = tree
     assert (root.parent, root.q, root.value, root.logprob) == (-1, None, None, None)
@@ -46,14 +46,14 @@ def test_entries_read_as_they_were_written() -> None:
         tree[4]
 
 
-def test_children_that_come_late_are_found() -> None:
+def test_children_added_late_are_found() -> None:
     tree, model = small()
     late = model.transition(tree.states[0], Action("z", model.mas.ALL))
     assert tree.add(0, late) == 4
     assert list(tree.children(0)) == [1, 2, 4]
 
 
-def test_siblings_share_their_past_and_equal_texts_are_one_object() -> None:
+def test_siblings_share_history_and_equal_texts() -> None:
     world = World(4)
     tree = world.plan(MCTS(20, 3)).tree
     assert tree is not None
@@ -61,7 +61,7 @@ def test_siblings_share_their_past_and_equal_texts_are_one_object() -> None:
         assert tree.states[node].parent is tree.states[tree.parents[node]]
 
 
-def test_a_node_costs_less_than_200_bytes() -> None:
+def test_node_needs_less_than_200_bytes() -> None:
     world = World(12)
     texts = [Proposal(Action(text, world.model.mas.ALL), 5, -1.0) for text in "abc"]
     rng = random.Random(1)
@@ -87,7 +87,7 @@ def test_a_node_costs_less_than_200_bytes() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_json_round_trip(seed: int) -> None:
+def test_tree_survives_json(seed: int) -> None:
     world = World(
         3, lambda path, i: f"{'ab'[i % 2]} {int(3 * noise(seed, path, i))}\ud800", value=lambda p: noise(seed, p)
     )
@@ -101,7 +101,7 @@ def test_json_round_trip(seed: int) -> None:
     assert [back.is_terminal(i) for i in range(len(back))] == [tree.is_terminal(i) for i in range(len(tree))]
 
 
-def test_json_round_trip_of_a_dynamic_schedule() -> None:
+def test_tree_of_a_dynamic_schedule_survives_json() -> None:
     world = World(2, lambda path, i: ["VERDICT: AGREE", "VERDICT: DISAGREE", "?"][i])
     world.model = Dynamics(load_mas("dylan"))
     tree = world.plan(MCTS(20, 3)).tree
@@ -121,7 +121,7 @@ def test_json_round_trip_of_a_dynamic_schedule() -> None:
         lambda d: d.update(root={"schema": 1}),
     ],
 )
-def test_a_spoilt_tree_is_refused(spoil: Any) -> None:
+def test_damaged_tree_is_rejected(spoil: Any) -> None:
     tree, model = small()
     data = tree.to_dict()
     spoil(data)
@@ -130,13 +130,13 @@ def test_a_spoilt_tree_is_refused(spoil: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], "x", {}])
-def test_what_is_no_tree_is_refused(data: Any) -> None:
+def test_data_that_is_not_a_tree_is_rejected(data: Any) -> None:
     with pytest.raises(DataError, match="expected a tree"):
         Tree.from_dict(data, Dynamics(chain(1)))
 
 
 @pytest.mark.parametrize("planner", [SinglePass(), MCTS(3, 1), MCTS(3, 1, leaf="bootstrap")], ids=str)
-def test_a_chain_of_ten_thousand_turns(planner: Any) -> None:
+def test_chain_of_ten_thousand_turns_is_supported(planner: Any) -> None:
     world = World(10_000, value=lambda path: 0.5)
     plan = _long(world, planner)
     assert plan.best is not None and plan.best.state.depth == 10_000

@@ -34,7 +34,7 @@ def example(name: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
-def test_an_agent_is_trained_by_dpo_and_plays_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_trained_by_dpo_runs_again(capsys: pytest.CaptureFixture[str]) -> None:
     folder = example("fine_tune_agents")["main"](8, 8, 4, "Solver", 4.0)
     said = capsys.readouterr().out
     assert re.search(r"\d+ preferences for Solver\n", said)
@@ -48,7 +48,7 @@ def test_an_agent_is_trained_by_dpo_and_plays_again(capsys: pytest.CaptureFixtur
     assert [plan.error for plan in search.run("single", task, mas=mas)] == [None, None]
 
 
-def test_dpo_prefers_what_was_chosen(tmp_path: Path) -> None:
+def test_dpo_raises_the_probability_of_chosen_messages(tmp_path: Path) -> None:
     parts = example("fine_tune_agents")
     rows = parts["preferences"](tmp_path, 8, 8)
     parts["train"](rows, tmp_path / "all", 8.0)
@@ -69,7 +69,7 @@ def test_dpo_prefers_what_was_chosen(tmp_path: Path) -> None:
     assert sum(after) > sum(before)
 
 
-def test_rm_critics_score_as_trls_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_critics_equal_trls_reward_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = example("trl_critic")
     mined = parts["mine"](tmp_path / "trees.db", 6, 8)
     trainer = parts["train"](mined, tmp_path / "critic", 1.0)
@@ -89,6 +89,6 @@ def test_rm_critics_score_as_trls_model(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_the_example_of_a_critic_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_critic_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example("trl_critic")["main"](10, 8, 2, 1.0)
     assert re.search(r"\d+ pairs; held-out accuracy \d.*\nsingle +\d of 2 right\nsbs", capsys.readouterr().out)

@@ -79,14 +79,14 @@ def flat(text: str) -> str:
     return re.sub(r"[\s│]+", " ", text)
 
 
-def test_settings_are_read_by_position_and_by_name(mine: Path) -> None:
+def test_settings_are_accepted_by_position_and_name(mine: Path) -> None:
     planner: Any = search.load_planner(f"{mine}:Lookahead:3,depth=2,greedy=false")
     assert (planner.width, planner.depth, planner.greedy) == (3, 2, False)
     assert load_critic(f"{mine}:Judge:0.5").weight == 0.5  # type: ignore[attr-defined]
     assert load_policy(f"{mine}:make").name == "mine"
 
 
-def test_the_same_strings_work_in_search_run_and_on_the_command_line(mine: Path, tmp_path: Path) -> None:
+def test_specs_work_in_search_run_and_on_the_command_line(mine: Path, tmp_path: Path) -> None:
     task = mas_gym.load_task("arithmetic", limit=2)
     policy, critic = load_policy(f"{mine}:make:answer=7"), load_critic(f"{mine}:Judge")
     plans = list(search.run(f"{mine}:Lookahead:2", task, mas="rpsv", policy=policy, critic=critic))
@@ -100,7 +100,7 @@ def test_the_same_strings_work_in_search_run_and_on_the_command_line(mine: Path,
     assert solved.exit_code == 0 and "Answer: 7" in solved.stdout
 
 
-def test_a_file_is_imported_once_until_it_changes(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_imported_once_until_it_changes(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     written = mine.stat().st_mtime_ns
     first, again = (type(search.load_planner(f"{mine}:Lookahead").identical_to) for _ in range(2))
@@ -131,14 +131,14 @@ def test_a_file_is_imported_once_until_it_changes(mine: Path, monkeypatch: pytes
         ("{mine}:raises_ours", ConfigError, "n_simulations"),
     ],
 )
-def test_what_does_not_fit_is_said(mine: Path, spec: str, error: type[MASGymError], words: str) -> None:
+def test_invalid_user_code_is_reported(mine: Path, spec: str, error: type[MASGymError], words: str) -> None:
     folder = mine.parent / "folder.py"
     folder.mkdir()
     with pytest.raises(error, match=re.escape(words)):
         search.load_planner(spec.format(mine=mine, none=mine.parent / "none.py", folder=folder))
 
 
-def test_each_kind_is_checked_for_what_it_needs(mine: Path) -> None:
+def test_each_kind_is_checked_for_its_required_methods(mine: Path) -> None:
     with pytest.raises(ConfigError, match=r"score\(contexts\), got Lookahead"):
         load_critic(f"{mine}:Lookahead")
     with pytest.raises(ConfigError, match=r"sample\(requests\).* got Judge"):
@@ -157,7 +157,7 @@ def test_each_kind_is_checked_for_what_it_needs(mine: Path) -> None:
         ("def f(n):\n    return f(n)\nf(1)\n", "RecursionError"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_named_with_the_line(tmp_path: Path, source: str, words: str) -> None:
+def test_import_error_names_file_and_line(tmp_path: Path, source: str, words: str) -> None:
     file = tmp_path / "bad.py"
     file.write_text(source, encoding="utf-8")
     with pytest.raises(UserCodeError, match=re.escape(words)) as caught:
@@ -178,12 +178,12 @@ def test_debug_shows_where_the_users_code_failed(mine: Path) -> None:
     ("load", "group"),
     [(search.load_planner, "planners"), (load_critic, "critics"), (load_policy, "policies")],
 )
-def test_unknown_names_end_with_how_to_add_one(load: Any, group: str) -> None:
+def test_unknown_name_error_explains_how_to_add_one(load: Any, group: str) -> None:
     with pytest.raises(UnknownNameError, match=rf"write FILE\.py:NAME or register .* mas_gym\.{group}$"):
         load("nonsense")
 
 
-def test_names_that_are_no_files() -> None:
+def test_names_that_are_not_files_are_rejected() -> None:
     assert not any(map(names_a_file, ["mcts:10,3", "my.py", "recorded:FILE", "models/x.python:1", "", ":", ".py:x"]))
 
 
@@ -196,7 +196,7 @@ def test_names_that_are_no_files() -> None:
         ("tasks", ["gsm8k", "arithmetic"], "difficulty=3"),
     ],
 )
-def test_listings_name_everything_with_its_settings(command: str, names: list[str], words: str) -> None:
+def test_listings_contain_every_component_with_its_settings(command: str, names: list[str], words: str) -> None:
     shown = run(command)
     assert shown.exit_code == 0 and words in flat(shown.stdout)
     assert max(map(len, shown.stdout.splitlines())) <= 80
@@ -204,7 +204,7 @@ def test_listings_name_everything_with_its_settings(command: str, names: list[st
     assert set(names) <= set(entries) and all(entry["summary"] for entry in entries.values())
 
 
-def test_eval_does_not_ignore_a_critic_that_nothing_uses() -> None:
+def test_eval_rejects_an_unused_critic() -> None:
     shown = run("eval", "--critic", "policy-likelihood")
     assert shown.exit_code == 2 and "none of the planners takes a critic" in flat(shown.stderr)
     shown = run("serve", "--planner", "sc:3", "--critic", "policy-likelihood")
@@ -214,6 +214,6 @@ def test_eval_does_not_ignore_a_critic_that_nothing_uses() -> None:
 
 
 @pytest.mark.parametrize("name", ["out.xyz", "out", ".png/"])
-def test_the_name_of_a_plot_is_checked_before_the_run(name: str, tmp_path: Path) -> None:
+def test_plot_name_is_validated_before_the_run(name: str, tmp_path: Path) -> None:
     shown = run("eval", "--policy", "recorded:none", "--plot", tmp_path / name)
     assert shown.exit_code == 2 and "expected a name that ends in" in flat(shown.stderr)

@@ -98,7 +98,7 @@ def equal_to_singles(envs: MASVectorEnv, singles: list[Any], steps: int, seed: i
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("view", ["text", "numbers"])
-def test_copies_give_what_single_environments_give(view: str, mode: AutoresetMode) -> None:
+def test_sub_environments_equal_single_environments(view: str, mode: AutoresetMode) -> None:
     wrap = wrapped(Length()) if view == "numbers" else None
     envs = gym.make_vec(
         "MAS-Custom-v0", num_envs=5, task=SUMS, mas="dylan", policy=Counting(), n=3, wrap=wrap, autoreset_mode=mode
@@ -111,7 +111,7 @@ def test_copies_give_what_single_environments_give(view: str, mode: AutoresetMod
 
 
 @pytest.mark.slow
-def test_the_tiny_agents_answer_alike_alone_and_together() -> None:
+def test_tiny_agents_reply_equally_alone_and_in_batches() -> None:
     policy = load_policy("tiny")
     envs = gym.make_vec("MAS-Arithmetic-v0", num_envs=2, policy=policy, n=2, seed=1)
     singles = [CandidateChoice(MASEnv("arithmetic", "rpsv"), policy, 2, seed=1) for _ in range(2)]
@@ -119,7 +119,7 @@ def test_the_tiny_agents_answer_alike_alone_and_together() -> None:
     envs.close()
 
 
-def test_each_engine_is_asked_once_a_step() -> None:
+def test_each_engine_receives_one_batch_per_step() -> None:
     policy, critic = Counting(), Length()
     envs = MASVectorEnv([lambda: wrapped(critic)(CandidateChoice(MASEnv(SUMS, "rpsv"), policy, 2))] * 8)
     envs.reset(seed=0)
@@ -133,14 +133,14 @@ def test_each_engine_is_asked_once_a_step() -> None:
     assert small.batches == [2, 2, 1]
 
 
-def test_asynchronous_policies_and_several_policies() -> None:
+def test_asynchronous_and_several_policies_are_supported() -> None:
     policies = [Async(), ScriptedPolicy(guess)]
     envs = MASVectorEnv([lambda p=p: CandidateChoice(MASEnv(SUMS, "rpsv"), p, 3) for p in policies])
     singles = [CandidateChoice(MASEnv(SUMS, "rpsv"), Counting(), 3) for _ in policies]
     assert equal_to_singles(envs, singles, 6) == 2
 
 
-def test_wrappers_of_gymnasium_work_above_and_below() -> None:
+def test_gymnasium_wrappers_work_outside_and_inside() -> None:
     policy = Counting()
 
     def make() -> gym.Env[Any, Any]:
@@ -157,7 +157,7 @@ def test_wrappers_of_gymnasium_work_above_and_below() -> None:
     assert set(policy.batches) == {1}
 
 
-def test_a_subclass_with_a_step_of_its_own_is_not_bypassed() -> None:
+def test_subclass_with_its_own_step_is_used() -> None:
     class Last(CandidateChoice):
         def step(self, action: Any) -> Any:
             return super().step(self.n - 1)
@@ -180,7 +180,7 @@ def test_without_a_policy_actions_are_texts() -> None:
     assert kept["transcript"][1][0].text == "no"
 
 
-def test_seeds_and_masks_of_resets() -> None:
+def test_reset_accepts_seeds_and_masks() -> None:
     envs = gym.make_vec("MAS-Custom-v0", num_envs=3, task=SUMS, mas="rpsv", policy=Counting(), n=2)
     first = envs.reset(seed=7)[1]["problem_id"].tolist()
     assert envs.reset(seed=[7, 8, 9])[1]["problem_id"].tolist() == first
@@ -208,7 +208,7 @@ def test_seed_of_make_vec_sets_the_messages_and_seed_of_reset_the_questions() ->
     assert started(made=0, reset=7, problem="sum/2") == started(made=0, reset=8, problem="sum/2")
 
 
-def test_episodes_are_not_restarted_if_that_is_disabled() -> None:
+def test_disabled_autoreset_does_not_restart_episodes() -> None:
     envs = MASVectorEnv(
         [lambda: CandidateChoice(MASEnv(SUMS, "single"), Counting(), 2)] * 2, autoreset_mode=AutoresetMode.DISABLED
     )
@@ -220,7 +220,7 @@ def test_episodes_are_not_restarted_if_that_is_disabled() -> None:
     assert envs.step([1, 1])[2].all()
 
 
-def test_arguments_are_checked() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     for count in (0, -1, 2.0, True, "8"):
         with pytest.raises(ConfigError, match="num_envs: expected a whole number of at least 1"):
             gym.make_vec("MAS-Arithmetic-v0", num_envs=count, policy=Counting())  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_arguments_are_checked() -> None:
             envs.reset(**wrong)
 
 
-def test_its_name_is_public() -> None:
+def test_vector_env_name_is_public() -> None:
     assert mas_gym.MASVectorEnv is MASVectorEnv
 
 
@@ -255,7 +255,7 @@ def numbers(num_envs: int = 3, **options: Any) -> MASVectorEnv:
 
 
 @pytest.mark.slow
-def test_stable_baselines_gets_what_the_vector_environment_gives() -> None:
+def test_sb3_adapter_equals_the_vector_environment() -> None:
     pytest.importorskip("sb3_contrib", reason="the adapter needs Stable-Baselines3")
     from sb3_contrib import MaskablePPO
     from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported

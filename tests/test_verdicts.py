@@ -88,7 +88,7 @@ def test_reasoning_is_never_a_verdict(judge: str, text: str) -> None:
         (lambda pro, contra: "", None),
     ],
 )
-def test_only_the_last_line_counts(judge: str, reply: Reply, expected: bool | None) -> None:
+def test_only_the_last_line_is_read(judge: str, reply: Reply, expected: bool | None) -> None:
     assert verdict_of(judge, reply) is expected
 
 

@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("exact", "near"), [(False, 1e-5), (True, 2**-5)])
-def test_certainty_is_that_of_the_distributions(folder: Path, exact: bool, near: float) -> None:
+def test_certainty_equals_that_of_the_distributions(folder: Path, exact: bool, near: float) -> None:
     policy: Any = load_policy(f"transformers:{folder}", exact=exact)
     asked = SamplingRequest((ChatMessage("user", WORDS),), (1, 2, 3, 4), 12)
     # The text is the message's token ids.
@@ -87,7 +87,7 @@ def test_certainty_is_that_of_the_distributions(folder: Path, exact: bool, near:
         assert sample.certainty == pytest.approx((min(known), entropy, uniform), abs=near)
 
 
-def test_certainty_does_not_depend_on_the_batch(folder: Path) -> None:
+def test_certainty_is_independent_of_the_batch(folder: Path) -> None:
     policy: Any = load_policy(f"transformers:{folder}", exact=True)
     asked = [SamplingRequest((ChatMessage("user", f"{WORDS} {i}"),), (i,), 30) for i in range(24)]
     together = policy.sample(asked)
@@ -96,7 +96,7 @@ def test_certainty_does_not_depend_on_the_batch(folder: Path) -> None:
     assert len({reply.samples[0].certainty for reply in alone}) > 12
 
 
-def test_excluded_tokens_leave_the_entropy_a_number() -> None:
+def test_entropy_with_excluded_tokens_is_finite() -> None:
     from mas_gym.policies.local.decode import spread
 
     entropy, certainty = spread(torch.tensor([[0.0, 0.0, -math.inf]]))
@@ -113,7 +113,7 @@ def test_uncertainty_follows_its_formulae() -> None:
     assert len({str(identity_of(Uncertainty(kind))) for kind in ("least", "entropy", "self-certainty")}) == 3
 
 
-def test_uncertainty_without_statistics_is_an_error() -> None:
+def test_uncertainty_without_statistics_is_rejected() -> None:
     with pytest.raises(CriticError, match=r"reports no entropy .* or uncertainty:least"):
         Uncertainty("entropy").score([context("a", certainty=Certainty(least=-1.0))])
     with pytest.raises(CriticError, match="reports no least"):
@@ -144,14 +144,14 @@ def test_agreement_is_the_share_of_equal_answers() -> None:
         assert plan.usage.reward_calls == 0
 
 
-def test_agreement_needs_a_search() -> None:
+def test_agreement_requires_a_search() -> None:
     with pytest.raises(CriticError, match="compares the leaves of a search"):
         Agreement().score([ScoringContext(state_of("a", "b", "c", "d"), RPSV, None)])
     with pytest.raises(ConfigError, match="no argument"):
         load_critic("agreement:x")
 
 
-def test_chance_is_spread_and_repeatable() -> None:
+def test_random_critic_is_uniform_and_reproducible() -> None:
     contexts = [ScoringContext(state_of(f"m{i}"), RPSV, None) for i in range(2000)]
     values = load_critic("random").score(contexts)
     assert values == RandomCritic().score(contexts[:1000]) + RandomCritic().score(contexts[1000:])
@@ -197,7 +197,7 @@ def talker(*texts: str) -> ScriptedPolicy:
     return ScriptedPolicy(script, name="talker")
 
 
-def test_a_verdict_is_the_probability_of_yes() -> None:
+def test_verdict_is_the_probability_of_yes() -> None:
     policy = Chooser({"good": (math.log(0.6), math.log(0.2)), "bad": (math.log(0.01), math.log(0.03))})
     critic = Judge(policy)
     scores = critic.score([context("good"), context("bad"), context("good")])
@@ -207,7 +207,7 @@ def test_a_verdict_is_the_probability_of_yes() -> None:
     assert (scores.tokens, scores.prompt_tokens, scores.unread) == ((1, 1, 1), (10, 10, 10), (0, 0, 0))
 
 
-def test_a_local_judge_follows_the_formula(folder: Path) -> None:
+def test_local_judge_equals_the_formula(folder: Path) -> None:
     policy: Any = load_policy(f"transformers:{folder}")
     prompts = [(ChatMessage("user", f"{WORDS} {'ba ' * i}"),) for i in range(7)]
     choices = policy.choose(prompts, ("ba", "de"))
@@ -220,7 +220,7 @@ def test_a_local_judge_follows_the_formula(folder: Path) -> None:
         assert choice.prompt_tokens == len(ids)
 
 
-def test_spellings_of_one_token_count_together() -> None:
+def test_variants_of_a_token_are_summed() -> None:
     table = {"yes": [1], "Yes": [2], "YES": [3, 4], " yes": [5], " Yes": [9, 2], " YES": [9, 3], "no": [6, 7]}
     assert first_tokens(["yes", "no"], lambda text: table.get(text, [6, 8])) == [[1, 2, 5], [6]]
     with pytest.raises(PolicyError, match="differ in their first token"):
@@ -231,7 +231,7 @@ def test_spellings_of_one_token_count_together() -> None:
     ("texts", "value", "unread"),
     [(("yes", "no", "yes"), 1 / 3, 0), (("yes", "hm", "no"), 0.0, 1), (("perhaps",), None, 3)],
 )
-def test_sampled_verdicts_are_shares_and_the_unread_are_counted(
+def test_sampled_verdicts_are_shares_and_unreadable_ones_are_counted(
     texts: tuple[str, ...], value: float | None, unread: int
 ) -> None:
     for policy in (talker(*texts), as_async(talker(*texts))):
@@ -275,7 +275,7 @@ def test_pairs_are_compared_in_both_orders() -> None:
     assert critic.reads_peers and not Judge(Ranker({})).reads_peers
 
 
-def test_a_judge_guides_a_search_and_its_cost_is_stored(tmp_path: Path) -> None:
+def test_judge_guides_a_search_and_its_cost_is_stored(tmp_path: Path) -> None:
     def run(store: Path) -> Any:
         return search.run(
             "sbs:3,1",
@@ -298,7 +298,7 @@ def test_a_judge_guides_a_search_and_its_cost_is_stored(tmp_path: Path) -> None:
         assert info.spent.critic_tokens == sum(usage.critic_tokens for usage in plans.values())
 
 
-def test_changed_critic_costs_are_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_critic_costs_are_reported_as_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.db"
     options: dict[str, Any] = {"mas": "rpsv", "policy": load_policy("tiny"), "critic": load_critic("judge:tiny")}
     [plan] = search.run("sbs:2,1", problems(1), store=path, **options)
@@ -315,7 +315,7 @@ def test_changed_critic_costs_are_damage(tmp_path: Path, caplog: pytest.LogCaptu
     assert again.usage.critic_tokens == plan.usage.critic_tokens
 
 
-def test_a_search_without_a_readable_verdict_fails_alone_and_pays() -> None:
+def test_search_without_readable_verdict_fails_alone_with_its_cost() -> None:
     def script(request: SamplingRequest, seed: int) -> Sample:
         unsure = task[0].question in request.messages[0].content
         return Sample("hm" if unsure else verdict(request, "yes"), 2, None, "stop")
@@ -332,7 +332,7 @@ def test_a_search_without_a_readable_verdict_fails_alone_and_pays() -> None:
     assert all(plan.error is None and plan.usage.unread_verdicts == 0 for plan in plans.values())
 
 
-def test_a_judges_tokens_are_a_column_only_where_there_are_any() -> None:
+def test_judge_token_column_is_shown_only_if_used() -> None:
     from search.compare import Outcome, summarise, to_csv, to_markdown
 
     def rows(spent: int) -> Any:
@@ -342,7 +342,7 @@ def test_a_judges_tokens_are_a_column_only_where_there_are_any() -> None:
     assert "critic_tokens" in to_csv(rows(7)).splitlines()[0]
 
 
-def test_an_ensemble_adds_up_what_its_members_cost() -> None:
+def test_ensemble_cost_is_the_sum_over_members() -> None:
     judge = Judge(talker("yes"), n=2)
     scores = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
     assert (list(scores), list(scores.tokens)) == ([0.5], [6])
@@ -350,7 +350,7 @@ def test_an_ensemble_adds_up_what_its_members_cost() -> None:
     assert math.isnan(unread[0]) and unread.reasons[0] and list(unread.unread) == [2]
 
 
-def test_a_judges_identity_is_its_policy_prompt_and_settings(tmp_path: Path, folder: Path) -> None:
+def test_judge_identity_contains_policy_prompt_and_settings(tmp_path: Path, folder: Path) -> None:
     prompt = tmp_path / "p.txt"
     prompt.write_text("{question} {transcript} yes or no?")
     shutil.copy(prompt, tmp_path / "q.txt")
@@ -363,7 +363,7 @@ def test_a_judges_identity_is_its_policy_prompt_and_settings(tmp_path: Path, fol
     assert stated[0] == stated[1] and len(set(stated)) == 1 + len(others)
 
 
-def test_options_of_a_judge_and_of_its_policy(folder: Path) -> None:
+def test_judge_and_policy_options_are_separate(folder: Path) -> None:
     critic = load_critic(f"judge:transformers:{folder}#mode=share&n=2&max_batch=5")
     assert (critic.max_batch, critic._n, critic.mode) == (5, 2, "share")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"mdoe.*a judge's own options are mode, n, prompt"):
@@ -377,12 +377,12 @@ def test_options_of_a_judge_and_of_its_policy(folder: Path) -> None:
         Judge(talker("yes"), mode="logprob")
 
 
-def test_judges_keep_the_contract_of_critics() -> None:
+def test_judges_pass_the_critic_check() -> None:
     check_critic(Judge(talker("yes", "no"), n=2))
     check_critic(RandomCritic())
 
 
-def test_a_judge_written_in_a_file(tmp_path: Path) -> None:
+def test_judge_is_loaded_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from mas_gym.policies import ScriptedPolicy\n"
         "def make(word):\n"
@@ -395,7 +395,7 @@ def test_a_judge_written_in_a_file(tmp_path: Path) -> None:
     assert score == -1.0
 
 
-def test_a_server_is_asked_for_the_likely_first_words() -> None:
+def test_server_request_contains_top_logprobs() -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     from fastapi import FastAPI, Request
     from loopback import serving
@@ -424,7 +424,7 @@ def test_a_server_is_asked_for_the_likely_first_words() -> None:
     assert load_critic(f"judge:openai:m@{base}/v1#logprobs=false").mode == "share"  # type: ignore[attr-defined]
 
 
-def test_states_of_many_searches_are_judged_together() -> None:
+def test_states_of_many_searches_share_a_judge_batch() -> None:
     class Yes(Chooser):
         def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
             self.batches.append(len(prompts))
@@ -437,7 +437,7 @@ def test_states_of_many_searches_are_judged_together() -> None:
     assert max(policy.batches) >= 8 and len(policy.batches) < calls / 3
 
 
-def test_caches_and_recordings_keep_certainty(tmp_path: Path, folder: Path) -> None:
+def test_caches_and_recordings_preserve_certainty(tmp_path: Path, folder: Path) -> None:
     import asyncio
 
     from mas_gym.policies.cache import CachedPolicy, RecordedPolicy, RecordingPolicy

@@ -91,7 +91,7 @@ def request(i: int, n: int = 3, temperature: float = 0.7, words: str = "ba be bi
     return SamplingRequest(messages, tuple(7 * i + k for k in range(n)), max_new_tokens=48, temperature=temperature)
 
 
-def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, ...]) -> None:
+def test_samples_are_independent_of_the_batch(both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i) for i in range(24)]
     alone = texts(ask(both[0], requests, at_once=1))
     assert texts(ask(both[0], requests)) == alone
@@ -99,7 +99,7 @@ def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, ...]) -> None:
     assert len({text for row in alone for text in row}) > 40
 
 
-def test_a_lone_worker_on_a_cpu_has_no_process_to_wait_for(both: tuple[VLLMPolicy, ...]) -> None:
+def test_cpu_engine_runs_in_one_process(both: tuple[VLLMPolicy, ...]) -> None:
     import psutil
 
     ask(both[0], [request(0)])
@@ -108,7 +108,7 @@ def test_a_lone_worker_on_a_cpu_has_no_process_to_wait_for(both: tuple[VLLMPolic
     assert not any("Worker" in name for name in names)
 
 
-def test_greedy_messages_and_logprobs_are_those_of_transformers(folder: Path, both: tuple[VLLMPolicy, ...]) -> None:
+def test_greedy_messages_and_logprobs_equal_transformers(folder: Path, both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i, 1, temperature=0.0) for i in range(12)]
     ours = ask(both[0], requests)
     theirs = TransformersPolicy(folder).sample(requests)
@@ -120,7 +120,7 @@ def test_greedy_messages_and_logprobs_are_those_of_transformers(folder: Path, bo
         assert one.samples[0].finish_reason == other.samples[0].finish_reason
 
 
-def test_agents_with_adapters_of_their_own_share_an_engine(
+def test_agents_with_different_adapters_share_an_engine(
     folder: Path, adapters: list[Path], both: tuple[VLLMPolicy, ...], tmp_path: Path
 ) -> None:
     import peft
@@ -148,18 +148,18 @@ def test_shared_prefixes_come_from_the_cache(both: tuple[VLLMPolicy, ...]) -> No
     assert 32 <= reply.cached_tokens <= reply.prompt_tokens
 
 
-def test_long_prompts_lose_their_oldest_words(both: tuple[VLLMPolicy, ...]) -> None:
+def test_long_prompts_are_truncated_at_the_oldest_text(both: tuple[VLLMPolicy, ...]) -> None:
     long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", "\n\n".join([WORDS] * 10))), (1,), 16)
     [reply] = ask(both[0], [long])
     assert reply.dropped_tokens > 0 and reply.prompt_tokens <= 512 - 16
 
 
-def test_more_new_prompts_than_one_step_takes(both: tuple[VLLMPolicy, ...]) -> None:
+def test_more_prompts_than_one_step_allows_are_processed(both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i, words=WORDS) for i in range(60)]
     assert texts(ask(both[0], requests)) == texts(ask(both[0], requests, at_once=2))
 
 
-def test_what_is_cancelled_is_forgotten(both: tuple[VLLMPolicy, ...]) -> None:
+def test_cancelled_requests_are_released(both: tuple[VLLMPolicy, ...]) -> None:
     async def run() -> None:
         tasks = [asyncio.create_task(both[0].sample_async(request(i))) for i in range(64)]
         await asyncio.sleep(0.05)
@@ -191,7 +191,7 @@ def tiny_agents() -> Iterator[VLLMPolicy]:
     policy.close()
 
 
-def test_a_program_gets_json_that_obeys_its_schema(tiny_agents: VLLMPolicy) -> None:
+def test_program_receives_json_that_matches_its_schema(tiny_agents: VLLMPolicy) -> None:
     import search
     from mas_gym.programs import Program
     from mas_gym.tasks.base import Problem
@@ -242,7 +242,7 @@ def test_a_program_gets_json_that_obeys_its_schema(tiny_agents: VLLMPolicy) -> N
         texts_with(tools=[])
 
 
-def test_searches_are_the_same_at_concurrency_1_and_256(both: tuple[VLLMPolicy, ...]) -> None:
+def test_searches_are_equal_at_concurrency_1_and_256(both: tuple[VLLMPolicy, ...]) -> None:
     import mas_gym
     import search
 
@@ -257,19 +257,19 @@ def test_searches_are_the_same_at_concurrency_1_and_256(both: tuple[VLLMPolicy, 
     assert plans(256) == alone
 
 
-def test_a_program_that_used_an_engine_ends_cleanly(folder: Path, tmp_path: Path) -> None:
+def test_process_with_an_engine_ends_cleanly(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mas_gym.cli", "eval", "-n", "2", "--policy", f"vllm:{folder}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and "force killing" not in done.stderr
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailableError, match=r"expected vLLM to start"):
         ask(load_policy(f"vllm:{tmp_path}"), [request(0)])  # type: ignore[arg-type]
 
 
-def test_bad_adapters_and_late_ones(tmp_path: Path) -> None:
+def test_invalid_and_late_adapters_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter_config\.json"):
         load_policy(f"vllm:{tmp_path}#lora={tmp_path}")
     engine = VLLMEngine("m", {})
@@ -278,7 +278,7 @@ def test_bad_adapters_and_late_ones(tmp_path: Path) -> None:
         engine.add_adapter("late")
 
 
-def test_a_policy_is_identified_by_its_weights_adapter_and_settings(
+def test_policy_identity_contains_weights_adapter_and_settings(
     folder: Path, adapters: list[Path], both: tuple[VLLMPolicy, ...], tmp_path: Path
 ) -> None:
     base, first, second = (identity_of(policy) for policy in both)
@@ -317,7 +317,7 @@ def save_critic(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def test_a_critic_is_identified_by_its_weights_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_critic_identity_contains_weights_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from rewardmodels import load_critic
 
@@ -333,7 +333,7 @@ def test_a_critic_is_identified_by_its_weights_and_settings(tmp_path: Path, monk
     assert stated(save_critic(tmp_path / "two", seed=1)) != identity != stated(one, "bfloat16")
 
 
-def test_the_critic_scores_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_critic_scores_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # In this process it starts in seconds.
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
@@ -390,7 +390,7 @@ def server(folder: Path) -> Iterator[str]:
         yield f"{url}/v1"
 
 
-def test_the_server_says_what_the_engine_says(server: str, both: tuple[VLLMPolicy, ...]) -> None:
+def test_server_replies_equal_the_engine(server: str, both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i) for i in range(16)]
     ours = ask(both[0], requests)
     policy = load_policy(f"openai:served@{server}")
@@ -410,14 +410,14 @@ def test_the_server_says_what_the_engine_says(server: str, both: tuple[VLLMPolic
 
 
 @pytest.mark.parametrize("options", ["choices=n", "api=completions", "logprobs=false"])
-def test_the_server_offers_the_rest(server: str, options: str) -> None:
+def test_server_supports_the_other_features(server: str, options: str) -> None:
     policy = load_policy(f"openai:served@{server}#{options}")
     [reply] = ask(policy, [request(3)])  # type: ignore[arg-type]
     assert len(reply.samples) == 3 and policy.notes == []  # type: ignore[union-attr]
     assert all((sample.logprob is None) == (options == "logprobs=false") for sample in reply.samples)
 
 
-def test_the_server_honours_what_only_it_knows(server: str) -> None:
+def test_server_specific_options_are_used(server: str) -> None:
     policy = load_policy(f"openai:served@{server}")
     words = local_models.WORDS[:2]
     asked = {"structured_outputs": {"choice": words}}
@@ -425,7 +425,7 @@ def test_the_server_honours_what_only_it_knows(server: str) -> None:
     assert {sample.text for sample in reply.samples} <= set(words)
 
 
-def test_the_server_shortens_and_refuses_in_words(server: str) -> None:
+def test_server_truncates_and_rejects_with_a_reason(server: str) -> None:
     long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", " ".join([WORDS] * 20))), (1,), 16)
     [reply] = ask(load_policy(f"openai:served@{server}"), [long])  # type: ignore[arg-type]
     assert reply.dropped_tokens > 0
@@ -433,7 +433,7 @@ def test_the_server_shortens_and_refuses_in_words(server: str) -> None:
         ask(load_policy(f"openai:absent@{server}"), [request(0)])  # type: ignore[arg-type]
 
 
-def test_the_server_tells_its_cached_tokens_and_they_are_cheaper(server: str) -> None:
+def test_server_reports_cached_tokens_at_their_price(server: str) -> None:
     policy = load_policy(f"openai:served@{server}#price=1000000,100000,0")
     ask(policy, [request(100, 1, words=WORDS)])  # type: ignore[arg-type]
     [reply] = ask(policy, [request(101, 1, words=WORDS)])  # type: ignore[arg-type]
@@ -442,7 +442,7 @@ def test_the_server_tells_its_cached_tokens_and_they_are_cheaper(server: str) ->
     assert meter.money == pytest.approx(meter.prompt_tokens - 0.9 * meter.cached_tokens)
 
 
-def test_searches_on_a_server_behind_every_kind_of_fault(server: str) -> None:
+def test_searches_on_a_faulty_server_give_equal_answers(server: str) -> None:
     pytest.importorskip("fastapi", reason="the fastapi package is not installed")
     from fault_proxy import Fault, FaultProxy, proxied
 
@@ -466,7 +466,7 @@ def test_searches_on_a_server_behind_every_kind_of_fault(server: str) -> None:
 # ---- verifiers
 
 
-def test_a_step_reward_model_behind_the_server_scores_as_here(tmp_path: Path) -> None:
+def test_served_step_reward_model_equals_the_local_one(tmp_path: Path) -> None:
     from test_reward_models import CONTEXTS, qwen_prm
 
     from rewardmodels import load_critic
@@ -478,7 +478,7 @@ def test_a_step_reward_model_behind_the_server_scores_as_here(tmp_path: Path) ->
     assert there == pytest.approx(here, abs=1e-4) and len({round(value, 3) for value in here}) > 3
 
 
-def test_a_scalar_reward_model_behind_the_server_scores_as_here(tmp_path: Path) -> None:
+def test_served_scalar_reward_model_equals_the_local_one(tmp_path: Path) -> None:
     import math
 
     from test_reward_models import CONTEXTS, scalar_model
@@ -495,7 +495,7 @@ def test_a_scalar_reward_model_behind_the_server_scores_as_here(tmp_path: Path) 
     assert max(map(math.fabs, logits)) > 0.05
 
 
-def test_judges_ask_the_engine_and_the_server_for_the_same_probabilities(
+def test_judges_get_equal_probabilities_from_engine_and_server(
     folder: Path, server: str, both: tuple[VLLMPolicy, ...]
 ) -> None:
     local = TransformersPolicy(folder)
@@ -518,9 +518,7 @@ def test_judges_ask_the_engine_and_the_server_for_the_same_probabilities(
     assert listed >= 4
 
 
-def test_the_least_likely_token_is_the_same_on_every_engine(
-    folder: Path, server: str, both: tuple[VLLMPolicy, ...]
-) -> None:
+def test_least_likely_token_is_equal_on_every_engine(folder: Path, server: str, both: tuple[VLLMPolicy, ...]) -> None:
     [ours], [theirs] = ask(both[0], [request(3)]), ask(load_policy(f"openai:served@{server}"), [request(3)])  # type: ignore[arg-type]
     least = [[sample.certainty.least for sample in reply.samples] for reply in (ours, theirs)]  # type: ignore[union-attr]
     assert least[0] == pytest.approx(least[1], abs=1e-3) and max(least[0]) < 0

@@ -32,14 +32,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
+def test_wheel_contains_every_file_of_the_packages(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = (path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
     assert held == {path.relative_to(ROOT).as_posix() for path in files if path.suffix != ".pyc"}
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "environment"
     venv.create(home, with_pip=False, symlinks=True)
     [site] = home.glob("lib/python*/site-packages")
@@ -67,7 +67,7 @@ def test_the_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> Non
     assert (tmp_path / "demo" / "tree.html").stat().st_size > 10_000
 
 
-def test_version_changelog_and_citation_agree() -> None:
+def test_version_changelog_and_citation_match() -> None:
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
     assert version is not None
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))

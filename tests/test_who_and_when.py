@@ -71,7 +71,7 @@ def test_folds_keep_the_runs_of_a_question_together() -> None:
     assert len(set(places)) == 5
 
 
-def test_model_finds_mistakes_with_a_mark() -> None:
+def test_model_finds_marked_mistakes() -> None:
     runs = made(24)
     setting = Setting((POSITION, SPEAKER, TEXT), 0.1)
     model = fit(runs[:16], setting)

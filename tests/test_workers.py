@@ -73,7 +73,7 @@ class Unpicklable(MCTS):
 Unpicklable.__qualname__ = "nowhere"
 
 
-def test_rows_are_those_of_one_process(tmp_path: Path) -> None:
+def test_workers_give_the_rows_of_one_process(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     seen: list[tuple[str, str]] = []
     done: dict[tuple[str, int], int] = {}
@@ -94,7 +94,7 @@ def test_rows_are_those_of_one_process(tmp_path: Path) -> None:
     assert stop is None and untimed(again) == untimed(alone) and stored[-1] == 6
 
 
-def test_ctrl_c_ends_all_processes_and_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def look(arm: Arm, plan: Plan) -> None:
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_finished(tmp_path: Path) ->
     assert stop is None and stored["a"] >= count
 
 
-def test_a_process_that_dies_is_reported_and_the_same_call_continues(tmp_path: Path) -> None:
+def test_dead_process_is_reported_and_the_same_call_resumes(tmp_path: Path) -> None:
     mark, store = tmp_path / "died", tmp_path / "runs.db"
     deadly = workers(make_policy=partial(dies_at, mark, "what is 5 modulo"))
     outcomes, stop = measure(arms(), bench(policy=None, workers=deadly, store=store, concurrency=1))
@@ -131,7 +131,7 @@ def test_a_process_that_dies_is_reported_and_the_same_call_continues(tmp_path: P
     assert untimed(again) == untimed(measure(arms(), bench())[0])
 
 
-def test_an_error_in_a_process_says_what_it_was() -> None:
+def test_worker_error_contains_the_original_error() -> None:
     outcomes, stop = measure(arms(), bench(policy=None, workers=workers(make_policy=fails)))
     assert outcomes == [] and isinstance(stop, SearchError)
     assert "RuntimeError: no model here" in str(stop) and "in fails" in stop.__notes__[0]
@@ -152,7 +152,7 @@ def says_what_it_has() -> Callable[..., None]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, each process does its own imports")
 @pytest.mark.usefixtures("no_server")
-def test_processes_share_imports_and_see_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_imports_and_see_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     for value in ("first", "second"):
         monkeypatch.setenv("MAS_GYM_WAVE", value)
@@ -174,7 +174,7 @@ def test_worker_processes_share_the_concurrency(monkeypatch: pytest.MonkeyPatch)
     assert [shared.concurrency for shared in seen] == [16, 1]
 
 
-def test_what_does_not_pickle_or_has_no_name_is_refused() -> None:
+def test_unpicklable_parts_are_rejected() -> None:
     shared = bench(policy=None, workers=workers())
     with pytest.raises(ConfigError, match="pickle"):
         measure([Arm("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], shared)
@@ -182,7 +182,7 @@ def test_what_does_not_pickle_or_has_no_name_is_refused() -> None:
         measure([Arm("mcts", search.load_planner("mcts:4,2"), HashCritic(), "hash")], shared)
 
 
-def test_small_local_models_get_a_process_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_local_models_use_one_process_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mas_gym.cli.options._cores", lambda: 4)
     rows = [Arm("single", search.load_planner("single")), Arm("sc:3", search.load_planner("sc:3"))] * 3
 
@@ -200,7 +200,7 @@ def test_small_local_models_get_a_process_per_core(monkeypatch: pytest.MonkeyPat
     assert count("tiny", rows=[*rows, own]) == 1
 
 
-def test_eval_refuses_workers_beside_options_of_one_process() -> None:
+def test_eval_rejects_workers_with_single_process_options() -> None:
     command = ["eval", "-n", "2", "--workers", "2", "--cache", "replies.db", "--policy", "tiny"]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     said = " ".join(result.output.split())

@@ -45,14 +45,14 @@ def choices(mas: str = "rpsv", policy=None, n: int = 6, **kwargs) -> CandidateCh
 
 @pytest.mark.parametrize("mas", mas_gym.mas_names())
 @pytest.mark.parametrize("seed", [None, 7])
-def test_gymnasiums_checker(mas: str, seed: int | None) -> None:
+def test_wrapped_env_passes_the_gymnasium_checker(mas: str, seed: int | None) -> None:
     env = choices(mas, seed=seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
         check_env(env, skip_render_check=True)
 
 
-def test_an_episode_of_choices() -> None:
+def test_candidate_choice_episode_gives_a_reward() -> None:
     env = choices()
     observation, info = env.reset(seed=1)
     for turn in range(4):
@@ -76,7 +76,7 @@ def test_an_episode_of_choices() -> None:
         env.step(0)
 
 
-def test_seeds() -> None:
+def test_candidates_depend_on_the_seed() -> None:
     def candidates(env, seed, problem="sum/1"):
         return env.reset(seed=seed, options={"problem_id": problem})[0]["candidates"]
 
@@ -90,14 +90,14 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize("shape", ["batch", "async"])
-def test_both_shapes_of_policy(shape: str) -> None:
+def test_synchronous_and_asynchronous_policies_are_supported(shape: str) -> None:
     env = choices(policy=Async() if shape == "async" else None, seed=3)
     observation, _ = env.reset(options={"problem_id": "sum/1"})
     expected, _ = choices(seed=3).reset(options={"problem_id": "sum/1"})
     assert observation["candidates"] == expected["candidates"]
 
 
-def test_snapshots_ask_nobody_again() -> None:
+def test_restored_snapshot_makes_no_policy_call() -> None:
     asked = []
 
     def script(request, seed):
@@ -118,7 +118,7 @@ def test_snapshots_ask_nobody_again() -> None:
     assert pickle.dumps(env.clone_state(include_rng=True)) == pickle.dumps(snapshot)
 
 
-def test_a_plain_search_finds_the_best_leaf() -> None:
+def test_exhaustive_search_finds_the_best_leaf() -> None:
     env = choices(n=3, seed=1)
     env.reset(options={"problem_id": "sum/2"})
 
@@ -134,7 +134,7 @@ def test_a_plain_search_finds_the_best_leaf() -> None:
     assert best() == 1.0
 
 
-def test_copies_share_the_policy() -> None:
+def test_copied_envs_share_the_policy() -> None:
     env = choices()
     env.reset(seed=0)
     twin = copy.deepcopy(env)
@@ -152,20 +152,20 @@ def test_copies_share_the_policy() -> None:
         (lambda: choices(seed=-1), "seed: expected a whole number of at least 0"),
     ],
 )
-def test_arguments(make, expected: str) -> None:
+def test_invalid_arguments_are_rejected(make, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         make()
 
 
 @pytest.mark.parametrize("action", [-1, 6, 100])
-def test_actions_out_of_range(action: int) -> None:
+def test_action_out_of_range_is_rejected(action: int) -> None:
     env = choices()
     env.reset(seed=0)
     with pytest.raises(IllegalActionError, match="from 0 to 5"):
         env.step(action)
 
 
-def test_broken_policies_are_named() -> None:
+def test_broken_policy_error_names_the_policy() -> None:
     class Short:
         name, max_batch = "short", 1
 
@@ -182,7 +182,7 @@ def test_broken_policies_are_named() -> None:
         choices(policy=Silent()).reset()
 
 
-def test_proposals_too_long_for_the_environment() -> None:
+def test_too_long_proposals_are_rejected() -> None:
     policy = ScriptedPolicy(lambda request, seed: "x" * 100 if seed % 2 else "short")
     env = CandidateChoice(MASEnv(SUMS, "single", max_bytes=64), policy, 8)
     observation, info = env.reset(seed=0)
@@ -195,12 +195,12 @@ def test_proposals_too_long_for_the_environment() -> None:
     assert "a text of 100 bytes" in env.step(long)[4]["invalid_action"]
 
 
-def test_silent_policies_give_no_likelihoods() -> None:
+def test_policies_without_logprobs_give_no_likelihoods() -> None:
     env = choices(policy=ScriptedPolicy(lambda request, seed: Sample("a", 1, None, "stop")))
     assert np.isneginf(env.reset()[1]["logprobs"]).all()
 
 
-def test_policies_by_name_survive_the_spec() -> None:
+def test_policies_by_name_are_in_the_env_spec() -> None:
     env = CandidateChoice(gym.make("MAS-Arithmetic-v0"), "recorded:none.jsonl", 2)
     spec = gym.envs.registration.EnvSpec.from_json(env.spec.to_json())
     assert spec.additional_wrappers[-1].kwargs["policy"] == "recorded:none.jsonl"
@@ -211,7 +211,7 @@ def test_policies_by_name_survive_the_spec() -> None:
 
 
 @pytest.mark.parametrize("mas", mas_gym.mas_names())
-def test_pettingzoos_checker(mas: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aec_env_passes_the_pettingzoo_checker(mas: str, capsys: pytest.CaptureFixture[str]) -> None:
     testing = pytest.importorskip("pettingzoo.test")
     with warnings.catch_warnings():
         # It advises numeric spaces and names such as player_0 to everybody.
@@ -220,7 +220,7 @@ def test_pettingzoos_checker(mas: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "Passed API test" in capsys.readouterr().out
 
 
-def test_agents_see_their_local_views() -> None:
+def test_aec_agents_observe_their_local_views() -> None:
     pytest.importorskip("pettingzoo")
     game = mas_gym.aec_env(MASEnv(SUMS, "rpsv"))
     game.reset(seed=0, options={"problem_id": "sum/3"})
@@ -247,7 +247,7 @@ def test_agents_see_their_local_views() -> None:
     assert game.agents == []
 
 
-def test_skipped_agents_end_with_the_others() -> None:
+def test_skipped_agents_terminate_with_the_others() -> None:
     pytest.importorskip("pettingzoo")
     game = mas_gym.aec_env(MASEnv(SUMS, "dylan"))
     game.reset(seed=0)
@@ -271,7 +271,9 @@ class Length:
 @pytest.mark.parametrize("mas", ["rpsv", "dylan", "debate"])
 @pytest.mark.parametrize("view", ["texts", "numbers"])
 @pytest.mark.parametrize("rewards", ["shared", "own"])
-def test_pettingzoos_checker_on_choices(mas: str, view: str, rewards, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aec_env_of_choices_passes_the_pettingzoo_checker(
+    mas: str, view: str, rewards, capsys: pytest.CaptureFixture[str]
+) -> None:
     testing = pytest.importorskip("pettingzoo.test")
     env = choices(mas) if view == "texts" else DenseReward(CandidateFeatures(choices(mas)), Length())
     with warnings.catch_warnings():
@@ -280,7 +282,7 @@ def test_pettingzoos_checker_on_choices(mas: str, view: str, rewards, capsys: py
     assert "Passed API test" in capsys.readouterr().out
 
 
-def test_agents_choose_among_their_own_candidates() -> None:
+def test_aec_agents_choose_among_their_candidates() -> None:
     pytest.importorskip("pettingzoo")
     game = mas_gym.aec_env(choices(seed=1))
     game.reset(seed=0)
@@ -310,7 +312,7 @@ def returns_of(game, picks) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("numbers", [False, True])
-def test_an_agents_own_reward_is_the_gain_of_its_message(numbers: bool) -> None:
+def test_own_reward_is_the_gain_of_the_agents_message(numbers: bool) -> None:
     pytest.importorskip("pettingzoo")
     script = ScriptedPolicy(lambda request, seed: f"{'so ' * (seed % 9)}Final Answer: {seed % 5}")
 
@@ -337,7 +339,7 @@ def test_an_agents_own_reward_is_the_gain_of_its_message(numbers: bool) -> None:
         assert list(shared.values()) == pytest.approx([reward] * 4)
 
 
-def test_likelihood_is_an_agents_reward() -> None:
+def test_likelihood_can_be_an_agents_reward() -> None:
     pytest.importorskip("pettingzoo")
     game = mas_gym.aec_env(DenseReward(choices(), PolicyLikelihood()), rewards="own")
     game.reset(seed=0)
@@ -346,7 +348,7 @@ def test_likelihood_is_an_agents_reward() -> None:
 
 
 @pytest.mark.parametrize("action", [-1, 6, None, "0", (0, 1), np.array([0, 1])])
-def test_actions_that_are_no_choice(action) -> None:
+def test_invalid_choices_are_rejected(action) -> None:
     pytest.importorskip("pettingzoo")
     game = mas_gym.aec_env(choices())
     game.reset(seed=0)
@@ -355,7 +357,7 @@ def test_actions_that_are_no_choice(action) -> None:
     assert game.agent_selection == "Reader"
 
 
-def test_truncated_games_end_for_all() -> None:
+def test_truncation_ends_the_episode_for_all_agents() -> None:
     pytest.importorskip("pettingzoo")
     game = mas_gym.aec_env(CandidateChoice(TimeLimit(MASEnv(SUMS, "rpsv"), 2), ScriptedPolicy(guess), 2))
     game.reset(seed=0)
@@ -400,7 +402,7 @@ def test_spec_with_a_policy_object_is_copied_without_a_warning() -> None:
     assert remade.get_wrapper_attr("n") == 2
 
 
-def test_aec_arguments() -> None:
+def test_invalid_aec_arguments_are_rejected() -> None:
     pytest.importorskip("pettingzoo")
     assert mas_gym.aec_env("MAS-Arithmetic-Single-v0", render_mode="ansi").render_mode == "ansi"
     with pytest.raises(ConfigError, match="env: expected a registered MAS id"):

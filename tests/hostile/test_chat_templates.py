@@ -108,7 +108,7 @@ def explained(template: str) -> str:
 
 
 @pytest.mark.parametrize("name", FOR_EVER)
-def test_templates_that_loop_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_template_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mas_gym.policies.local.chat.MAX_SECONDS", 0.5)
     started = time.monotonic()
     assert "steps or" in (text := explained(FOR_EVER[name])) or "RecursionError" in text
@@ -116,7 +116,7 @@ def test_templates_that_loop_end(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_templates_that_flood_are_stopped_in_bounded_memory(name: str) -> None:
+def test_template_with_huge_output_is_stopped_in_bounded_memory(name: str) -> None:
     tracemalloc.start()
     try:
         explained(FLOODS[name])
@@ -127,12 +127,12 @@ def test_templates_that_flood_are_stopped_in_bounded_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_templates_say_why(name: str) -> None:
+def test_broken_template_error_names_the_cause(name: str) -> None:
     explained(BROKEN[name])
 
 
 @pytest.mark.parametrize("source", SOUND)
-def test_sound_templates_render_as_in_transformers(source: str) -> None:
+def test_valid_template_renders_as_in_transformers(source: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils", reason="transformers is not installed")
     given: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
     [[expected], _] = utils.render_jinja_template(

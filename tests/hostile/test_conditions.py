@@ -48,7 +48,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("pattern", RUNAWAY, ids=lambda p: p[:30])
-def test_no_pattern_runs_away(pattern: str) -> None:
+def test_every_pattern_matches_in_linear_time(pattern: str) -> None:
     begin = time.process_time()
     condition = Condition("regex", pattern)
     for text in TEXTS.values():
@@ -59,14 +59,14 @@ def test_no_pattern_runs_away(pattern: str) -> None:
 @pytest.mark.parametrize(
     "pattern", ["a{1000}{1000}", "(?:a{1000}){1000}", "(?:(?:(?:a{99}){99}){99}){99}", r"\pL{999}", r"(?i)[^\PL]{999}"]
 )
-def test_patterns_that_would_fill_memory_are_refused_at_once(pattern: str) -> None:
+def test_pattern_with_huge_memory_use_is_rejected_immediately(pattern: str) -> None:
     begin = time.process_time()
     with pytest.raises(ConfigError):
         Condition("regex", pattern)
     assert time.process_time() - begin < SECONDS
 
 
-def test_many_patterns_are_refused_at_once() -> None:
+def test_too_many_patterns_are_rejected_immediately() -> None:
     agents = [{"name": name, "system_prompt": "Speak."} for name in "AB"]
     edges = [["q", "A"], *(["A", "B", f"regex:{'(a|' * 20}{i}{')' * 20}"] for i in range(20_000))]
     begin = time.process_time()

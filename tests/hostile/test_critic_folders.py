@@ -63,11 +63,11 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
 
-def test_the_sound_folder_scores(folder: Path) -> None:
+def test_valid_folder_scores(folder: Path) -> None:
     assert len(load_critic(str(folder)).score(STATE)) == 1
 
 
-def test_identity_is_of_the_weights_not_of_what_the_json_says(folder: Path, tmp_path: Path) -> None:
+def test_identity_depends_on_weights_not_on_json_fields(folder: Path, tmp_path: Path) -> None:
     other = save_critic(tmp_path / "other", seed=1)
     before = load_critic(str(folder))
     shutil.copy(other / "model.safetensors", folder / "model.safetensors")
@@ -78,7 +78,7 @@ def test_identity_is_of_the_weights_not_of_what_the_json_says(folder: Path, tmp_
     assert identity_of(load_critic(str(folder))) == identity_of(after)
 
 
-def test_identity_is_of_config_and_tokenizer_too(folder: Path) -> None:
+def test_identity_depends_on_config_and_tokenizer(folder: Path) -> None:
     prints = [json.dumps(identity_of(load_critic(str(folder))))]
     change(folder / "config.json", rms_norm_eps=1e-3)
     prints.append(json.dumps(identity_of(load_critic(str(folder)))))
@@ -136,14 +136,14 @@ ABSURD: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in ABSURD.items() for value in values])
-def test_absurd_values_are_refused_by_name(folder: Path, field: str, value: Any) -> None:
+def test_invalid_value_error_names_the_field(folder: Path, field: str, value: Any) -> None:
     change(folder / "critic.json", **{field: value})
     with pytest.raises(ConfigError, match=rf"{field}: expected .*, got .*\. Copy the critic's folder again") as caught:
         load_critic(str(folder))
     assert len(str(caught.value)) < 1000 and str(caught.value).isprintable()
 
 
-def test_every_fault_is_reported_at_once(folder: Path) -> None:
+def test_all_faults_are_reported_together(folder: Path) -> None:
     change(folder / "critic.json", view="all", graphs=[1], max_length="long")
     with pytest.raises(ConfigError) as caught:
         load_critic(str(folder))
@@ -151,7 +151,7 @@ def test_every_fault_is_reported_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["schema", "text_format", *CriticInfo.__slots__])
-def test_a_missing_field_is_named(folder: Path, field: str) -> None:
+def test_missing_field_error_names_the_field(folder: Path, field: str) -> None:
     path = folder / "critic.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     del data[field]
@@ -176,7 +176,7 @@ def test_a_missing_field_is_named(folder: Path, field: str) -> None:
         "\udcff",
     ],
 )
-def test_json_that_is_no_object_is_refused(folder: Path, name: str, text: str) -> None:
+def test_json_other_than_an_object_is_rejected(folder: Path, name: str, text: str) -> None:
     (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(MASGymError) as caught:
         load_critic(str(folder))
@@ -185,14 +185,14 @@ def test_json_that_is_no_object_is_refused(folder: Path, name: str, text: str) -
 
 @pytest.mark.parametrize("value", ["1e999999", "NaN", "-1", "true", '"1"', "[1]"])
 @pytest.mark.parametrize("field", ["schema", "text_format"])
-def test_a_version_that_is_none_is_refused(folder: Path, field: str, value: str) -> None:
+def test_invalid_version_is_rejected(folder: Path, field: str, value: str) -> None:
     path = folder / "critic.json"
     path.write_text(path.read_text(encoding="utf-8").replace(f'"{field}": 1', f'"{field}": {value}'), encoding="utf-8")
     with pytest.raises(DataError, match="expected a critic of schema 1 and text format 1"):
         load_critic(str(folder))
 
 
-def test_tokens_beyond_the_vocabulary_are_a_critics_error(folder: Path) -> None:
+def test_tokens_outside_the_vocabulary_raise_critic_error(folder: Path) -> None:
     path = folder / "tokenizer.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     data["model"]["vocab"] = {token: number + 5000 for token, number in data["model"]["vocab"].items()}
@@ -201,7 +201,7 @@ def test_tokens_beyond_the_vocabulary_are_a_critics_error(folder: Path) -> None:
         load_critic(str(folder)).score(STATE)
 
 
-def test_a_huge_description_is_not_read(folder: Path) -> None:
+def test_huge_description_is_rejected_unread(folder: Path) -> None:
     with (folder / "critic.json").open("r+b") as file:
         file.truncate(2**40)
     with pytest.raises(DataError, match="expected at most 16,777,216 bytes"):
@@ -221,9 +221,7 @@ def test_a_huge_description_is_not_read(folder: Path) -> None:
         ({"transformers_weights": "../other.safetensors"}, "no path or repository"),
     ],
 )
-def test_configs_that_would_not_end_or_reach_elsewhere_are_refused(
-    folder: Path, values: dict[str, Any], words: str
-) -> None:
+def test_config_with_endless_or_external_parts_is_rejected(folder: Path, values: dict[str, Any], words: str) -> None:
     change(folder / "config.json", **values)
     with pytest.raises(ConfigError, match=words):
         load_critic(str(folder))
@@ -255,7 +253,7 @@ def test_configs_that_would_not_end_or_reach_elsewhere_are_refused(
         {"quantization_config": [1]},
     ],
 )
-def test_configs_that_do_not_fit_the_weights_end_in_typed_errors(folder: Path, values: dict[str, Any]) -> None:
+def test_config_mismatched_with_weights_raises_typed_error(folder: Path, values: dict[str, Any]) -> None:
     change(folder / "config.json", **values)
     try:
         found = load_critic(str(folder)).score(STATE)
@@ -266,14 +264,14 @@ def test_configs_that_do_not_fit_the_weights_end_in_typed_errors(folder: Path, v
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 100, 5000, -1])
-def test_truncated_weights_are_refused(folder: Path, size: int) -> None:
+def test_truncated_weights_are_rejected(folder: Path, size: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(DataError):
         load_critic(str(folder))
 
 
-def test_a_header_that_promises_too_much_is_refused(folder: Path) -> None:
+def test_weights_header_larger_than_the_file_is_rejected(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes((2**62).to_bytes(8, "little") + file.read_bytes()[8:])
     with pytest.raises(DataError):
@@ -284,7 +282,7 @@ def test_a_header_that_promises_too_much_is_refused(folder: Path) -> None:
     "name", ["critic.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 )
 @pytest.mark.parametrize("kind", ["missing", "directory", "pipe", "device", "loop", "dangling"])
-def test_files_that_are_no_files_are_refused(folder: Path, name: str, kind: str) -> None:
+def test_special_files_are_rejected(folder: Path, name: str, kind: str) -> None:
     path = folder / name
     path.unlink()
     if kind == "directory":
@@ -304,7 +302,7 @@ def test_files_that_are_no_files_are_refused(folder: Path, name: str, kind: str)
         load_critic(str(folder))
 
 
-def test_links_to_files_are_followed_and_identified_by_content(folder: Path, tmp_path: Path) -> None:
+def test_symlinks_are_followed_and_identified_by_content(folder: Path, tmp_path: Path) -> None:
     """A hub's cache holds links to files."""
     before = identity_of(load_critic(str(folder)))
     moved = tmp_path / "blob"
@@ -314,7 +312,7 @@ def test_links_to_files_are_followed_and_identified_by_content(folder: Path, tmp
 
 
 @pytest.mark.parametrize("target", ["../other/model.safetensors", "/else/model.safetensors", "absent.safetensors", 1])
-def test_an_index_of_weights_elsewhere_is_refused(folder: Path, target: Any) -> None:
+def test_weights_index_outside_the_folder_is_rejected(folder: Path, target: Any) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"metadata": {}, "weight_map": {"score.weight": target}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -322,7 +320,7 @@ def test_an_index_of_weights_elsewhere_is_refused(folder: Path, target: Any) -> 
         load_critic(str(folder))
 
 
-def test_an_adapter_of_a_model_elsewhere_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_adapter_with_external_base_model_is_rejected(folder: Path, tmp_path: Path) -> None:
     elsewhere = {"base_model_name_or_path": str(tmp_path / "elsewhere"), "peft_type": "LORA", "task_type": "SEQ_CLS"}
     (folder / "adapter_config.json").write_text(json.dumps(elsewhere), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"adapter_config\.json: expected merged weights"):
@@ -343,7 +341,7 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("known", [True, False])
-def test_code_in_a_folder_neither_runs_nor_asks(folder: Path, file: str, known: bool) -> None:
+def test_code_in_a_folder_is_not_executed(folder: Path, file: str, known: bool) -> None:
     for name in ("modeling_evil.py", "tokenization_evil.py", "configuration_evil.py", "__init__.py"):
         (folder / name).write_text(PLANTED, encoding="utf-8")
     auto_map = {
@@ -360,7 +358,7 @@ def test_code_in_a_folder_neither_runs_nor_asks(folder: Path, file: str, known: 
 
 
 @pytest.mark.parametrize("name", ["critic.json", "config.json", "tokenizer_config.json", "tokenizer.json"])
-def test_flipped_bytes_end_in_a_typed_error_or_in_scores(folder: Path, name: str) -> None:
+def test_flipped_bytes_give_typed_error_or_scores(folder: Path, name: str) -> None:
     path, rng = folder / name, random.Random(name)
     whole = path.read_bytes()
     for _ in range(25):
@@ -376,7 +374,7 @@ def test_flipped_bytes_end_in_a_typed_error_or_in_scores(folder: Path, name: str
             assert all(map(math.isfinite, found))
 
 
-def test_flipped_bytes_of_the_weights_change_the_identity(folder: Path) -> None:
+def test_flipped_weight_bytes_change_the_identity(folder: Path) -> None:
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     before = identity_of(LearnedCritic(folder, device="cpu"))
@@ -403,7 +401,9 @@ JSON = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(field=st.sampled_from(CriticInfo.__slots__), value=JSON)
-def test_any_json_in_any_field_is_taken_or_refused(sound: Path, tmp_path: Path, field: str, value: Any) -> None:
+def test_arbitrary_json_in_any_field_is_accepted_or_rejected(
+    sound: Path, tmp_path: Path, field: str, value: Any
+) -> None:
     data = json.loads((sound / "critic.json").read_text(encoding="utf-8"))
     (tmp_path / "critic.json").write_text(json.dumps({**data, field: value}), encoding="utf-8")
     try:

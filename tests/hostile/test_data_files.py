@@ -49,7 +49,7 @@ def check(error: MASGymError, place: str) -> None:
 
 @pytest.mark.parametrize("fault", BROKEN_LINES)
 @pytest.mark.parametrize("task", BENCHMARKS)
-def test_a_broken_line_is_named(task: str, fault: str, tmp_path: Path) -> None:
+def test_broken_line_error_names_the_line(task: str, fault: str, tmp_path: Path) -> None:
     file = tmp_path / "test.jsonl"
     good = json.dumps(GOOD[task]).encode()
     file.write_bytes(good + b"\n\n" + BROKEN_LINES[fault] + b"\n" + good + b"\n")
@@ -60,7 +60,7 @@ def test_a_broken_line_is_named(task: str, fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", BROKEN_LINES)
-def test_a_broken_json_file_is_named(fault: str, tmp_path: Path) -> None:
+def test_broken_json_file_error_names_the_file(fault: str, tmp_path: Path) -> None:
     file = tmp_path / "test.json"
     file.write_bytes(BROKEN_LINES[fault])
     with pytest.raises(DataError) as caught:
@@ -70,7 +70,7 @@ def test_a_broken_json_file_is_named(fault: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".txt"])
 @pytest.mark.parametrize("line", [b"\xff\xfe\x00", b"caf\xe9 au lait", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"])
-def test_a_wrong_encoding_is_named_with_its_line(suffix: str, line: bytes, tmp_path: Path) -> None:
+def test_wrong_encoding_error_names_the_line(suffix: str, line: bytes, tmp_path: Path) -> None:
     for mark in (b"", b"\xef\xbb\xbf"):
         file = tmp_path / f"test{suffix}"
         file.write_bytes(mark + b"first\nsecond\n" + line + b"\n")
@@ -88,7 +88,7 @@ def test_a_wrong_encoding_is_named_with_its_line(suffix: str, line: bytes, tmp_p
         ('question,A,B,C,D,answer\nq,a,b,c,d,A\n"two\nlines",a,b,c,d,9\n', 4),
     ],
 )
-def test_a_broken_csv_file_is_named_with_its_line(content: str, line: int, tmp_path: Path) -> None:
+def test_broken_csv_file_error_names_the_line(content: str, line: int, tmp_path: Path) -> None:
     file = tmp_path / "test.csv"
     file.write_text(content)
     with pytest.raises(DataError) as caught:
@@ -96,7 +96,7 @@ def test_a_broken_csv_file_is_named_with_its_line(content: str, line: int, tmp_p
     check(caught.value, f"{file}:{line}:")
 
 
-def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
+def test_broken_parquet_file_error_names_the_file(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "test.parquet"
@@ -119,7 +119,7 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
     "suffix",
     [".jsonl", ".csv", *(pytest.param(name, marks=pytest.mark.slow) for name in (".json", ".txt", ".parquet"))],
 )
-def test_any_bytes_are_read_or_refused(suffix: str, tmp_path: Path) -> None:
+def test_arbitrary_bytes_are_read_or_rejected(suffix: str, tmp_path: Path) -> None:
     rng = random.Random(suffix)
     seeds = [json.dumps(row).encode() for row in GOOD.values()] + [b"a\nA text.\nWhich?\nA.w\nB.x\nC.y\nD.z\n\n"]
     for _ in range(60):
@@ -137,12 +137,12 @@ def test_any_bytes_are_read_or_refused(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["a\x00b", "x" * 5000, "~nobody-of-this-name/x", "", ".", "/dev/null"])
 @pytest.mark.parametrize("task", TASK_NAMES)
-def test_any_path_is_refused_with_a_typed_error(task: str, path: str) -> None:
+def test_arbitrary_path_raises_typed_error(task: str, path: str) -> None:
     with pytest.raises((ConfigError, DataNotFoundError, DataError)):
         load_task(task, data=path)
 
 
-def test_forty_thousand_faults_make_a_short_message(tmp_path: Path) -> None:
+def test_many_faults_give_a_short_message(tmp_path: Path) -> None:
     file = tmp_path / "test.jsonl"
     file.write_text("{}\n" * 40_000)
     with pytest.raises(DataError) as caught:

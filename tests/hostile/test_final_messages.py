@@ -99,14 +99,14 @@ def growth(use: Use, small: str, large: str, before: float) -> float:
     return least
 
 
-def test_every_pattern_is_compiled_at_the_top_of_its_module() -> None:
+def test_patterns_are_compiled_at_module_level() -> None:
     assert inline_calls("mas_gym.tasks") == []
 
 
 @pytest.mark.parametrize(
     "use", uses("mas_gym.tasks"), ids=lambda use: f"{use.where.removeprefix('mas_gym.tasks.')}.{use.method}"
 )
-def test_every_pattern_is_linear(use: Use) -> None:
+def test_every_pattern_takes_linear_time(use: Use) -> None:
     assert fault(use) is None
 
 
@@ -122,7 +122,7 @@ def test_every_pattern_is_linear(use: Use) -> None:
         (r"(a+)+b", "match"),
     ],
 )
-def test_slow_patterns_are_found(pattern: str, method: str) -> None:
+def test_linearity_check_detects_slow_patterns(pattern: str, method: str) -> None:
     assert fault(Use("slow", re.compile(pattern, re.DOTALL), method)) is not None
 
 
@@ -145,7 +145,7 @@ FREEZING = [
 
 
 @pytest.mark.parametrize("text", FREEZING, ids=lambda text: ascii(text[:24]))
-def test_no_sentence_freezes_a_grader(text: str) -> None:
+def test_hostile_sentences_are_graded_in_bounded_time(text: str) -> None:
     for (kind, problem), mode in product(PROBLEMS.items(), GRADING_MODES):
         with cpu_limit(1.0):
             grade(problem, text, mode)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def sentence(rng: random.Random) -> str:
     return opening + " ".join(words) + rng.choice(ENDS)
 
 
-def test_natural_sentences_take_no_time() -> None:
+def test_natural_sentences_are_graded_in_bounded_time() -> None:
     rng = random.Random(8)
     sentences = [sentence(rng) for _ in range(SENTENCES)]
     slow = []
@@ -208,7 +208,7 @@ TEXTS = st.one_of(
 
 @settings(max_examples=100 * FUZZ)
 @given(TEXTS, TEXTS)
-def test_no_text_raises(text: str, reference: str) -> None:
+def test_grading_arbitrary_text_does_not_raise(text: str, reference: str) -> None:
     for kind, mode in product(PROBLEMS, GRADING_MODES):
         problem = Problem("p", "?", reference, kind)  # type: ignore[arg-type]
         outcome = grade(problem, text, mode)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def test_no_text_raises(text: str, reference: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["1e1000000", "-1e1000000", "1e-1000000", "1" * 200_000, "nan", "snan", "-inf"])
-def test_the_paper_mode_compares_any_number(number: str) -> None:
+def test_paper_mode_compares_any_number(number: str) -> None:
     for problem in PROBLEMS.values():
         assert not grade(problem, f"Final Answer: {number}", "paper").correct
         assert not answers_equal("18", number, problem.kind, "paper")
@@ -226,7 +226,7 @@ def test_the_paper_mode_compares_any_number(number: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_comparison_asks_for_a_bounded_time_from_any_thread() -> None:
+def test_comparison_is_bounded_in_time_on_any_thread() -> None:
     # each of 12 x 12 pairs of cells would take the engine all the time that it has
     right = ",".join(f"(a+b+c+d+f+g+h)^{{{60 + number}}}" for number in range(12))
     given = ",".join(f"(a+b+c+d+f+g+k)^{{{30 + number}}}" for number in range(12))

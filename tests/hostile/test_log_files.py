@@ -40,7 +40,7 @@ def read(path: Path, format: str | None = "chat") -> tuple[list[Transcript], lis
     return list(read_transcripts(path, format, broken=broken.append)), broken
 
 
-def test_a_line_of_256_megabytes_is_skipped_in_bounded_memory(tmp_path: Path) -> None:
+def test_line_of_256_megabytes_is_skipped_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(line(good(1)) + b'{"question": "')
@@ -60,7 +60,7 @@ def test_a_line_of_256_megabytes_is_skipped_in_bounded_memory(tmp_path: Path) ->
     assert done.stdout.split("\n")[0] == "['Number 1?', 'Number 2?'] ['2'] True", done.stderr
 
 
-def test_every_kind_of_broken_line_is_counted_with_its_number(tmp_path: Path) -> None:
+def test_broken_lines_are_counted_with_line_numbers(tmp_path: Path) -> None:
     deep = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
     lines = [
         line(good(1)),
@@ -91,7 +91,7 @@ def test_every_kind_of_broken_line_is_counted_with_its_number(tmp_path: Path) ->
     assert all(one.reason and len(one.reason) < 500 for one in broken)
 
 
-def test_cut_files_keep_what_came_before(tmp_path: Path) -> None:
+def test_truncated_file_keeps_earlier_lines(tmp_path: Path) -> None:
     whole = b"".join(line(good(n)) for n in range(2000))
     zipped = gzip.compress(whole)
     (tmp_path / "a.jsonl.gz").write_bytes(zipped[: len(zipped) // 2])
@@ -103,7 +103,7 @@ def test_cut_files_keep_what_came_before(tmp_path: Path) -> None:
         assert 1 <= len(broken) <= 2, broken
 
 
-def test_utf16_and_binary_files_are_refused(tmp_path: Path) -> None:
+def test_utf16_and_binary_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json.dumps(good()).encode("utf-16"))
     with pytest.raises(DataError, match="UTF-16"):
         recognise(tmp_path / "a.jsonl")
@@ -117,14 +117,14 @@ def test_utf16_and_binary_files_are_refused(tmp_path: Path) -> None:
         search.import_transcripts(tmp_path / "c.jsonl", tmp_path / "runs.db")
 
 
-def test_lines_in_a_file_named_json_are_read_after_a_broken_one(tmp_path: Path) -> None:
+def test_json_lines_in_a_json_file_are_read_after_a_broken_line(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_bytes(b'{"cut": \n' + line(good(1)) + b"{\n" + line(good(2)))
     found, broken = read(tmp_path / "log.json")
     assert [one.question for one in found] == ["Number 1?", "Number 2?"]
     assert [one.place.rpartition(":")[2] for one in broken] == ["1", "3"]
 
 
-def test_of_several_files_one_that_is_no_log_is_counted(tmp_path: Path) -> None:
+def test_file_that_is_not_a_log_is_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(line({"spam": 1}))
     (tmp_path / "b.jsonl").write_bytes(line(good(1)))
     (tmp_path / "c.jsonl").write_bytes(b"")
@@ -132,7 +132,7 @@ def test_of_several_files_one_that_is_no_log_is_counted(tmp_path: Path) -> None:
     assert (done.transcripts, [Path(one.place).name for one in done.lines]) == (1, ["a.jsonl", "c.jsonl"])
 
 
-def test_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+def test_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line(good()))
     found, broken = read(tmp_path / "a.jsonl", None)
     assert (len(found), broken) == (1, [])
@@ -149,7 +149,7 @@ def spans(*links: tuple[str, str | None], **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_cycles_missing_parents_and_twins_of_spans_are_counted(tmp_path: Path) -> None:
+def test_span_cycles_missing_parents_and_duplicates_are_counted(tmp_path: Path) -> None:
     links = [("a", "b"), ("b", "c"), ("c", "a"), ("d", "d"), ("e", "gone"), ("f", None), ("f", None)]
     path = tmp_path / "traces.jsonl"
     path.write_bytes(line({"resourceSpans": [{"scopeSpans": [{"spans": spans(*links)}]}]}))
@@ -161,7 +161,7 @@ def test_cycles_missing_parents_and_twins_of_spans_are_counted(tmp_path: Path) -
     assert len(one.messages) == 6
 
 
-def test_a_long_chain_of_spans_takes_linear_time(tmp_path: Path) -> None:
+def test_long_span_chain_takes_linear_time(tmp_path: Path) -> None:
     names = [f"s{n}" for n in range(5000)]
     path = tmp_path / "traces.jsonl"
     chained = spans(*zip(names, [None, *names], strict=False))
@@ -172,7 +172,7 @@ def test_a_long_chain_of_spans_takes_linear_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, 0, -1, 1e400, "x", [], {}, [[]], {"messages": {}}, True, [None], {"": ""}])
 @pytest.mark.parametrize("format", sorted(FORMATS))
-def test_no_row_raises_anything_but_a_counted_line(value: Any, format: str, tmp_path: Path) -> None:
+def test_arbitrary_row_is_read_or_counted(value: Any, format: str, tmp_path: Path) -> None:
     templates: list[Any] = [
         good(),
         {"chat_history": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A"}]},
@@ -207,7 +207,7 @@ def test_no_row_raises_anything_but_a_counted_line(value: Any, format: str, tmp_
     read(path, format)
 
 
-def test_ids_that_collide_lose_nothing(tmp_path: Path) -> None:
+def test_colliding_ids_lose_no_transcript(tmp_path: Path) -> None:
     rows = [
         good(1, question_id="q"), good(2, question_id="q"), good(2, question_id="q"),
         good(1, id="s"), good(1, id="s"), good(1, id="s", score=1.0),
@@ -223,7 +223,7 @@ def test_ids_that_collide_lose_nothing(tmp_path: Path) -> None:
     assert sum(number for _, number in held) == done.transcripts
 
 
-def test_names_that_systems_reserve_and_markers_of_answers(tmp_path: Path) -> None:
+def test_reserved_names_and_answer_markers_are_imported(tmp_path: Path) -> None:
     marked = "I say.\n\n[program returned] 5"
     messages = [
         {"role": "assistant", "name": name, "content": marked}
@@ -242,7 +242,7 @@ def test_names_that_systems_reserve_and_markers_of_answers(tmp_path: Path) -> No
     assert len(plan.candidates) == 2
 
 
-def test_nothing_of_a_log_reaches_terminal_or_page_unescaped(tmp_path: Path) -> None:
+def test_log_text_is_escaped_in_terminal_and_page(tmp_path: Path) -> None:
     row = good(
         question=EVIL,
         messages=[{"role": "assistant", "name": EVIL, "content": EVIL, EVIL: 1, "value": -0.5}, {"role": "assistant",
@@ -271,7 +271,7 @@ def test_nothing_of_a_log_reaches_terminal_or_page_unescaped(tmp_path: Path) -> 
         assert "<script>alert" not in page
 
 
-def test_speakers_beyond_the_limit_are_counted_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transcripts_with_too_many_speakers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_MOST_SPEAKERS", 3)
     rows = [good(n, messages=[{"role": "assistant", "name": f"A{n}", "content": "x"}]) for n in (0, 1, 2, 3, 2)]
     path = tmp_path / "log.jsonl"
@@ -293,7 +293,7 @@ def test_lone_surrogates_survive_the_store(tmp_path: Path) -> None:
     assert plan.text == odd
 
 
-def test_a_log_without_a_transcript_says_what_is_wrong(tmp_path: Path) -> None:
+def test_log_without_transcripts_raises_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(line({"messages": [{"role": "user", "content": "alone"}]}))
     with pytest.raises(ConfigError, match=r"found none; the first broken line is .*:1: expected at least one message"):
@@ -301,7 +301,7 @@ def test_a_log_without_a_transcript_says_what_is_wrong(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*import*"))
 
 
-def test_limits_of_arrays_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_and_document_limits_are_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "MAX_LINE", 10_000)
     monkeypatch.setattr(values, "MAX_DOCUMENT", 20_000)
     long = {**good(1), "pad": "x" * 200_000}
@@ -315,7 +315,7 @@ def test_limits_of_arrays_and_documents(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_two_imports_of_one_log_at_once(tmp_path: Path) -> None:
+def test_concurrent_imports_of_one_log_succeed(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"".join(line(good(n)) for n in range(300)))
     command = [sys.executable, "-m", "mas_gym.cli", "import", str(path), "--store", str(tmp_path / "runs.db")]

@@ -33,7 +33,7 @@ def refused(text: str, tmp_path, suffix: str = ".yaml") -> str:
 
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("value", ["x", "''", "1:2", "[]", "{a: b}", "0x", "._", "[[1, 2]]"])
-def test_tags_that_do_not_fit_their_values(tag: str, value: str, tmp_path) -> None:
+def test_yaml_tags_that_do_not_fit_their_values_are_rejected(tag: str, value: str, tmp_path) -> None:
     assert "own.yaml" in refused(f"{HEAD}x: !!{tag} {value}\n", tmp_path)
 
 
@@ -60,17 +60,17 @@ def test_tags_that_do_not_fit_their_values(tag: str, value: str, tmp_path) -> No
     ],
     ids=lambda value: value[:24],
 )
-def test_hostile_files_are_refused_with_place_and_reason(text: str, expected: str, tmp_path) -> None:
+def test_hostile_file_error_names_line_and_reason(text: str, expected: str, tmp_path) -> None:
     assert refused(text, tmp_path).startswith(expected)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"agents":' * 100_000, "1" * 100_000, '{"agents": 1e999999}'])
-def test_hostile_json(text: str, tmp_path) -> None:
+def test_hostile_json_is_rejected(text: str, tmp_path) -> None:
     assert refused(text, tmp_path, ".json")
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_edges_are_read_soon(tmp_path) -> None:
+def test_config_with_many_edges_is_read_in_linear_time(tmp_path) -> None:
     names = 500
     agents = "".join(f"- {{name: A{i}, system_prompt: x}}\n" for i in range(names))
     pairs = [[i, j] for i in range(names) for j in range(i + 1, names)]
@@ -84,7 +84,7 @@ def test_a_hundred_thousand_edges_are_read_soon(tmp_path) -> None:
     assert time.process_time() - begin < SECONDS
 
 
-def test_forty_thousand_faults_make_a_short_message(tmp_path) -> None:
+def test_many_faults_give_a_short_message(tmp_path) -> None:
     edges = ", ".join(f"[Agnt, B{i}]" for i in range(40_000))
     message = refused(f"agents: [{{name: Agent, system_prompt: x}}]\nedges: [[q, Agent], {edges}]\n", tmp_path)
     assert message.splitlines()[0] == "MAS config 'own' has 80000 faults:"
@@ -126,7 +126,7 @@ class Unprintable:
     ],
     ids=["integer", "negative", "nested", "endless", "unprintable", "long", "escape", "surrogate", "wide"],
 )
-def test_hostile_dicts_are_refused_with_short_escaped_faults(make) -> None:
+def test_hostile_dict_errors_are_short_and_escaped(make) -> None:
     value = make()
     agent = {"name": "A", "system_prompt": "Speak."}
     for config in (
@@ -146,7 +146,7 @@ def test_hostile_dicts_are_refused_with_short_escaped_faults(make) -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.sampled_from("[]{}:,-&*!?|>'\"#%@` \n\tab01.~<=") | st.sampled_from(string.printable), max_size=60))
-def test_any_text_is_read_or_refused(tmp_path, text: str) -> None:
+def test_arbitrary_text_is_read_or_rejected(tmp_path, text: str) -> None:
     path = tmp_path / "any.yaml"
     path.write_text(HEAD + text, encoding="utf-8", newline="")
     try:

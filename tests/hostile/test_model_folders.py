@@ -109,7 +109,7 @@ def _cut(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_broken_folder_is_a_policy_error(folder: Path, name: str) -> None:
+def test_broken_folder_raises_policy_error(folder: Path, name: str) -> None:
     FAULTS[name](folder)
     with pytest.raises(PolicyError) as caught:
         load_policy(f"transformers:{folder}")
@@ -125,7 +125,7 @@ TOLERATED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", TOLERATED)
-def test_faults_that_a_model_can_do_without_leave_it_working(folder: Path, name: str) -> None:
+def test_faults_in_optional_files_do_not_matter(folder: Path, name: str) -> None:
     TOLERATED[name](folder)
     policy = load_policy(f"transformers:{folder}")
     request = SamplingRequest((ChatMessage("user", "ba be 1 + 2"),), (1,), max_new_tokens=4)
@@ -133,9 +133,7 @@ def test_faults_that_a_model_can_do_without_leave_it_working(folder: Path, name:
 
 
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_code_of_a_folder_does_not_run_whatever_is_typed(
-    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_in_a_folder_is_not_executed(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine.py").write_text(CODE)
     if kind == "model":
         change = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
@@ -150,7 +148,7 @@ def test_code_of_a_folder_does_not_run_whatever_is_typed(
     assert not list(folder.rglob("ran"))
 
 
-def test_a_folder_is_never_looked_for_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder_is_not_requested_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("the network was asked")
 
@@ -171,7 +169,7 @@ def test_a_folder_is_never_looked_for_on_the_hub(folder: Path, monkeypatch: pyte
     ],
     ids=str,
 )
-def test_numbers_of_a_recording_are_checked(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_recorded_numbers_are_validated(tmp_path: Path, change: dict[str, Any]) -> None:
     request = SamplingRequest((ChatMessage("user", "?"),), (1,))
     file = tmp_path / "r.jsonl"
     RecordingPolicy(ScriptedPolicy(lambda request, seed: "hi"), file).sample([request])

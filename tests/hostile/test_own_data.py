@@ -24,7 +24,7 @@ def refused(file: Path, **options: object) -> str:
     return text
 
 
-def test_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
+def test_file_of_a_gigabyte_is_rejected_unread(tmp_path: Path) -> None:
     for name in ("big.csv", "big.jsonl", "big.parquet"):
         file = tmp_path / name
         with file.open("wb") as stream:
@@ -35,7 +35,7 @@ def test_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
         assert time.perf_counter() - start < 1
 
 
-def test_a_small_file_of_huge_content_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_file_with_huge_content_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "bomb.parquet"
@@ -50,7 +50,7 @@ BOMBS = ["one text for many rows", "nested texts", "long lists", "wide", "many r
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_parquet_that_expands_is_refused_before_it_does(
+def test_expanding_parquet_is_rejected_before_expansion(
     bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pa = pytest.importorskip("pyarrow")
@@ -121,7 +121,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_csv_is_named(fault: str, tmp_path: Path) -> None:
+def test_broken_csv_error_names_the_file(fault: str, tmp_path: Path) -> None:
     content, complaint = BROKEN[fault]
     file = tmp_path / "my.csv"
     file.write_bytes(content)
@@ -131,7 +131,7 @@ def test_a_broken_csv_is_named(fault: str, tmp_path: Path) -> None:
         load_task(file)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+def test_byte_order_mark_is_removed_from_the_column_name(tmp_path: Path) -> None:
     file = tmp_path / "my.csv"
     file.write_bytes(b"\xef\xbb\xbf" + GOOD)
     assert load_task(file)[0].answer == "Vienna"
@@ -160,7 +160,7 @@ def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
         '{"question": "q", "answer": 1, "split": {}}',
     ],
 )
-def test_a_broken_row_is_named(row: str, tmp_path: Path) -> None:
+def test_broken_row_error_names_the_row(row: str, tmp_path: Path) -> None:
     file = tmp_path / "my.jsonl"
     file.write_text(f"{row}\n")
     try:
@@ -172,7 +172,7 @@ def test_a_broken_row_is_named(row: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
-def test_any_bytes_are_read_or_refused(suffix: str, tmp_path: Path) -> None:
+def test_arbitrary_bytes_are_read_or_rejected(suffix: str, tmp_path: Path) -> None:
     rng = random.Random(suffix)
     seeds = [
         GOOD * 3,
@@ -194,13 +194,13 @@ def test_any_bytes_are_read_or_refused(suffix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["a\x00b.csv", "x" * 5000 + ".csv", "~nobody-of-this-name/x.csv", "no.csv", "../no/no.jsonl"]
 )
-def test_any_path_is_refused_with_a_typed_error(name: str) -> None:
+def test_arbitrary_path_raises_typed_error(name: str) -> None:
     with pytest.raises((ConfigError, DataNotFoundError, DataError)):
         load_task(name)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipe_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "my.csv")
     assert "regular file" in refused(tmp_path / "my.csv")
 
@@ -208,7 +208,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ graders
 
 
-def test_a_grader_that_hangs_in_compiled_code_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grader_hanging_in_compiled_code_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my.csv").write_bytes(GOOD)
     (tmp_path / "my.py").write_text(
         "import os, re\n"
@@ -228,7 +228,7 @@ def test_a_grader_that_hangs_in_compiled_code_is_killed(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("spec", ["no.py:grade", "my.py:", "my.py", "grade", "", "my.csv:grade", "\x00.py:grade"])
-def test_a_grader_that_is_not_there_is_refused(spec: str, tmp_path: Path) -> None:
+def test_missing_grader_is_rejected(spec: str, tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_bytes(GOOD)
     with pytest.raises((ConfigError, DataNotFoundError, LookupError)):
         load_task(tmp_path / "my.csv", grader=spec)

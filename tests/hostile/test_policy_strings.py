@@ -23,7 +23,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:12])
-def test_values_that_cannot_be_read(value: str) -> None:
+def test_unreadable_option_values_are_rejected(value: str) -> None:
     for spec in (f"tiny#threads={value}", f"{{a: {value}}}"):
         with pytest.raises(ConfigError) as caught:
             load_policy(spec)
@@ -31,7 +31,7 @@ def test_values_that_cannot_be_read(value: str) -> None:
 
 
 @given(st.text(alphabet="#&=:{}[]!*'\"@ab1,\n- ") | st.text())
-def test_any_options_are_read_or_refused(text: str) -> None:
+def test_arbitrary_options_are_read_or_rejected(text: str) -> None:
     try:
         Spec.parse("model#" + text).options()
     except MASGymError:

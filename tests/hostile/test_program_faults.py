@@ -61,14 +61,14 @@ def failed_with(plans: list[Plan], words: str) -> None:
 # ---- programs that misbehave
 
 
-def test_a_program_that_raises_ends_with_its_error() -> None:
+def test_raising_program_fails_with_its_error() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         raise ValueError(f"no idea after {await ask(client)}")
 
     failed_with(searched(program_of(solve)), "ValueError: no idea after Solver")
 
 
-def test_a_program_that_exits_ends_with_its_error() -> None:
+def test_exiting_program_fails_with_its_error() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         sys.exit("enough")
@@ -81,7 +81,7 @@ def test_a_program_that_exits_ends_with_its_error() -> None:
     failed_with(searched(program_of(threaded)), "SystemExit: enough")
 
 
-def test_a_program_that_cancels_itself_ends_with_an_error() -> None:
+def test_self_cancelling_program_fails_with_an_error() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         raise asyncio.CancelledError
@@ -92,7 +92,7 @@ def test_a_program_that_cancels_itself_ends_with_an_error() -> None:
 @pytest.mark.parametrize(
     "value", [None, b"1", True, ["1"], "x" * 2_000_000], ids=["none", "bytes", "bool", "list", "long"]
 )
-def test_a_program_that_returns_no_answer_has_failed(value: Any) -> None:
+def test_program_without_an_answer_fails(value: Any) -> None:
     async def solve(question: str, client: AsyncOpenAI) -> Any:
         await ask(client)
         return value
@@ -100,7 +100,7 @@ def test_a_program_that_returns_no_answer_has_failed(value: Any) -> None:
     failed_with(searched(program_of(solve), "single"), "the program returned")
 
 
-def test_programs_that_hang_are_ended_and_the_others_are_not() -> None:
+def test_hanging_program_is_ended_without_affecting_others() -> None:
     async def waits(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         if question == "Question 0?":
@@ -126,7 +126,7 @@ def test_programs_that_hang_are_ended_and_the_others_are_not() -> None:
 
 
 @pytest.mark.slow
-def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_are_not() -> None:
+def test_loop_blocking_program_is_ended_without_affecting_others() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         # Its own time counts, and not for how long it waits for a processor.
@@ -141,7 +141,7 @@ def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_ar
     assert all(plan.correct for plan in fine)
 
 
-def test_a_task_of_a_program_that_blocks_the_loop_ends_its_program() -> None:
+def test_loop_blocking_task_ends_its_program() -> None:
     async def tool(question: str) -> None:
         end = time.thread_time() + 10
         while question == "Question 0?" and time.thread_time() < end:
@@ -157,7 +157,7 @@ def test_a_task_of_a_program_that_blocks_the_loop_ends_its_program() -> None:
     assert all(plan.correct for plan in fine)
 
 
-def test_the_time_of_other_programs_on_the_loop_does_not_count() -> None:
+def test_time_limit_excludes_time_of_other_programs() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         # All begin before any of them calls.
         time.sleep(0.25)
@@ -167,7 +167,7 @@ def test_the_time_of_other_programs_on_the_loop_does_not_count() -> None:
     assert not any(plan.error or "failed" in str(plan.text) for plan in plans)
 
 
-def test_a_program_that_floods_is_ended_at_its_budget_of_calls() -> None:
+def test_program_with_endless_calls_is_ended_at_its_budget() -> None:
     async def one_by_one(question: str, client: AsyncOpenAI) -> str:
         while True:
             await ask(client)
@@ -183,7 +183,7 @@ def test_a_program_that_floods_is_ended_at_its_budget_of_calls() -> None:
     assert plan.error is not None and "more than 6 calls" in plan.error
 
 
-def test_a_program_may_leave_calls_open_and_call_after_its_answer() -> None:
+def test_open_and_late_calls_of_a_program_are_allowed() -> None:
     late = []
 
     async def solve(question: str, client: AsyncOpenAI) -> str:
@@ -213,7 +213,7 @@ def test_a_program_may_leave_calls_open_and_call_after_its_answer() -> None:
     assert late and set(late) <= {"ProgramStopped", "NotFoundError", "SystemExit"}
 
 
-def test_a_task_that_outlives_its_program_gets_no_reply() -> None:
+def test_task_of_a_finished_program_gets_no_reply() -> None:
     late: list[str] = []
     tasks: list[Any] = []
 
@@ -233,7 +233,7 @@ def test_a_task_that_outlives_its_program_gets_no_reply() -> None:
     assert late and set(late) <= {"ProgramStopped", "NotFoundError", "CancelledError"}
 
 
-def test_answers_and_errors_cannot_pass_for_each_other() -> None:
+def test_answers_and_errors_are_not_confused() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         if question == "Question 0?":
@@ -253,7 +253,7 @@ def test_answers_and_errors_cannot_pass_for_each_other() -> None:
     assert plan.answer == "2" and plan.correct
 
 
-def test_a_policy_that_fails_fails_its_search_alone() -> None:
+def test_policy_error_fails_only_its_search() -> None:
     def flaky(request: Any, seed: int) -> str:
         if "Question 1" in request.messages[0].content:
             raise ValueError("broken")
@@ -300,7 +300,7 @@ def command(tmp_path: Path, body: str, *words: str, **options: Any) -> Program:
 
 
 @pytest.mark.parametrize("words", [[], ["{question}"]], ids=["stdin", "argument"])
-def test_a_command_is_searched_like_a_function(tmp_path: Path, words: list[str]) -> None:
+def test_command_program_gives_the_plans_of_a_function(tmp_path: Path, words: list[str]) -> None:
     async def same(question: str, client: AsyncOpenAI) -> str:
         first = await ask(client, question)
         return await ask(client, first + " again")
@@ -327,20 +327,20 @@ def test_a_command_is_searched_like_a_function(tmp_path: Path, words: list[str])
     ],
     ids=["exit", "raise", "flood", "flood-errors", "hang", "deaf", "killed"],
 )
-def test_a_command_that_fails_ends_with_its_error_and_leaves_no_process(tmp_path: Path, body: str, words: str) -> None:
+def test_failing_command_reports_its_error_and_leaves_no_process(tmp_path: Path, body: str, words: str) -> None:
     # On a busy machine a second may pass before a command says anything.
     patience = 1 if words.startswith("for 1") else 30
     failed_with(searched(command(tmp_path, body, timeout=patience), "single", count=1), words)
     assert not _children()
 
 
-def test_a_command_may_log_without_end(tmp_path: Path) -> None:
+def test_command_with_endless_log_output_succeeds(tmp_path: Path) -> None:
     quiet, loud = "print(first)", "sys.stderr.write('x' * 3_000_000); print(first)"
     [expected], [found] = (searched(command(tmp_path, body), "single", count=1) for body in (quiet, loud))
     assert found.error is None and found.text == expected.text
 
 
-def test_a_command_that_cannot_start_is_reported() -> None:
+def test_command_that_cannot_start_is_reported() -> None:
     [plan] = searched(Program("/nowhere/agents --fast", agents=["Solver"]), "single", count=1)
     assert plan.error is not None and "cannot be started" in plan.error
 
@@ -396,7 +396,7 @@ def service() -> Any:
     server.server_close()
 
 
-def test_a_service_is_searched_like_a_function(service: str) -> None:
+def test_service_program_gives_the_plans_of_a_function(service: str) -> None:
     async def same(question: str, client: AsyncOpenAI) -> str:
         return await ask(client, question)
 
@@ -406,12 +406,12 @@ def test_a_service_is_searched_like_a_function(service: str) -> None:
         assert [plan.text for plan in found] == expected
 
 
-def test_a_service_that_resets_connections_is_asked_again_until_its_program_calls(service: str) -> None:
+def test_service_connection_resets_are_retried(service: str) -> None:
     [plan] = searched(Program(f"{service}/full", agents=["Solver"]), "single", count=1)
     assert plan.error is None and plan.answer is not None
 
 
-def test_a_service_that_fails_ends_with_its_error(service: str) -> None:
+def test_failing_service_reports_its_error(service: str) -> None:
     failed_with(searched(Program(f"{service}/error", agents=["Solver"]), "single"), "status 500")
     failed_with(searched(Program(f"{service}/garbage", agents=["Solver"]), "single"), "JSONDecodeError")
     for url, words in ((f"{service}/hang", "for 1 seconds"), ("http://127.0.0.1:9/", "refused")):
@@ -453,7 +453,7 @@ async def with_url(question: str, base_url: str) -> str:
     "kind",
     ["url", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("client", "thread", "command", "service"))],
 )
-def test_searches_leave_nothing_behind(kind: str, tmp_path: Path, service: str) -> None:
+def test_searches_leave_no_threads_tasks_or_files(kind: str, tmp_path: Path, service: str) -> None:
     functions: dict[str, Any] = {"client": with_client, "thread": in_a_thread, "url": with_url}
     program = (
         program_of(functions[kind])
@@ -480,7 +480,7 @@ def test_searches_leave_nothing_behind(kind: str, tmp_path: Path, service: str) 
 
 
 @pytest.mark.slow
-def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch: Any) -> None:
+def test_gateway_closes_connections_of_ended_programs(monkeypatch: Any) -> None:
     monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.1)
     kept = []
 
@@ -511,7 +511,7 @@ def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_connection_that_arrives_while_the_gateway_closes_leaves_no_error_and_no_task(turns: int) -> None:
+def test_connection_during_gateway_shutdown_leaves_no_error_or_task(turns: int) -> None:
     faults: list[dict[str, Any]] = []
 
     async def close_after() -> set[Any]:
@@ -541,7 +541,7 @@ def test_a_connection_that_arrives_while_the_gateway_closes_leaves_no_error_and_
         max_size=6,
     )
 )
-def test_searches_side_by_side_get_what_each_gets_alone(shapes: list[tuple[str, int, bool, str]]) -> None:
+def test_concurrent_searches_give_the_plans_of_single_searches(shapes: list[tuple[str, int, bool, str]]) -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         word, depth, at_once, way = json.loads(question)
 
@@ -573,7 +573,7 @@ def test_searches_side_by_side_get_what_each_gets_alone(shapes: list[tuple[str, 
     assert together == alone and all(text and "failed" not in text for text in alone.values())
 
 
-def test_an_address_needs_its_own_token_and_key() -> None:
+def test_gateway_address_requires_its_token_and_key() -> None:
     seen: dict[str, str] = {}
     go = threading.Event()
 
@@ -607,7 +607,7 @@ def test_an_address_needs_its_own_token_and_key() -> None:
     | st.dictionaries(st.sampled_from(["messages", "role", "content", "n", "stream", "user", "type", "text", "metadata",
                                        "agent", "temperature", "tools", "stream_options", "stop"]), inner, max_size=5)
 ), max_leaves=12))  # fmt: skip
-def test_a_request_is_read_or_refused_with_a_reason(value: Any) -> None:
+def test_arbitrary_request_is_accepted_or_rejected_with_a_reason(value: Any) -> None:
     try:
         call = read_call(json.dumps(value).encode(), {})
     except CallError as error:
@@ -617,7 +617,7 @@ def test_a_request_is_read_or_refused_with_a_reason(value: Any) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_bytes_are_no_request(body: bytes) -> None:
+def test_arbitrary_bytes_are_rejected_as_a_request(body: bytes) -> None:
     with pytest.raises(CallError):
         read_call(body, {})
 
@@ -637,7 +637,7 @@ def test_bytes_are_no_request(body: bytes) -> None:
     ],
     ids=range(9),
 )
-def test_the_port_survives_what_is_no_http(sent: bytes) -> None:
+def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
     async def idle(question: str, base_url: str) -> str:
         await asyncio.sleep(60)
         return "1"

@@ -213,7 +213,7 @@ def test_run_cases_ignores_forged_reports(sandbox: Sandbox) -> None:
 
 
 @both
-def test_limits_hold_and_too_much_processor_time_is_a_timeout(sandbox: Sandbox) -> None:
+def test_limits_are_enforced_and_excess_cpu_time_is_a_timeout(sandbox: Sandbox) -> None:
     limits = Limits(seconds=PATIENT, memory_bytes=1 << 29, file_bytes=1 << 16, sandbox=sandbox)
     code = (
         "import os, resource, signal\ndef limit(name): return resource.getrlimit(getattr(resource, 'RLIMIT_' + name))"
@@ -227,7 +227,7 @@ def test_limits_hold_and_too_much_processor_time_is_a_timeout(sandbox: Sandbox) 
 
 
 @both
-def test_an_error_is_one_escaped_line_of_bounded_length(sandbox: Sandbox) -> None:
+def test_error_is_one_escaped_line_of_bounded_length(sandbox: Sandbox) -> None:
     limits = Limits(seconds=PATIENT, sandbox=sandbox)
     reason = run_tests("raise ValueError('é\\x1b[31m\\n\\u202e' + 'x' * 10**6)", "", limits).reason
     assert reason.startswith("tests failed: ValueError: é\\x1b[31m\\n\\u202e") and reason.isprintable()
@@ -255,12 +255,12 @@ def test_code_inherits_no_environment(sandbox: Sandbox, monkeypatch: pytest.Monk
     "code",
     ["import os\nwhile True: os.fork()", "import subprocess, sys\nsubprocess.run([sys.executable, '-V'])"],
 )
-def test_code_starts_no_process(code: str) -> None:
+def test_code_cannot_start_processes(code: str) -> None:
     assert "PermissionError" in run_tests(code, "", Limits(seconds=PATIENT)).reason
 
 
 @isolated
-def test_files_together_are_limited() -> None:
+def test_total_file_size_is_limited() -> None:
     code = "for n in range(1000): open(f'/tmp/{n}', 'wb').write(b'x' * (1 << 20))"
     assert "No space left on device" in run_tests(code, "", Limits(seconds=PATIENT)).reason
 
@@ -322,7 +322,7 @@ def _attack(*start: str, walls: str) -> dict[str, str]:
 
 @isolated
 @pytest.mark.parametrize("walls", ["filtered", "unfiltered"])
-def test_attacks_reach_nothing(walls: str) -> None:
+def test_attacks_as_root_are_blocked(walls: str) -> None:
     assert _attack(walls=walls)["user"] == os.getuid()
 
 
@@ -362,7 +362,7 @@ def as_nobody(tmp_path: Path) -> list[str]:
 
 @isolated
 @pytest.mark.parametrize("walls", ["filtered", "unfiltered"])
-def test_attacks_of_an_ordinary_user_reach_nothing(walls: str, as_nobody: list[str]) -> None:
+def test_attacks_as_ordinary_user_are_blocked(walls: str, as_nobody: list[str]) -> None:
     assert _attack(*as_nobody, walls=walls)["user"] == 65534
 
 
@@ -376,7 +376,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_allowed_code_needs_bubblewrap_or_an_explicit_choice(programs: Path) -> None:
+def test_code_grading_requires_bubblewrap_or_explicit_opt_out(programs: Path) -> None:
     (programs / "my.csv").write_text("question,answer\nWrite f.,assert f(2) == 4\n")
     with pytest.raises(ConfigError, match=r"apt install bubblewrap.*--sandbox none"):
         load_task(programs / "my.csv", allow_code=True)
@@ -391,7 +391,7 @@ def test_allowed_code_needs_bubblewrap_or_an_explicit_choice(programs: Path) -> 
     "script",
     ["echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "kill -9 $$", "echo hello", "sleep 0"],
 )
-def test_code_that_cannot_be_isolated_is_an_error_and_no_grade(script: str, programs: Path) -> None:
+def test_missing_isolation_raises_instead_of_grading(script: str, programs: Path) -> None:
     (programs / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
     (programs / "bwrap").chmod(0o755)
     with pytest.raises(ConfigError, match=r"cannot isolate it here.*--sandbox none") as caught:

@@ -271,12 +271,12 @@ def ask(agent: OpenAIPolicy) -> SamplingReply:
     return asyncio.run(agent.sample_async(REQUEST))
 
 
-def test_there_are_enough_modes() -> None:
+def test_fault_server_covers_all_faults() -> None:
     assert len(MODES) >= 42
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_bad_reply_is_a_typed_error_in_bounded_time_and_memory(place: tuple[Server, str], mode: str) -> None:
+def test_bad_reply_raises_typed_error_in_bounded_time_and_memory(place: tuple[Server, str], mode: str) -> None:
     server, url = place
     server.mode = MODES[mode]
     agent = policy(url)
@@ -298,7 +298,7 @@ def test_a_bad_reply_is_a_typed_error_in_bounded_time_and_memory(place: tuple[Se
 
 
 @pytest.mark.parametrize("mode", SOUND_MODES)
-def test_an_odd_but_usable_reply_is_used(place: tuple[Server, str], mode: str) -> None:
+def test_unusual_valid_reply_is_used(place: tuple[Server, str], mode: str) -> None:
     server, url = place
     server.mode = SOUND_MODES[mode]
     [sample] = ask(policy(url, timeout=5.0)).samples
@@ -306,9 +306,7 @@ def test_an_odd_but_usable_reply_is_used(place: tuple[Server, str], mode: str) -
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
-def test_a_wait_within_the_patience_is_kept_and_a_longer_one_is_not_begun(
-    place: tuple[Server, str], status: int
-) -> None:
+def test_retry_after_is_respected_up_to_the_patience(place: tuple[Server, str], status: int) -> None:
     server, url = place
     sound = changed()
     replies = [waiting(status, "0.3"), sound]
@@ -328,7 +326,7 @@ def test_a_wait_within_the_patience_is_kept_and_a_longer_one_is_not_begun(
     assert time.monotonic() - started < 2.0
 
 
-def test_one_bad_number_is_asked_again(place: tuple[Server, str]) -> None:
+def test_reply_with_one_bad_number_is_retried(place: tuple[Server, str]) -> None:
     server, url = place
     replies = [usage(completion_tokens=10**30), logprob("-1e400"), changed()]
 
@@ -344,7 +342,7 @@ def test_one_bad_number_is_asked_again(place: tuple[Server, str]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a redirect to itself", "a redirect elsewhere"])
-def test_redirects_send_nothing_elsewhere_and_end_the_run(place: tuple[Server, str], mode: str) -> None:
+def test_redirects_are_not_followed_and_end_the_run(place: tuple[Server, str], mode: str) -> None:
     server, url = place
     server.mode, server.posts = MODES[mode], 0
     with pytest.raises(EngineUnavailableError, match="give the address that it redirects to"):
@@ -352,7 +350,7 @@ def test_redirects_send_nothing_elsewhere_and_end_the_run(place: tuple[Server, s
     assert server.posts == 1
 
 
-def test_a_server_that_refuses_each_change_anew_is_left(place: tuple[Server, str]) -> None:
+def test_server_with_ever_new_rejections_is_given_up(place: tuple[Server, str]) -> None:
     server, url = place
     caps = iter(range(10**6, 0, -1))
 
@@ -369,7 +367,7 @@ def test_a_server_that_refuses_each_change_anew_is_left(place: tuple[Server, str
 
 
 @pytest.mark.parametrize("key", ["k\u00e9y", "a\nb", "a\tb"])
-def test_a_key_that_no_header_can_carry_is_refused_unseen(
+def test_key_invalid_as_a_header_is_rejected_without_printing_it(
     place: tuple[Server, str], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", key)
@@ -393,7 +391,7 @@ PLACES = [
 
 @given(st.sampled_from(PLACES), VALUES | st.integers(-(10**40), 10**40))
 @settings(max_examples=300, deadline=None)
-def test_a_value_of_any_kind_at_any_place_is_used_or_a_bad_reply(place: tuple[Any, ...], value: Any) -> None:
+def test_arbitrary_value_in_a_reply_is_used_or_rejected(place: tuple[Any, ...], value: Any) -> None:
     body = json.loads(json.dumps(SOUND))
     inner = body
     for step in place[:-1]:
@@ -410,6 +408,6 @@ def test_a_value_of_any_kind_at_any_place_is_used_or_a_bad_reply(place: tuple[An
 
 
 @given(st.text() | st.floats().map(str) | st.integers().map(str) | st.datetimes().map(str))
-def test_any_retry_after_is_a_finite_wait_or_none(value: str) -> None:
+def test_retry_after_is_a_finite_wait_or_none(value: str) -> None:
     found = retry_after({"retry-after": value}, 1e9)
     assert found is None or 0 <= found < float("inf")

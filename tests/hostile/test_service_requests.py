@@ -175,13 +175,13 @@ BODIES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_body_is_a_readable_400(url: str, body: bytes, stream: bool) -> None:
+def test_invalid_body_returns_400_with_a_reason(url: str, body: bytes, stream: bool) -> None:
     if stream and body.endswith(b"]}"):
         body = body[:-1] + b', "stream": true}'
     refused(post(url, body), 400)
 
 
-def test_another_model_is_a_404(url: str) -> None:
+def test_unknown_model_returns_404(url: str) -> None:
     for model in ("gpt-4", "", "../../etc", "\ud800", "m" * 100_000, "\x1b[31m"):
         refused(post(url, asking(model=model)), 404, "does not exist")
 
@@ -201,7 +201,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("body", ODD.values(), ids=ODD)
-def test_odd_but_valid_requests_are_answered(url: str, body: bytes) -> None:
+def test_unusual_valid_requests_are_answered(url: str, body: bytes) -> None:
     status, content = post(url, body)
     assert status == 200 and content["choices"][0]["message"]["content"]
 
@@ -214,7 +214,7 @@ def test_odd_but_valid_requests_are_answered(url: str, body: bytes) -> None:
         ("response_format", {"type": "json_object"}),
     ],
 )
-def test_what_a_search_cannot_do_is_refused(url: str, field: str, value: object) -> None:
+def test_unsupported_parameters_are_rejected(url: str, field: str, value: object) -> None:
     refused(post(url, asking(**{field: value})), 400, field)
 
 
@@ -229,7 +229,7 @@ def test_what_a_search_cannot_do_is_refused(url: str, field: str, value: object)
         ).map(lambda value: json.dumps({"model": "mas-gym", "messages": value}).encode()),
     )
 )
-def test_no_body_is_a_500(url: str, body: bytes) -> None:
+def test_arbitrary_body_never_returns_500(url: str, body: bytes) -> None:
     refused(post(url, body), 400)
 
 
@@ -252,7 +252,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("raw", RAW.values(), ids=RAW)
-def test_broken_http_gets_a_4xx_or_a_closed_connection(url: str, raw: bytes) -> None:
+def test_broken_http_returns_4xx_or_closes_the_connection(url: str, raw: bytes) -> None:
     with connect(url) as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(raw)
@@ -264,7 +264,7 @@ def test_broken_http_gets_a_4xx_or_a_closed_connection(url: str, raw: bytes) -> 
     assert 400 <= status < 500 and content["error"]["message"]
 
 
-def test_garbage_after_a_request_does_not_spoil_its_reply(url: str) -> None:
+def test_garbage_after_a_request_does_not_affect_its_reply(url: str) -> None:
     body = asking()
     raw = head("POST", PATH, "Host: localhost", f"Content-Length: {len(body)}") + body
     assert exchange(url, raw + b"\x00\xff garbage \r\n\r\n" * 100)[0] == 200
@@ -272,13 +272,13 @@ def test_garbage_after_a_request_does_not_spoil_its_reply(url: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "BREW"])
-def test_methods_and_paths_that_do_not_exist(url: str, method: str) -> None:
+def test_unknown_methods_and_paths_return_4xx(url: str, method: str) -> None:
     refused(exchange(url, head(method, PATH)), 405)
     refused(exchange(url, head(method, "/v1/%00/../../etc/passwd")), 404)
 
 
 @pytest.mark.parametrize("announced", [True, False], ids=["length", "chunked"])
-def test_a_client_that_still_sends_can_read_its_413(url: str, announced: bool) -> None:
+def test_client_receives_413_while_sending(url: str, announced: bool) -> None:
     body = b"x" * 2 * 2**20
     line = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
     with connect(url) as sock:
@@ -287,7 +287,7 @@ def test_a_client_that_still_sends_can_read_its_413(url: str, announced: bool) -
         refused(read(sock), 413, "1,048,576 bytes")
 
 
-def test_an_endless_body_is_cut_off(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_body_is_rejected(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("search.service.app._LINGER_SECONDS", 0.5)
     piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
     sent, end = 0, time.monotonic() + 15
@@ -300,7 +300,7 @@ def test_an_endless_body_is_cut_off(url: str, monkeypatch: pytest.MonkeyPatch) -
         assert time.monotonic() < end and sent > 2**20
 
 
-def test_questions_are_measured_in_bytes(url: str) -> None:
+def test_question_length_is_limited_in_bytes(url: str) -> None:
     assert post(url, asking(**turn(role="user", content="x" * 2**16)))[0] == 200
     refused(post(url, asking(**turn(role="user", content="x" * (2**16 + 1)))), 413, "65,536 bytes")
     refused(post(url, asking(**turn(role="user", content="\u20ac" * 30_000))), 413, "90,000")
@@ -340,26 +340,26 @@ ORIGINS = [
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_without_a_key_requests_under_another_name_are_refused(url: str, host: str) -> None:
+def test_without_key_foreign_host_header_is_rejected(url: str, host: str) -> None:
     for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/x")):
         status, content = exchange(url, head(method, path, f"Host: {host}", "Content-Length: 0"))
         assert status in (400, 403) and content["error"]["message"]
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_without_a_key_pages_of_other_sites_are_refused(url: str, origin: str) -> None:
+def test_without_key_foreign_origin_is_rejected(url: str, origin: str) -> None:
     refused(post(url, asking(), f"Origin: {origin}", "Content-Type: text/plain"), 403, "Origin")
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "127.8.9.1", "[::1]:8080"])
-def test_this_machine_is_served_under_its_own_names(url: str, host: str) -> None:
+def test_local_host_names_are_accepted(url: str, host: str) -> None:
     lines = (f"Host: {host}", f"Origin: http://{host}")
     body = asking()
     raw = head("POST", PATH, *lines, f"Content-Length: {len(body)}") + body
     assert exchange(url, raw)[0] == 200
 
 
-def test_with_a_key_any_host_is_served_to_those_who_have_it() -> None:
+def test_with_key_any_host_header_is_accepted() -> None:
     with serving(app_of(key="sesame")) as base:
         lines = ("Host: api.example", "Content-Length: 0")
         refused(exchange(base, head("GET", "/v1/models", *lines)), 401)
@@ -370,14 +370,14 @@ def test_with_a_key_any_host_is_served_to_those_who_have_it() -> None:
 
 @settings(max_examples=300)
 @given(st.text(max_size=40))
-def test_no_name_breaks_the_check_of_origins(text: str) -> None:
+def test_arbitrary_origin_does_not_break_the_check(text: str) -> None:
     is_loopback(text)
     foreign(text, None)
     if foreign("localhost", text) is None:
         assert is_loopback(urlsplit(text).hostname or "")
 
 
-def test_many_slow_clients_leave_room_for_others(url: str) -> None:
+def test_slow_clients_do_not_block_others(url: str) -> None:
     slow = [connect(url) for _ in range(50)]
     for sock in slow:
         sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: local")
@@ -386,7 +386,7 @@ def test_many_slow_clients_leave_room_for_others(url: str) -> None:
         sock.close()
 
 
-def test_absurdly_small_temperatures_are_greedy() -> None:
+def test_tiny_temperature_is_greedy() -> None:
     heard: list[float] = []
 
     def script(request: SamplingRequest, seed: int) -> str:
@@ -399,7 +399,7 @@ def test_absurdly_small_temperatures_are_greedy() -> None:
     assert set(heard) == {0.0, 0.01, 2.0}
 
 
-def test_binding_elsewhere_without_a_key_is_refused() -> None:
+def test_public_binding_without_key_is_rejected() -> None:
     outcome = CliRunner(env={"COLUMNS": "80", "MAS_GYM_SERVE_KEY": ""}).invoke(app, ["serve", "--host", "0.0.0.0"])
     assert outcome.exit_code == 2
     assert "export MAS_GYM_SERVE_KEY" in outcome.stderr and "Traceback" not in outcome.stderr

@@ -37,7 +37,7 @@ VALUES = st.recursive(
 @example("turns", [[10**5000, "x", [1]]])
 @example("turns", [[0, "18", [10**5000]]])
 @example("turns", [[0, "18", [3, 4]], [1, nested(200), [3]]])
-def test_hostile_states_are_refused(field: str, value) -> None:
+def test_hostile_states_are_rejected(field: str, value) -> None:
     try:
         assert MODEL.state_from_dict({**STATE, field: value}).question
     except DataError as error:
@@ -48,7 +48,7 @@ def test_hostile_states_are_refused(field: str, value) -> None:
 @given(st.sampled_from([*SNAPSHOT, "state"]), VALUES)
 @example("mas", nested(200))
 @example("refusals", 10**5000)
-def test_hostile_snapshots_are_refused(field: str, value) -> None:
+def test_hostile_snapshots_are_rejected(field: str, value) -> None:
     try:
         assert Snapshot.from_dict({**SNAPSHOT, "state": STATE, field: value}, MODEL).state
     except DataError as error:
@@ -69,7 +69,7 @@ def test_hostile_snapshots_are_refused(field: str, value) -> None:
     ],
     ids=lambda value: value[:60],
 )
-def test_hostile_generator_states_are_refused(rng: str) -> None:
+def test_hostile_generator_states_are_rejected(rng: str) -> None:
     env = MASEnv(ProblemTask.of([Problem("one", "6 + 12?", "18")]), "dylan")
     env.reset(seed=0)
     with pytest.raises(DataError, match="generator state cannot be read"):
@@ -77,7 +77,7 @@ def test_hostile_generator_states_are_refused(rng: str) -> None:
 
 
 @pytest.mark.parametrize("field", [*STATE, "state"])
-def test_deeply_nested_values_are_refused(field: str) -> None:
+def test_deeply_nested_values_are_rejected(field: str) -> None:
     deep = nested(100_000)
     with pytest.raises(DataError):
         MODEL.state_from_dict({**STATE, field: deep} if field in STATE else {"schema": deep})

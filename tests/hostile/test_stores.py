@@ -171,7 +171,7 @@ def flips(data: bytes, every: int) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.slow
-def test_every_region_flipped(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_flipped_bytes_in_any_region_are_reported_or_harmless(whole: Path, tmp_path: Path, told: Told) -> None:
     with open_store(whole) as store:
         expected = {reader.__name__: reader(store) for reader in READERS}
     assert len(expected["plans"]) == COUNT + 2 and not told.said
@@ -190,7 +190,7 @@ TABLES = ("runs", "texts", "searches", "nodes", "candidates", "moments")
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_values_of_the_wrong_type(table: str, whole: Path, tmp_path: Path, told: Told) -> None:
+def test_values_of_the_wrong_type_are_reported(table: str, whole: Path, tmp_path: Path, told: Told) -> None:
     """SQLite stores any type in any column, and one damaged byte can change a value's type."""
     path = tmp_path / "a.db"
     with open_store(whole) as store:
@@ -213,7 +213,7 @@ def test_values_of_the_wrong_type(table: str, whole: Path, tmp_path: Path, told:
         remove(path)
 
 
-def test_every_length(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_store_truncated_at_any_length_is_reported(whole: Path, tmp_path: Path, told: Told) -> None:
     with open_store(whole) as store:
         expected = {reader.__name__: reader(store) for reader in READERS}
     data, path = whole.read_bytes(), tmp_path / "a.db"
@@ -223,7 +223,7 @@ def test_every_length(whole: Path, tmp_path: Path, told: Told) -> None:
         remove(path)
 
 
-def test_export_of_damaged_stores(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_export_of_a_damaged_store_reports_the_damage(whole: Path, tmp_path: Path, told: Told) -> None:
     pytest.importorskip("pyarrow", reason="exporting needs pyarrow")
     with open_store(whole) as store:
         expected = {"exported": exported(store)}
@@ -234,7 +234,7 @@ def test_export_of_damaged_stores(whole: Path, tmp_path: Path, told: Told) -> No
         remove(path)
 
 
-def test_resuming_on_damaged_stores(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_resuming_a_damaged_store_reports_the_damage(whole: Path, tmp_path: Path, told: Told) -> None:
     expected, data, path = by_problem(trees(whole)), whole.read_bytes(), tmp_path / "a.db"
     resumed = 0
     for _, changed in flips(data, 997):
@@ -251,7 +251,7 @@ def test_resuming_on_damaged_stores(whole: Path, tmp_path: Path, told: Told) -> 
     assert resumed
 
 
-def test_a_damaged_log(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_damaged_log_is_reported(whole: Path, tmp_path: Path, told: Told) -> None:
     """Commits that are not in the file yet: SQLite drops those from the damaged one on, and what is left is whole."""
     path, copy = tmp_path / "a.db", tmp_path / "copy" / "a.db"
     copy.parent.mkdir()
@@ -281,7 +281,7 @@ def test_a_damaged_log(whole: Path, tmp_path: Path, told: Told) -> None:
         remove(copy)
 
 
-def test_one_search_is_lost_and_the_others_are_kept(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_damaged_search_leaves_the_others_readable(whole: Path, tmp_path: Path, told: Told) -> None:
     path = tmp_path / "a.db"
     shutil.copy(whole, path)
     expected = by_problem(trees(path))
@@ -313,7 +313,7 @@ def test_one_search_is_lost_and_the_others_are_kept(whole: Path, tmp_path: Path,
         assert by_problem(store.plans(run)) == expected
 
 
-def test_a_search_that_is_gone_is_missed(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_missing_search_is_reported(whole: Path, tmp_path: Path, told: Told) -> None:
     path = tmp_path / "a.db"
     shutil.copy(whole, path)
     execute(path, "DELETE FROM searches WHERE problem = 'toy/1'")
@@ -328,7 +328,7 @@ def test_a_search_that_is_gone_is_missed(whole: Path, tmp_path: Path, told: Told
         assert len(list(store.plans("votes"))) == 2
 
 
-def test_a_damaged_run_leaves_the_others(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_damaged_run_leaves_the_others_readable(whole: Path, tmp_path: Path, told: Told) -> None:
     path = tmp_path / "a.db"
     shutil.copy(whole, path)
     execute(path, "UPDATE runs SET facts = json_set(facts, '$.problems', 9) WHERE name = 'votes'")
@@ -366,7 +366,7 @@ def test_store_with_code_in_its_schema_is_rejected(
         list(trees(path))
 
 
-def test_statement_that_never_ends_is_stopped(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_statement_is_stopped(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mas_gym.internal.database.READ_SECONDS", 0.05)
     with open_store(whole) as store, pytest.raises(StoreError, match=r"took over 0\.05 seconds"), explained(whole):
         store._connection.execute(f"{ENDLESS} max(i) FROM n").fetchone()
@@ -384,7 +384,7 @@ def unwritable(whole: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_store_where_nothing_can_be_written_is_read(whole: Path, unwritable: Path) -> None:
+def test_read_only_store_is_read(whole: Path, unwritable: Path) -> None:
     with open_store(whole) as store, open_store(unwritable) as there:
         assert plans(there) == plans(store)
         assert questions(there) == questions(store)
@@ -392,7 +392,7 @@ def test_store_where_nothing_can_be_written_is_read(whole: Path, unwritable: Pat
         list(trees(unwritable))
 
 
-def test_store_whose_log_cannot_be_read_is_rejected(unwritable: Path) -> None:
+def test_store_with_unreadable_log_is_rejected(unwritable: Path) -> None:
     other = unwritable.with_name("other.db")
     shutil.copy(unwritable, other)
     with closing(sqlite3.connect(other)) as writer:

@@ -22,25 +22,25 @@ def request(temperature: Any) -> SamplingRequest:
 
 
 @pytest.mark.parametrize("value", TINY)
-def test_a_temperature_near_0_is_greedy_in_requests_and_in_the_sampling_of_a_run(value: float) -> None:
+def test_temperature_near_0_is_greedy_in_requests_and_run_sampling(value: float) -> None:
     assert request(value) == request(0.0)
     assert search.Sampling(temperature=value) == search.Sampling(temperature=0.0)
 
 
 @pytest.mark.parametrize("value", [-1e-300, -1, float("nan"), float("inf"), 101, 10**400, True, "0.5", None, [0.5]])
-def test_what_is_no_temperature_is_refused(value: Any) -> None:
+def test_temperature_rejects_values_that_are_not_numbers(value: Any) -> None:
     for take in (request, lambda given: search.Sampling(temperature=given)):
         with pytest.raises(ConfigError, match="temperature from 0 to 100, got"):
             take(value)
 
 
 @given(st.floats(0, 100) | st.integers(0, 100))
-def test_every_other_number_is_taken_as_it_is_or_as_0(value: float) -> None:
+def test_temperature_keeps_valid_numbers_or_rounds_to_0(value: float) -> None:
     assert effective_temperature(value) == (value if value >= MIN_TEMPERATURE else 0)
 
 
 @pytest.mark.parametrize("value", [*TINY, 0.0])
-def test_the_engine_itself_draws_greedily(value: float) -> None:
+def test_engine_samples_greedily_at_temperature_near_0(value: float) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from mas_gym.policies.local.decode import draw
 
@@ -51,7 +51,7 @@ def test_the_engine_itself_draws_greedily(value: float) -> None:
     assert np.isfinite(drawn.logprobs).all()
 
 
-def test_the_lowest_temperature_that_samples_gives_no_garbage() -> None:
+def test_lowest_sampling_temperature_gives_valid_text() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from mas_gym.policies.local.decode import draw
 

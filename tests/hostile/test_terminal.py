@@ -97,13 +97,13 @@ def store(mas: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_solve(policy: str, mas: Path, tmp_path: Path) -> None:
+def test_solve_escapes_hostile_text(policy: str, mas: Path, tmp_path: Path) -> None:
     shown = run("solve", f"{NAME} question", "--policy", policy, "--mas", mas, "--planner", "sc:2")
     assert_clean(shown)
     assert "\\x1b[31m" in flat(shown) and ":smile:" in flat(shown)
 
 
-def test_play(policy: str) -> None:
+def test_play_escapes_hostile_text(policy: str) -> None:
     turn = f"{NAME}\nFinal Answer: 7\n\n"
     assert_clean(run("play", "MAS-Arithmetic-v0", "--policy", policy, "--agent", "Verifier", input=turn))
     assert_clean(run("play", "MAS-Arithmetic-v0", input=turn * 4))
@@ -111,14 +111,14 @@ def test_play(policy: str) -> None:
     assert_clean(run("play", "MAS-Arithmetic-v0", "--agent", NAME))
 
 
-def test_eval_and_rollouts(policy: str, mas: Path, tmp_path: Path) -> None:
+def test_eval_and_rollouts_escape_hostile_text(policy: str, mas: Path, tmp_path: Path) -> None:
     store = tmp_path / "[red]\x1b[2J\u202e.db"
     options = ("-n", 2, "--policy", policy, "--mas", mas)
     assert_clean(run("eval", *options, "--store", store, "--json", tmp_path / f"{NAME}.json"))
     assert_clean(run("rollouts", *options, "--planner", "mcts:3,2", "--store", store), "nodes")
 
 
-def test_eval_of_a_server_that_fails_with_a_hostile_reason(tmp_path: Path) -> None:
+def test_eval_escapes_hostile_server_errors(tmp_path: Path) -> None:
     def script(request: SamplingRequest, seed: int) -> str:
         raise PolicyError(EVIL)
 
@@ -127,7 +127,7 @@ def test_eval_of_a_server_that_fails_with_a_hostile_reason(tmp_path: Path) -> No
     assert_clean(shown)
 
 
-def test_failures_in_the_table_of_eval(store: Path) -> None:
+def test_eval_table_escapes_failures(store: Path) -> None:
     from search.compare import Outcome, report, summarise
 
     reason = EVIL + "\nAnswer: forged" + "x" * 10_000
@@ -140,25 +140,25 @@ def test_failures_in_the_table_of_eval(store: Path) -> None:
         assert "\\nAnswer:forged" in flat(out.getvalue()) and "morecharacters" in flat(out.getvalue())
 
 
-def test_status(store: Path) -> None:
+def test_status_escapes_hostile_text(store: Path) -> None:
     shown = run("status", store)
     assert_clean(shown)
     assert "failed in" in shown and ":smile:" in flat(shown)
 
 
 @pytest.mark.parametrize("command", ["status", "view", "train masprm --store", "serve --mas", "solve x --mas"])
-def test_names_of_files_that_are_not_there(command: str, tmp_path: Path) -> None:
+def test_missing_file_names_are_escaped(command: str, tmp_path: Path) -> None:
     assert_clean(run(*command.split(), tmp_path / "[red]\x1b[2J\u202e\r"))
 
 
 @pytest.mark.parametrize("option", ["--planner", "--critic", "--policy", "--task", "--mas", "--seeds", "--option",
                                     "--budget", "--json", "--data", "--unknown", "-n"])  # fmt: skip
-def test_values_of_options(option: str, tmp_path: Path) -> None:
+def test_option_values_are_escaped(option: str, tmp_path: Path) -> None:
     more = ("--planner", "mcts:3,2") if option == "--critic" else ()
     assert_clean(run("eval", *more, option, f"/no/{NAME}" if option == "--json" else NAME), "")
 
 
-def test_an_environment_of_a_third_party() -> None:
+def test_third_party_environment_name_is_escaped() -> None:
     import gymnasium as gym
 
     gym.register("Evil-v0", entry_point="mas_gym.envs.env:MASEnv", kwargs={"task": "math", "mas": "rpsv", "data": NAME})
@@ -169,7 +169,7 @@ def test_an_environment_of_a_third_party() -> None:
         del gym.registry["Evil-v0"]
 
 
-def test_tracebacks_logs_and_warnings(tmp_path: Path) -> None:
+def test_tracebacks_logs_and_warnings_are_escaped(tmp_path: Path) -> None:
     code = (
         "import sys, logging, warnings\nimport mas_gym.cli.listings as status\n"
         "from mas_gym.cli import main\n"
@@ -188,7 +188,7 @@ def test_tracebacks_logs_and_warnings(tmp_path: Path) -> None:
         assert_clean(shown)
 
 
-def test_the_console_escapes_every_kind_of_content(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_escapes_every_kind_of_content(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(title=EVIL)
     table.add_column(EVIL)
     table.add_row(EVIL)
@@ -214,7 +214,7 @@ def test_escaped_text_wraps_inside_its_frame_and_keeps_its_styles() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=80))
-def test_nothing_gets_through(text: str) -> None:
+def test_arbitrary_text_is_escaped(text: str) -> None:
     out = io.StringIO()
     to = console._safe_console()(file=out, width=40, markup=False, emoji=False, highlight=False)
     to.print(Panel(text), Text(text), text)

@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_wrong_row_is_named(name: str, tmp_path: Path) -> None:
+def test_invalid_row_error_names_the_row(name: str, tmp_path: Path) -> None:
     row, said = FAULTS[name]
     file = tmp_path / "t.jsonl"
     file.write_text("\n".join([json.dumps(GOOD), json.dumps(row)]), encoding="utf-8")
@@ -47,7 +47,7 @@ def test_each_wrong_row_is_named(name: str, tmp_path: Path) -> None:
         read_transcripts(file)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_not_transcripts_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="there is none"):
         read_transcripts(tmp_path / "none.json")
     (tmp_path / "t.csv").write_text("problem,steps,label\n", encoding="utf-8")
@@ -64,7 +64,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_transcripts(tmp_path / "deep.jsonl")
 
 
-def test_a_line_of_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
+def test_line_of_a_gigabyte_is_rejected_unread(tmp_path: Path) -> None:
     file = tmp_path / "huge.jsonl"
     with file.open("wb") as stream:
         stream.write(b'{"problem": "')
@@ -99,7 +99,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_critic_that_fails_loses_those_transcripts_alone(name: str) -> None:
+def test_critic_error_loses_only_its_transcripts(name: str) -> None:
     odd, reason = ODD[name]
     rows = [LabelledTranscript(str(i), f"{i} odd" if i == 3 else f"{i}", ("s", "t"), 1 - i % 3) for i in range(9)]
     found = bench_critic(Broken(odd), rows, threshold=0.0)
@@ -110,7 +110,7 @@ def test_a_critic_that_fails_loses_those_transcripts_alone(name: str) -> None:
         bench_critic(Broken(odd), rows[3:4], threshold=0.0)
 
 
-def test_a_critic_with_too_few_values_fails() -> None:
+def test_critic_with_too_few_values_fails() -> None:
     class Short(Broken):
         def score(self, contexts: Sequence[ScoringContext]) -> list[Any]:
             return super().score(contexts)[1:]

@@ -58,7 +58,7 @@ class Async(Moody):
 
 
 @pytest.mark.parametrize("shape", [Batch, Async])
-def test_policy_error_in_one_copy_truncates_its_episode_alone(shape: Any) -> None:
+def test_policy_error_truncates_only_its_sub_environment(shape: Any) -> None:
     envs = copies(shape(), wrap=None)
     failing = envs.reset(seed=1)[1]["problem_id"] == "sum/4"
     assert 0 < failing.sum() < 5
@@ -77,7 +77,7 @@ def test_policy_error_in_one_copy_truncates_its_episode_alone(shape: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, EngineUnavailableError])
-def test_other_errors_of_one_copy_are_raised_with_its_number(kind: type[Exception]) -> None:
+def test_other_errors_are_raised_with_the_sub_environment_number(kind: type[Exception]) -> None:
     envs = copies(Batch(kind))
     envs.reset(seed=1)
     with pytest.raises(kind, match="too long"):
@@ -93,7 +93,7 @@ def test_other_errors_of_one_copy_are_raised_with_its_number(kind: type[Exceptio
     assert terminated.all()
 
 
-def test_policies_that_answer_too_little() -> None:
+def test_policy_with_too_few_completions_is_an_error() -> None:
     class Fewer(Batch):
         def sample(self, requests: Sequence[SamplingRequest]) -> list[Any]:
             return super().sample(requests)[1:]
@@ -112,7 +112,7 @@ def test_policies_that_answer_too_little() -> None:
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "0.5", CriticError("no verdict")])
 @pytest.mark.parametrize("wrapper", [CandidateFeatures, DenseReward])
-def test_critic_error_in_one_copy_truncates_its_episode_alone(value: Any, wrapper: Any, mode: str) -> None:
+def test_critic_error_truncates_only_its_sub_environment(value: Any, wrapper: Any, mode: str) -> None:
     class Blind:
         def score(self, contexts: Sequence[Any]) -> list[Any]:
             blind = ["What is 4" in c.state.question and c.state.depth == 2 for c in contexts]
@@ -132,7 +132,7 @@ def test_critic_error_in_one_copy_truncates_its_episode_alone(value: Any, wrappe
     assert not envs.step([0] * 5)[3][~failing].any()
 
 
-def test_critics_that_raise_or_answer_too_little() -> None:
+def test_critic_that_raises_or_returns_too_few_values_is_an_error() -> None:
     class Short:
         def score(self, contexts: Sequence[Any]) -> list[float]:
             return [0.0]
@@ -146,7 +146,7 @@ def test_critics_that_raise_or_answer_too_little() -> None:
             copies(ScriptedPolicy(guess), wrap=lambda env, c=critic: CandidateFeatures(env, c)).reset()
 
 
-def test_critic_error_in_every_copy_is_raised() -> None:
+def test_critic_error_in_every_sub_environment_is_raised() -> None:
     class Late:
         def score(self, contexts: Sequence[Any]) -> list[float]:
             if any(context.state.depth > 1 for context in contexts):
@@ -164,7 +164,7 @@ WRONG = [[0], [0] * 6, [[0] * 5], 0, None, "abcde", [0.0] * 5, [0, 0, [0], 0, 0]
 
 
 @pytest.mark.parametrize("actions", WRONG)
-def test_wrong_actions_move_no_copy(actions: Any) -> None:
+def test_invalid_actions_step_no_sub_environment(actions: Any) -> None:
     envs = copies(ScriptedPolicy(guess))
     envs.reset(seed=0)
     with pytest.raises(IllegalActionError, match="expected"):
@@ -174,7 +174,7 @@ def test_wrong_actions_move_no_copy(actions: Any) -> None:
 
 
 @pytest.mark.parametrize("actions", [(("a",), np.array([5])), 3, None, ("ab", 5), (("a", "b"),)])
-def test_wrong_texts(actions: Any) -> None:
+def test_invalid_texts_are_rejected(actions: Any) -> None:
     envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="rpsv")
     envs.reset(seed=0)
     with pytest.raises(IllegalActionError, match="expected"):

@@ -75,7 +75,7 @@ class Says:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "high", True, [], [0.5] * 99, [[0.5]]])
-def test_values_that_are_none_end_the_search_with_the_reason(value: Any) -> None:
+def test_invalid_critic_values_fail_the_search_with_the_reason(value: Any) -> None:
     task = mas_gym.load_task("arithmetic", split="test")[:1]
     [plan] = search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=Says(value))
     assert plan.error is not None and plan.error.startswith("CriticError: critic 'says'") and plan.answer is None
@@ -87,7 +87,7 @@ def test_values_that_are_none_end_the_search_with_the_reason(value: Any) -> None
 
 @pytest.mark.parametrize("mode", ["share", "pairwise"])
 @pytest.mark.parametrize("text", NONSENSE)
-def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
+def test_meaningless_reply_is_not_a_verdict(text: str, mode: str) -> None:
     policy = ScriptedPolicy(lambda request, seed: Sample(text, 1, None, "stop"), name="mad")
     critic = Judge(policy, mode=mode, n=2)  # type: ignore[arg-type]
     one = context("a")._replace(peers=search.protocol.Peers(siblings=(context("b").state,)))
@@ -96,7 +96,7 @@ def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
     assert "none of 2 replies" in scores.reasons[0]
 
 
-def test_a_judge_that_fails_fails_its_search_alone() -> None:
+def test_judge_error_fails_only_its_search() -> None:
     task = mas_gym.load_task("arithmetic", split="test")[:2]
 
     def script(request: SamplingRequest, seed: int) -> Sample:
@@ -113,7 +113,7 @@ def test_a_judge_that_fails_fails_its_search_alone() -> None:
 
 
 @pytest.mark.parametrize("pair", [(-math.inf, -math.inf), (math.nan, -1.0), (-1.0, math.nan)])
-def test_log_probabilities_that_tell_nothing(pair: tuple[float, float]) -> None:
+def test_uninformative_log_probabilities_give_no_verdict(pair: tuple[float, float]) -> None:
     class Chooser:
         name, max_batch = "chooser", 8
 
@@ -140,7 +140,7 @@ def test_log_probabilities_that_tell_nothing(pair: tuple[float, float]) -> None:
         (None, True),
     ],
 )
-def test_lists_of_likely_tokens_are_checked(listed: Any, fine: bool) -> None:
+def test_top_log_probabilities_are_validated(listed: Any, fine: bool) -> None:
     step = {"token": "yes", "logprob": -0.5, "top_logprobs": listed}
     choice = {"index": 0, "finish_reason": "length", "message": {"content": "yes"}, "logprobs": {"content": [step]}}
     raw = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}).encode()
@@ -173,13 +173,13 @@ def write(path: Path, text: str | bytes) -> Path:
         ("{transcript}" + "x" * MAX_PROMPT_BYTES, "at most"),
     ],
 )
-def test_prompt_files_with_faults(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_invalid_prompt_files_are_rejected(tmp_path: Path, text: str | bytes, message: str) -> None:
     path = write(tmp_path / "p.txt", text)
     with pytest.raises(ConfigError, match=message):
         load_critic(f"judge:tiny#prompt={path}")
 
 
-def test_a_prompt_file_of_a_gigabyte(tmp_path: Path) -> None:
+def test_prompt_file_of_a_gigabyte_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "huge.txt"
     with path.open("wb") as file:
         file.truncate(2**30)
@@ -190,7 +190,7 @@ def test_a_prompt_file_of_a_gigabyte(tmp_path: Path) -> None:
             load_critic(f"judge:tiny#prompt={missing}")
 
 
-def test_braces_of_messages_are_text() -> None:
+def test_braces_in_messages_are_literal() -> None:
     seen: list[str] = []
 
     def script(request: SamplingRequest, seed: int) -> Sample:
@@ -210,12 +210,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("format", ["qwen", "skywork"])
-def test_a_model_without_the_head(plain: Path, format: str) -> None:
+def test_model_without_reward_head_is_rejected(plain: Path, format: str) -> None:
     with pytest.raises(DataError, match="expected a head with"):
         load_critic(f"prm:{plain}#format={format}")
 
 
-def test_heads_of_the_wrong_shape(tmp_path: Path) -> None:
+def test_reward_head_of_wrong_shape_is_rejected(tmp_path: Path) -> None:
     add_tensors(qwen_prm(tmp_path / "q"), score__2__weight=torch.zeros(3, 64), score__2__bias=torch.zeros(3))
     with pytest.raises(DataError, match=r"score.2 to map 64 to 2 numbers, got \(3, 64\)"):
         load_critic(f"prm:{tmp_path / 'q'}")
@@ -224,14 +224,14 @@ def test_heads_of_the_wrong_shape(tmp_path: Path) -> None:
         load_critic(f"prm:{tmp_path / 's'}")
 
 
-def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
+def test_weights_with_nan_are_rejected(tmp_path: Path) -> None:
     add_tensors(qwen_prm(tmp_path / "q"), score__2__bias=torch.full((2,), math.nan))
     critic = load_critic(f"prm:{tmp_path / 'q'}")
     with pytest.raises(MASGymError, match="answered nan"):
         critic.score(CONTEXTS)
 
 
-def test_folders_that_are_no_reward_models(plain: Path, tmp_path: Path) -> None:
+def test_folders_without_reward_model_are_rejected(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no score.weight"):
         load_critic(f"rm:{plain}")
     (tmp_path / "empty").mkdir()
@@ -249,7 +249,7 @@ def test_folders_that_are_no_reward_models(plain: Path, tmp_path: Path) -> None:
         load_critic(f"rm:{wide}")
 
 
-def test_templates_that_loop_or_lie(tmp_path: Path) -> None:
+def test_endless_or_misleading_templates_are_rejected(tmp_path: Path) -> None:
     folder = scalar_model(tmp_path / "rm")
     for template, message in (
         ("{% for i in range(10**9) %}{{ i }}{% endfor %}", "chat template failed"),
@@ -285,7 +285,7 @@ def test_templates_that_loop_or_lie(tmp_path: Path) -> None:
         ("score", {"error": {"message": "boom"}}, "data with one entry"),
     ],
 )
-def test_replies_of_servers_with_faults(endpoint: str, reply: Any, message: str) -> None:
+def test_faulty_server_replies_are_rejected(endpoint: str, reply: Any, message: str) -> None:
     with replying(reply() if callable(reply) else reply) as (base, _):
         critic = load_critic(f"{base}/{endpoint}#model=m&prefixes=true&max_attempts=1&timeout=20")
         scores = scores_of(critic, [context("one", "two")])
@@ -293,7 +293,7 @@ def test_replies_of_servers_with_faults(endpoint: str, reply: Any, message: str)
     assert re.search(message, scores.reasons[0]), scores.reasons
 
 
-def test_a_server_that_is_not_there_ends_the_run() -> None:
+def test_unreachable_server_ends_the_run() -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     task = mas_gym.load_task("arithmetic", split="test")[:2]
     critic = load_critic("http://127.0.0.1:9/pooling#model=m&patience=0.5&timeout=2")

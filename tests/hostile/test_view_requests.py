@@ -105,7 +105,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_an_address_of_no_page_is_a_readable_4xx(port: int, target: str) -> None:
+def test_unknown_path_returns_4xx_with_a_reason(port: int, target: str) -> None:
     status, page = get(port, target)
     assert 400 <= status < 500
     assert "<p>" in page and "<script" not in page and len(page) < 2000
@@ -115,7 +115,7 @@ def test_an_address_of_no_page_is_a_readable_4xx(port: int, target: str) -> None
     "query",
     ["?page=-1", "?page=99999999999999999999", "?page=\u0663", "?page=x&show=<b>", "?show=%00", "?&&=&;", "?page=1e9"],
 )
-def test_odd_queries_show_the_listing(port: int, query: str) -> None:
+def test_invalid_query_shows_the_listing(port: int, query: str) -> None:
     status, page = get(port, "/?" + query)
     assert status == 200 and page.count("name=a value=") == 1
     status, page = get(port, problems_of(port) + "&" + query[1:])
@@ -126,7 +126,7 @@ def problems_of(port: int) -> str:
     return str(re.findall(r'href="(/problems[^"]+)"', get(port)[1])[0])
 
 
-def test_what_the_store_holds_is_text_on_the_page(port: int) -> None:
+def test_stored_text_is_escaped_on_the_page(port: int) -> None:
     assert "<script" not in get(port)[1]
     status, page = get(port, problems_of(port))
     assert status == 200 and "<script" not in page and "alert(1)" in page
@@ -137,12 +137,12 @@ def test_what_the_store_holds_is_text_on_the_page(port: int) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "192.168.0.1", "", "[", "localhost@evil"])
-def test_other_names_are_refused(port: int, host: str) -> None:
+def test_foreign_host_header_is_rejected(port: int, host: str) -> None:
     assert get(port, host=host)[0] == 403
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://localhost.evil.example"])
-def test_other_origins_are_refused(port: int, origin: str) -> None:
+def test_foreign_origin_is_rejected(port: int, origin: str) -> None:
     status, page = get(port, "/", f"Origin: {origin}")
     assert status == 403 and "Origin" in page
     assert get(port, "/", f"Origin: http://127.0.0.1:{port}")[0] == 200
@@ -160,13 +160,13 @@ def test_other_origins_are_refused(port: int, origin: str) -> None:
         b"\x1b[2J / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_what_is_no_request_gets_an_error_status(port: int, raw: bytes) -> None:
+def test_invalid_request_returns_an_error_status(port: int, raw: bytes) -> None:
     status, page = exchange(port, raw)
     assert 400 <= status < 600 and "Traceback" not in page and "\x1b" not in page
     assert get(port)[0] == 200
 
 
-def test_clients_that_leave_early_disturb_nobody(port: int) -> None:
+def test_early_disconnects_do_not_affect_others(port: int) -> None:
     for _ in range(20):
         with connect(port) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -174,7 +174,7 @@ def test_clients_that_leave_early_disturb_nobody(port: int) -> None:
     assert get(port)[0] == 200
 
 
-def test_slow_clients_are_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_clients_are_disconnected(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "_HEAD_SECONDS", 0.5)
     with served(store) as port:
         slow = [connect(port) for _ in range(view._CONNECTIONS)]
@@ -193,13 +193,13 @@ def test_slow_clients_are_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatc
             sock.close()
 
 
-def test_a_silent_client_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_client_is_disconnected(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view._Handler, "timeout", 0.3)
     with served(store) as port, connect(port) as sock:
         assert sock.recv(1) == b""
 
 
-def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_request_reads_the_store_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "runs.db", []
     outcomes = search.Store.outcomes
 
@@ -219,7 +219,7 @@ def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypa
     assert f">{PROBLEMS + 1} S1*</td>" in pages.page("/", {}) and len(read) == 4
 
 
-def test_one_id_of_two_tasks_keeps_its_own_question(tmp_path: Path) -> None:
+def test_equal_ids_of_two_tasks_show_different_questions(tmp_path: Path) -> None:
     file = tmp_path / "runs.db"
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1", name="one")
     for name in ("first", "second"):
@@ -232,7 +232,7 @@ def test_one_id_of_two_tasks_keeps_its_own_question(tmp_path: Path) -> None:
     assert "of first" in (both := pages.page("/problems", {"a": a, "b": b})) and "of second" in both
 
 
-def test_a_large_store_is_shown_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_store_is_shown_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "_READ_SECONDS", -1.0)
     for seed in range(3):
         fill(tmp_path / "runs.db", seed)
@@ -244,7 +244,7 @@ def test_a_large_store_is_shown_while_it_is_read(tmp_path: Path, monkeypatch: py
     assert "reading" not in page and "refresh" not in page and ">0, 1, 2</td>" in page
 
 
-def test_a_damaged_search_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
     file = tmp_path / "runs.db"
     fill(file)
     with contextlib.closing(sqlite3.connect(file)) as connection, connection:
@@ -256,7 +256,7 @@ def test_a_damaged_search_is_named_and_the_others_are_shown(tmp_path: Path) -> N
     assert pages.page("/problems", {"a": key}).count("/tree/") == PROBLEMS - 1
 
 
-def test_two_thousand_problems_are_listed_by_pages() -> None:
+def test_problem_list_is_paginated() -> None:
     from search.compare import Outcome, summarise
     from search.pages.tree import PAGE
     from search.report.listing import Cell, Choice, StoredRow, problems_page
