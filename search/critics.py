@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from mas_gym.envs.scoring import Written, scores_of
+from mas_gym.envs.critic_base import Written, scores_of
 from mas_gym.errors import ConfigError, CriticError, unknown_name
 from mas_gym.systems.graph import MAS
 from search.protocol import Critic, Scores, ScoringContext, as_critic

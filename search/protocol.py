@@ -35,11 +35,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from mas_gym.envs.scoring import Critic as Critic
-from mas_gym.envs.scoring import Peers as Peers
-from mas_gym.envs.scoring import Scores as Scores
-from mas_gym.envs.scoring import ScoringContext as ScoringContext
-from mas_gym.envs.scoring import as_critic as as_critic
+from mas_gym.envs.critic_base import Critic as Critic
+from mas_gym.envs.critic_base import Peers as Peers
+from mas_gym.envs.critic_base import Scores as Scores
+from mas_gym.envs.critic_base import ScoringContext as ScoringContext
+from mas_gym.envs.critic_base import as_critic as as_critic
 from mas_gym.errors import ConfigError, whole_number
 from mas_gym.internal.adapter import Adapter, has_method, kind_of
 from mas_gym.systems.state import MASState

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import derive_seed, effective_temperature
+from mas_gym.policies.base import effective_temperature
+from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.state import MASState
 from search.tree import Proposal
 

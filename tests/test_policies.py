@@ -43,8 +43,9 @@ from mas_gym.policies import (
     load_policy,
     open_session,
 )
-from mas_gym.policies.base import derive_seed, fitted
+from mas_gym.policies.base import fitted
 from mas_gym.policies.per_agent import PerAgentPolicy
+from mas_gym.policies.seeds import derive_seed
 from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 
+from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, finite_values, score_batch
 from mas_gym.envs.env import Info
-from mas_gym.envs.scoring import Critic, Scores, ScoringContext, finite_values, score_batch
 from mas_gym.errors import CriticError, EngineUnavailableError, PolicyError
 from mas_gym.internal.adapter import Adapter
 from mas_gym.internal.event_loop import engine_loop

@@ -27,12 +27,13 @@ from mas_gym.envs.batching import (
     resetting,
     stepping,
 )
+from mas_gym.envs.critic_base import Critic, ScoringContext, as_critic
 from mas_gym.envs.env import Info, MASEnv, Observation, Snapshot
-from mas_gym.envs.scoring import Critic, ScoringContext, as_critic
 from mas_gym.envs.spaces import Records, utf8_length
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, shown, whole_number
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, load_policy
-from mas_gym.policies.base import as_policy, derive_seed, fitted
+from mas_gym.policies.base import as_policy, fitted
+from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action
 

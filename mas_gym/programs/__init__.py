@@ -13,7 +13,7 @@ from mas_gym.programs.calls import AGENT_HEADER, Call
 from mas_gym.programs.execution import DivergenceError
 from mas_gym.programs.program import Program, load_program
 from mas_gym.programs.recording import recorded
-from mas_gym.programs.runner import ProgramError, Runner, Session
+from mas_gym.programs.replay import ProgramError, Runner, Session
 from mas_gym.programs.worlds import Folder, World
 
 __all__ = [

@@ -23,7 +23,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
-from mas_gym.programs.runner import ProgramError, Runner, Session
+from mas_gym.programs.replay import ProgramError, Runner, Session
 from mas_gym.programs.schemas import structured_reply
 from mas_gym.programs.sources import PROGRAMS, CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
 from mas_gym.programs.worlds import World

@@ -1,6 +1,6 @@
 """Worlds of programs: folders or databases that tools change, copied for each execution.
 
-To branch, a program is run again with its earlier replies (see `mas_gym.programs.runner`). Each execution starts with a
+To branch, a program is run again with its earlier replies (see `mas_gym.programs.replay`). Each execution starts with a
 copy of the world as it was at the start of the run, and its tools repeat their changes on that copy. A
 `mas_gym.recorded` tool is not repeated: the world is then restored to its content after the recorded use.
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mas_gym.envs.scoring import Critic, ScoringContext, as_critic, scores_of
+from mas_gym.envs.critic_base import Critic, ScoringContext, as_critic, scores_of
 from mas_gym.errors import BudgetError, ComplianceError, CriticError, shown
 from mas_gym.internal.adapter import has_method, kind_of
 from mas_gym.systems.dynamics import Dynamics

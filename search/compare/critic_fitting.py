@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.envs.scoring import scores_of
+from mas_gym.envs.critic_base import scores_of
 from mas_gym.errors import ConfigError, DataError, choice, need
 from mas_gym.internal.json_types import JSONObject
 from search.calibrated import METHODS, CalibratedModel, Curve, Method, question_key, standardised

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mas_gym.envs.scoring import ScoringContext
+from mas_gym.envs.critic_base import ScoringContext
 from mas_gym.policies.base import SamplingRequest
 from mas_gym.systems.state import MASState
 from search.grading import Grader

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from queue import SimpleQueue
 
-from mas_gym.envs.scoring import Critic, Scores, ScoringContext, score_batch
+from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, score_batch
 from search.engine.policy_requests import Mail
 
 BATCH_DONE = "batch done"

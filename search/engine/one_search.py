@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, SupportsIndex
 
-from mas_gym.envs.scoring import finite_values
+from mas_gym.envs.critic_base import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
 from mas_gym.internal.user_files import place_of
-from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
+from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.seeds import derive_seed
 from mas_gym.programs import Runner
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.prompts import ChatMessage, chat_messages

@@ -30,7 +30,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mas_gym.envs.scoring import Scores, scores_of
+from mas_gym.envs.critic_base import Scores, scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks.base import Problem, as_problems

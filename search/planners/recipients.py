@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from mas_gym.errors import BudgetError, ConfigError, IllegalActionError
-from mas_gym.policies.base import derive_seed
+from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.prompts import nameable
 from mas_gym.systems.state import Action, MASState
 from search.plan import Plan

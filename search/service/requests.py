@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from mas_gym.errors import ConfigError, shown
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy, derive_seed
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.seeds import derive_seed
 from mas_gym.programs.calls import unsupported
 from mas_gym.tasks import Problem
 from search.budget import Budget

@@ -30,7 +30,7 @@ from test_reward_models import (
 
 import mas_gym
 import search
-from mas_gym.envs.scoring import scores_of
+from mas_gym.envs.critic_base import scores_of
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, EngineUnavailableError, MASGymError
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import Choice, Sample
