@@ -60,5 +60,5 @@ def has_method(part: object, name: str) -> bool:
 
 
 def kind_of(part: object) -> str:
-    """Return what an error message calls an object: its class, or that it is one."""
+    """Return a description of an object for error messages: its class, or that it is a class."""
     return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__

@@ -1,8 +1,8 @@
 """Arithmetic: an unlimited supply of multi-step word problems, generated without data files.
 
-Problem ``i`` of a split is generated from ``(seed, split, difficulty, i)`` alone, in
-constant time. A hash of the question's text decides its split, so no question of
-one split occurs in another, whatever the seed.
+Problem ``i`` of a split depends only on ``(seed, split, difficulty, i)`` and is generated in
+constant time. A hash of the question's text determines its split, so no question of
+one split occurs in another, for any seed.
 
 A story is a list of facts about one person's things. Each fact gives one plan
 step, and each step gives one or two equations:
@@ -12,7 +12,7 @@ step, and each step gives one or two equations:
 - **equation**: ``(left, operator, right, result)``.
 
 The `*_slips` functions list the plausible misreadings of an agent's input. All
-numbers stay small, so errors come from *what* is computed, never from difficult
+numbers stay small, so errors come from the choice of computation, not from difficult
 arithmetic.
 """
 
@@ -39,7 +39,7 @@ Slip = tuple[str, int]
 
 
 def step_of(fact: Fact) -> Step:
-    """Return the plan step that a fact calls for."""
+    """Return the plan step that a fact requires."""
     kind, *numbers = fact
     match kind:
         case "has":
@@ -311,9 +311,9 @@ def write_question(
 
     Args:
         story: The facts.
-        rng: Source of chance.
+        rng: The random generator.
         templates: Phrases per kind of sentence.
-        others: Place of a fact to the templates that it is told with instead.
+        others: Alternative templates for some of the facts, by index of the fact.
 
     Returns:
         The text, the person and the items.

@@ -1,7 +1,7 @@
 """Ordering: an unlimited supply of puzzles about positions in a queue, with options A to D.
 
-Generated like `Arithmetic`, with the same guarantees: problem ``i`` depends on
-``(seed, split, difficulty, i)`` alone, and splits are disjoint by content.
+Generated like `Arithmetic`, with the same guarantees: problem ``i`` depends only on
+``(seed, split, difficulty, i)``, and splits are disjoint by content.
 
 A queue grows rule by rule, and every rule can be misread:
 

@@ -2,7 +2,7 @@ r"""Grade a final message: extract its answer and compare it with the reference.
 
 There are two modes. ``"paper"`` follows the paper's App. "Answer extraction and
 normalization" literally (`mas_gym.tasks.grading.paper`). ``"strict"``, the default,
-uses the same rules of equality and corrects errors of the literal rules: the last
+uses the same equality rules and corrects errors of the literal rules: the last
 statement of an answer is used instead of the first, boxes and LaTeX are parsed,
 fractions and roots keep their value, the article "A" is not an option, and an
 announced answer that cannot be parsed is no answer.
@@ -40,7 +40,7 @@ def check_mode(mode: str) -> GradingMode:
     """Return the mode if it exists.
 
     Raises:
-        ConfigError: There is no such mode.
+        ConfigError: The mode does not exist.
     """
     if mode not in GRADING_MODES:
         raise ConfigError(f"expected a grading mode of {' or '.join(map(repr, GRADING_MODES))}, got {mode!r}")
@@ -130,7 +130,7 @@ NEEDS = {
     "allow_code=True or --allow-code",
     "judge": "kind 'judge' needs a policy that decides; pass judge='openai:MODEL@URL' or --judge",
 }
-"""What the kinds that need more than the message ask for."""
+"""Requirements of the kinds that need more than the message."""
 
 
 def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
@@ -146,7 +146,7 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
 
     Raises:
         MissingDependencyError: The comparison needs math-verify, which is not installed.
-        ConfigError: Code and judged answers need more than a text: a `mas_gym.tasks.grading.graders.KindGrader`.
+        ConfigError: The kind is ``"code"`` or ``"judge"``, which need a `mas_gym.tasks.grading.graders.KindGrader`.
     """
     if problem.kind in ("text", "regex"):
         return _grade_words(problem, text)
