@@ -244,9 +244,9 @@ class Registry:
             fits: Whether an object in a file is suitable.
 
         Raises:
-            UnknownNameError: There is no such name; the message lists the known ones and the nearest.
+            UnknownNameError: The name is unknown; the message lists the known names and the nearest one.
             MissingDependencyError: The package that provides the name cannot be imported.
-            DataNotFoundError: There is no such file.
+            DataNotFoundError: The file does not exist.
             UserCodeError: The file cannot be imported.
         """
         if spec.file:
@@ -344,7 +344,7 @@ def build(place: str, make: Callable[..., T], /, *args: object, **options: objec
 
 
 def options_of(make: Callable[..., Any]) -> str:
-    """Return the names of the options that a class or function takes, for messages."""
+    """Return the names of the options that a class or function accepts, for messages."""
     parameters = inspect.signature(make).parameters.values()
     return ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) or "no options"
 

@@ -42,7 +42,7 @@ def aec_env(
         kwargs: Arguments of ``gym.make``; only with an id.
 
     Returns:
-        A `pettingzoo.AECEnv` whose agents are named as in the MAS.
+        A `pettingzoo.AECEnv` with the agent names of the MAS.
 
     Raises:
         ConfigError: An argument is invalid.

@@ -125,8 +125,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     share the data set.
 
     Args:
-        task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as `load_task` takes it, or a `Task` object.
-        mas: A shipped MAS name, a config's path or dict; by default the task's own.
+        task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as for `load_task`, or a `Task` object.
+        mas: A shipped MAS name, a config's path or dict; by default the task's MAS.
         split: ``"train"``, ``"dev"`` or ``"test"``; for tasks given by name.
         data: A local file or folder instead of the hub; for tasks given by name.
         view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.

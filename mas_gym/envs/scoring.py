@@ -143,7 +143,7 @@ class Critic(ABC):
             likelihood does; `search.MCTS` then uses the best candidate's value as the value of a frontier.
         reads_peers: True if the critic needs the other states of the search: each `ScoringContext` then has its
             ``peers``.
-        concurrent: True if scoring may and should run in a separate thread beside generation, as on a GPU or a server.
+        concurrent: True if scoring may and should run in a separate thread during generation, as on a GPU or a server.
         max_batch: Preferred number of states per batch.
         calls: Model calls per value, as counted in RC; for 0 calls, set ``free``.
     """

@@ -111,7 +111,7 @@ class Unicode(Space[str]):
 
 
 class Records(Space[tuple[Any, ...]]):
-    """Tuples of records of one NamedTuple type, whose fields are texts and bounded integers.
+    """Tuples of records of one NamedTuple type, with texts and bounded integers as fields.
 
     Args:
         record: The NamedTuple class, such as `mas_gym.Message`.

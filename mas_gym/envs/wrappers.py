@@ -245,9 +245,9 @@ def candidate_choice(env: gym.Env[Any, Any]) -> CandidateChoice | None:
 
 
 FEATURES = ("legal", "logprob", "tokens", "turn", "value")
-"""Features of each candidate, which precede those of the acting agent: whether it may be chosen, mean log-probability
-per token (nats; 0 if unknown), hundreds of tokens, turns so far divided by the longest schedule, and the critic's value
-of the state after it (0 without a critic)."""
+"""Features of each candidate: whether it may be chosen, mean log-probability per token (nats; 0 if unknown), hundreds
+of tokens, turns so far divided by the longest schedule, and the critic's value of the state after it (0 without a
+critic). The columns of the acting agent follow."""
 
 _LOWEST_LOGPROB = -20.0
 

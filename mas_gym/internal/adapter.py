@@ -49,7 +49,7 @@ class Adapter:
 
 
 def wrapped_part(part: object) -> object:
-    """Return the part that a wrapper names in ``identical_to``; any other part itself."""
+    """Return the object that a wrapper names in ``identical_to``; any other object itself."""
     inner: object = getattr(part, "identical_to", None)
     return part if inner is None else inner
 

@@ -1,6 +1,6 @@
 """Process groups that are killed when this process ends, even by SIGKILL.
 
-One small process holds the read end of a pipe; only this process has the write end. When the pipe is closed, the small
+One small process has the read end of a pipe; only this process has the write end. When the pipe is closed, the small
 process kills the groups that are still registered. ``PR_SET_PDEATHSIG`` is not suitable: it exists only on Linux, and
 it kills the child when the thread that started it ends.
 
@@ -19,7 +19,7 @@ import threading
 
 
 class _Guard:
-    """The parent's side: starts the small process at first use, and again if something has killed it."""
+    """The parent's side: starts the small process at first use, and restarts it if it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -59,7 +59,7 @@ R = TypeVar("R")
 
 _SHIPPED = ("mas_gym", "search", "rewardmodels")
 ADDED = "added later"
-"""Metadata of a dataclass field that is left out of the identity at its default, so that stored runs stay valid."""
+"""Metadata of a dataclass field that the identity omits at its default, so that stored runs stay valid."""
 
 _REMEDY = "define identity() on the part that holds it, or run without a store"
 _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
@@ -196,7 +196,7 @@ def _called(identity: Callable[[], Any], path: str) -> Any:
     try:
         return identity()
     except PolicyError:
-        # Keep the error of an unreachable server, which describes its own fix.
+        # Keep the error of an unreachable server, which contains a specific fix.
         raise
     except Exception as error:
         raise IdentityError(f"{path}.identity() raised {type(error).__name__}: {error}") from error

@@ -38,7 +38,7 @@ def import_file(what: str, file: Path) -> ModuleType:
         file: The file.
 
     Raises:
-        DataNotFoundError: There is no such file.
+        DataNotFoundError: The file does not exist.
         UserCodeError: The file cannot be imported; the message contains the line.
     """
     try:
@@ -80,7 +80,7 @@ def blame(error: BaseException, file: Path) -> str:
 def place_of(error: BaseException) -> str:
     """Return the innermost line of a user's own code in an error's traceback, ``"my.py, line 4"``; ``""`` if none.
 
-    Code of this library and of installed packages is not the user's own.
+    Code of this library and of installed packages is not user code.
     """
     seen: set[int] = set()
     found: BaseException | None = error

@@ -167,7 +167,7 @@ class LineProcess(Worker):
     Args:
         entry: The function to run, as in ``"mas_gym.tasks.grading.symbolic:serve"``.
         arguments: Its ``sys.argv[1:]``.
-        quiet: Drop what it writes to stderr.
+        quiet: Drop its output to stderr.
     """
 
     def __init__(self, entry: str, *arguments: str, quiet: bool = False) -> None:

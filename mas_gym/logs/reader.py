@@ -1,4 +1,4 @@
-"""Reads files of transcripts in any format, one transcript at a time."""
+"""Reads transcript files in any format, one transcript at a time."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def read_transcripts(
         listen: Called with the number of bytes read so far, over all files.
 
     Raises:
-        ConfigError: There is no such format.
-        DataNotFoundError: There is no such file.
+        ConfigError: The format does not exist.
+        DataNotFoundError: A file does not exist.
         DataError: A file cannot be read, or its format cannot be recognised.
         UserCodeError: The user's function raised an error.
     """

@@ -34,14 +34,14 @@ class Value(NamedTuple):
 def json_values(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[Value]:
     """Yield the values of a file: one per line, one per array item, or the whole document.
 
-    An array whose items are chat messages is one value.
+    An array of chat messages is one value.
 
     Args:
         path: The file.
         listen: Called with the number of bytes read so far.
 
     Raises:
-        DataNotFoundError: There is no such file.
+        DataNotFoundError: The file does not exist.
         DataError: The path is not a regular file, cannot be read, or is UTF-16.
     """
     if not path.exists():

@@ -240,7 +240,7 @@ class Dynamics:
             agent: An agent's index, or ``sink``, which sees what was routed to it.
 
         Raises:
-            UnknownNameError: There is no such node.
+            UnknownNameError: The node does not exist.
         """
         if not 0 <= agent <= self._sink:
             raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for sink")

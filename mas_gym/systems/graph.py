@@ -74,12 +74,12 @@ class MAS:
         edges: Explicit edges, in file order. The last scheduled agent's edge to ``sink`` is implicit.
         max_turns: None for a schedule in which each agent acts at most once. With a number, edges may form cycles:
             an agent acts each time that messages have reached it, in the order of their arrival, and the episode
-            ends after this many turns at the latest.
+            ends after at most this many turns.
         min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless no other agent can act.
-        history: What an agent's prompt contains besides the question: ``"inputs"``, the messages that reached it, or
-            ``"private"``, all messages that it sent or received, in order and with their speakers.
-        program: Whether an agent program (see `mas_gym.programs`) decides who acts next, writes the prompts and returns
-            the answer. Without edges any agent may follow any other.
+        history: The messages in an agent's prompt: ``"inputs"``, the messages that reached it, or ``"private"``, all
+            messages that it sent or received, in order and with their speakers.
+        program: Whether an agent program (see `mas_gym.programs`) selects the next agent, writes the prompts and
+            returns the answer. Without edges, any agent may follow any other.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
             if a run names no policy. They are not part of the system's identity: `to_dict`, the fingerprint and
             equality leave them out, so a stored run can be resumed after a server has moved.
@@ -127,7 +127,7 @@ class MAS:
         return special.get(node) or self.agents[node].name
 
     def final_text(self, text: str) -> str:
-        """Return the part of a terminal state's text that is graded.
+        """Return the text of a terminal state that is graded.
 
         That is the last message; for a program, its return value, or an empty text if it failed.
         """

@@ -30,7 +30,7 @@ _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 MASSource: TypeAlias = "str | os.PathLike[str] | JSONMapping | MAS"
-"""What `load_mas` accepts."""
+"""Argument types of `load_mas`."""
 
 
 def mas_names() -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def load_mas(source: MASSource) -> MAS:
     Raises:
         ConfigError: The config has errors, each listed with its location and fix.
         UnknownNameError: No shipped system has that name; the message lists the known names and suggests the nearest.
-        DataNotFoundError: There is no file at that path.
+        DataNotFoundError: No file exists at that path.
 
     >>> load_mas("rpsv").agents[0].name
     'Reader'

@@ -148,7 +148,7 @@ def nameable(mas: MAS, state: MASState) -> tuple[int, ...]:
     if mas.max_turns is not None and turn >= mas.max_turns:
         return (mas.sink,)
     targets = tuple(t for t in mas.targets[state.acting] if t != mas.sink or turn >= mas.min_turns)
-    # An agent that can reach nobody ends the episode, unless others wait to act.
+    # An agent that cannot reach another agent ends the episode, unless other agents are waiting to act.
     return targets if targets or state.delivered else (mas.sink,)
 
 

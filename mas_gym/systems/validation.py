@@ -410,7 +410,7 @@ def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, 
 
 
 def _cycles(nodes: int, edges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield cycles that share no edge, at most 20."""
+    """Yield at most 20 cycles without shared edges."""
     left = dict.fromkeys(edges)
     for _ in range(_MOST_CYCLES):
         cycle = _cycle(nodes, left)

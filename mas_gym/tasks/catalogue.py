@@ -129,7 +129,7 @@ def load_task(
         kind: For your own files: the kind of the answers; inferred from them by default. One of ``"number"``,
             ``"expression"``, ``"formula"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
-        judge: The policy that grades kind ``"judge"``, as `mas_gym.policies.load_policy` takes it.
+        judge: The policy that grades kind ``"judge"``, as for `mas_gym.policies.load_policy`.
         allow_code: Run the code of messages of kind ``"code"``.
         sandbox: Isolation of that code: ``"bubblewrap"``, or ``"none"`` (see `mas_gym.tasks.grading.sandbox`).
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
@@ -138,7 +138,7 @@ def load_task(
         An immutable sequence of problems that can grade; its slices are tasks too.
 
     Raises:
-        UnknownNameError: There is no such task.
+        UnknownNameError: The task does not exist.
         ConfigError: An argument is out of range, an option is unknown, or code is not allowed or cannot be isolated.
         DataNotFoundError: The data is neither local nor on the hub.
         DataError: The data is malformed; the message lists up to 20 bad rows.
@@ -240,11 +240,11 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
     """Check a task's name and options without touching its data.
 
     Args:
-        name: The name, as `load_task` takes it.
+        name: The name, as for `load_task`.
         options: All other arguments of `load_task` except ``split`` and ``data``.
 
     Raises:
-        UnknownNameError: There is no such task.
+        UnknownNameError: The task does not exist.
         ConfigError: The task has no such option, or its value is out of range.
     """
     known = {*GRADING_OPTIONS}

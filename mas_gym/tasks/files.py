@@ -213,7 +213,7 @@ def _csv(path: Path, name: str) -> Iterator[Row]:
 
 
 def _table(path: Path) -> Iterator[Row]:
-    """Yield the rows of a CSV file whose first row names its columns."""
+    """Yield the rows of a CSV file with column names in the first row."""
     rows = (row for row in _cells(path) if row[1])
     header = [cell.strip() for cell in next(rows, (0, []))[1]]
     if len(set(header)) < len(header):

@@ -48,7 +48,7 @@ _DEV_SHARE = 20
 
 
 class Columns(NamedTuple):
-    """The columns that hold the parts of a problem.
+    """The columns that contain the parts of a problem.
 
     Attributes:
         question: The question.
@@ -479,7 +479,7 @@ _TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILI
 
 
 def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
-    """Guess the kind that all answers have; ``"text"`` if there is no simpler one."""
+    """Infer the kind that fits all answers; ``"text"`` if there is no simpler kind."""
     if columns.choices:
         return "choice"
     answers: list[str] = []
@@ -495,7 +495,7 @@ def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
 
 
 def kind_of(answers: Sequence[str]) -> str:
-    """Guess the kind that all reference answers have; ``"text"`` if there is no simpler one."""
+    """Infer the kind that fits all reference answers; ``"text"`` if there is no simpler kind."""
     if all(parse_number(answer) is not None for answer in answers):
         return "number" if answers else "text"
     if all(_LETTER.fullmatch(answer) for answer in answers) and len(set(answers)) > 1:

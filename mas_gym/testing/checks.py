@@ -244,7 +244,7 @@ def check_policy(
 
     Args:
         policy: The policy.
-        mas: The system whose prompts are used.
+        mas: The system that defines the prompts.
         question: A question suitable for the policy.
         reproducible: Whether the same request must get the same reply; False for engines without seeds.
         batch_invariant: Whether a reply must not depend on the other requests of its batch.

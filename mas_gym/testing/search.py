@@ -158,7 +158,7 @@ class _Search:
         self._left: int | None = None
 
     def advance(self) -> None:
-        """Send the replies to the last requests and answer the next ones."""
+        """Send the replies to the last requests and compute the replies to the next ones."""
         try:
             requests = self._generator.send(self._replies)  # type: ignore[arg-type]
         except StopIteration as end:
@@ -330,7 +330,7 @@ def check_critic(
 
     Args:
         critic: The critic.
-        mas: The system whose states it scores.
+        mas: The system of the states to score.
         question: A question suitable for the critic.
         tolerance: Maximum change of a value caused by batching.
         seed: Seed of the episodes.

@@ -113,7 +113,7 @@ def answer_of(facts: list[Fact]) -> int | None:
 
 
 def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]:
-    """List what a Reader may get wrong: a large find dropped, another person's count taken as a gain.
+    """List the errors that a Reader may make: a large find dropped, another person's count taken as a gain.
 
     Args:
         facts: The true facts.
@@ -140,7 +140,7 @@ def apply_reader_slips(facts: list[Fact], rival: tuple[int, int] | None, slips: 
 
 
 def planner_slips(facts: list[Fact]) -> list[Slip]:
-    """List what a Planner may get wrong: "3 times" as + 3, "half" as - 2, "3 bags of 4" as + 4."""
+    """List the errors that a Planner may make: "3 times" as + 3, "half" as - 2, "3 bags of 4" as + 4."""
     return [(str(fact[0]), i) for i, fact in enumerate(facts) if fact[0] in ("times", "half", "bags")]
 
 
@@ -154,7 +154,7 @@ def apply_planner_slips(facts: list[Fact], slips: list[Slip]) -> list[Step]:
 
 
 def solver_slips(plan: list[Step]) -> list[Slip]:
-    """List what a Solver may get wrong: skip a step like the one before it, copy "- 12" as "- 2"."""
+    """List the errors that a Solver may make: skip a step like the one before it, copy "- 12" as "- 2"."""
     slips: list[Slip] = []
     for i, step in enumerate(plan):
         if i > 1 and step[0] in ("+", "-") and step[0] == plan[i - 1][0] and ("skip", i - 1) not in slips:

@@ -5,7 +5,7 @@ normalization" literally (`mas_gym.tasks.grading.paper`). ``"strict"``, the defa
 uses the same equality rules and corrects errors of the literal rules: the last
 statement of an answer is used instead of the first, boxes and LaTeX are parsed,
 fractions and roots keep their value, the article "A" is not an option, and an
-announced answer that cannot be parsed is no answer.
+announced answer that cannot be parsed does not count as an answer.
 
 A message may state an answer in many forms ("Final Answer: 18", ``\boxed{18}``,
 "#### 18", "so the answer is **18**.") and more than once. The last explicit
@@ -142,7 +142,7 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         mode: ``"strict"`` or ``"paper"``.
 
     Returns:
-        The grade. A message without a readable answer is not correct, nor is one whose comparison times out.
+        The grade. It is not correct if the message has no readable answer or the comparison times out.
 
     Raises:
         MissingDependencyError: The comparison needs math-verify, which is not installed.

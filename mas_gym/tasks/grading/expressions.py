@@ -172,7 +172,7 @@ def _without_frame(text: str) -> str:
 def _without_units(text: str) -> str:
     for tail in (_TEXT_TAIL, _WORD_TAIL, _ATTACHED_UNIT):
         shorter = tail.sub("", text)
-        # a unit follows a value; words alone, and words after an operator, are the answer itself
+        # a unit follows a value; words without a value, and words after an operator, are the answer itself
         if shorter != text and shorter.strip() and shorter.rstrip()[-1] not in "+-*/=^_<>,&":
             text = shorter.strip()
     return text

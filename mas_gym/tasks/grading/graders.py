@@ -9,7 +9,7 @@ whole final message::
 
     load_task("my.csv", grader="my.py:grade")       # or grader=grade, or --grader my.py:grade
 
-``FILE.py:NAME`` may also name a class whose instances have this signature, with settings after
+``FILE.py:NAME`` may also name a class with instances of this signature, with settings after
 a second colon. Such a grader runs in a separate process, which is killed if it takes longer
 than `GRADER_SECONDS`. A function object runs on a thread: if it takes longer, its search fails,
 but the thread cannot be killed. In both cases an error in the grader fails only that search, and

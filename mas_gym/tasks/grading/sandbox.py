@@ -120,7 +120,7 @@ def run_cases(
     Args:
         code: Python code, which must define what the cases use.
         cases: Statements that raise if the code is wrong, such as ``assert f(2) == 4``, or expressions such as
-            ``f(2)``, whose values are returned.
+            ``f(2)``; the values of expressions are returned.
         limits: Limits of the whole run.
         case_seconds: CPU time of the code, and of each case.
 
@@ -155,7 +155,7 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
         code: The code of the message.
         tests: Statements that raise if the code is wrong, such as ``assert f(2) == 4``; or ``unittest`` classes and
             ``unittest.main()``.
-        limits: What the run may use.
+        limits: Limits of the run.
 
     Raises:
         ConfigError: The sandbox cannot be set up.
@@ -274,7 +274,7 @@ def _bubblewrap() -> list[str]:
     own = [os.path.join(sys.base_prefix, "lib"), os.path.join(sys.base_prefix, "lib64")]
     for path in dict.fromkeys([*_LIBRARIES, *_FILES, *own, *_packages(), _interpreter(), str(_RUNNER)]):
         command += ["--ro-bind-try", path, path]
-    # Without /proc, programs that look for libraries beside themselves do not find them.
+    # Without /proc, programs that look for libraries relative to their own path do not find them.
     command += ["--setenv", "LD_LIBRARY_PATH", own[0]]
     for path in _DEVICES:
         command += ["--dev-bind", path, path]
