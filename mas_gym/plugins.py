@@ -70,8 +70,8 @@ class Spec(NamedTuple):
 
         Args:
             text: The spec.
-            known: Whether a name is registered. ``judge:my.py:make`` names ``judge`` if that is registered, otherwise
-                a file.
+            known: Returns whether a name is registered. ``judge:my.py:make`` names ``judge`` if it is registered,
+                otherwise a file.
 
         >>> Spec.parse("my.py:Lookahead:2,3#greedy=true")
         Spec(name='Lookahead', argument='2,3', fragment='greedy=true', file='my.py')
@@ -241,7 +241,7 @@ class Registry:
 
         Args:
             spec: The spec.
-            fits: Whether an object in a file is suitable.
+            fits: Returns whether an object in a file is suitable.
 
         Raises:
             UnknownNameError: The name is unknown; the message lists the known names and the nearest one.

@@ -25,7 +25,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Value(NamedTuple):
-    """A JSON value of a file, or a `BadRow` with the reason why this place has no value."""
+    """A JSON value of a file, or a `BadRow` with the reason for a missing value."""
 
     place: str
     value: Any

@@ -76,8 +76,8 @@ class MAS:
             an agent acts each time that messages have reached it, in the order of their arrival, and the episode
             ends after at most this many turns.
         min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless no other agent can act.
-        history: The messages in an agent's prompt: ``"inputs"``, the messages that reached it, or ``"private"``, all
-            messages that it sent or received, in order and with their speakers.
+        history: Content of an agent's prompt besides the question: ``"inputs"``, the messages that reached it, or
+            ``"private"``, all messages that it sent or received, in order and with their speakers.
         program: Whether an agent program (see `mas_gym.programs`) selects the next agent, writes the prompts and
             returns the answer. Without edges, any agent may follow any other.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
