@@ -109,7 +109,7 @@ ENVIRONMENTS = {
 
 
 CUSTOM = "MAS-Custom-v0"
-"""The id for problems of one's own, as in ``gym.make("MAS-Custom-v0", task="my.csv")``."""
+"""The id for your own problems, as in ``gym.make("MAS-Custom-v0", task="my.csv")``."""
 
 PROGRAM = "MAS-Program-v0"
 """The id of an environment for any agent program: ``gym.make(PROGRAM, program="my_agents.py:solve", task=...)``."""

@@ -26,28 +26,28 @@ class MASGymError(Exception):
 
 
 class ConfigError(MASGymError, ValueError):
-    """A MAS config, an option or an argument is wrong.
+    """A MAS config, an option or an argument is invalid.
 
     Attributes:
-        faults: Every fault found, each with its place and remedy; empty if the message describes a single one.
+        faults: Every error found, each with its location and fix; empty if the message describes a single error.
     """
 
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
-        """Store the message, and the faults one by one."""
+        """Store the message and the list of errors."""
         super().__init__(message)
         self.faults = faults
 
 
 class UserCodeError(ConfigError):
-    """User code raised an error, or its file cannot be imported; the cause has the whole traceback."""
+    """User code raised an error, or its file cannot be imported; the cause has the full traceback."""
 
 
 class IdentityError(MASGymError, TypeError):
-    """A part cannot state what determines its results, so they must not be stored or cached."""
+    """The identity of a component cannot be determined, so its results must not be stored or cached."""
 
 
 class UnknownNameError(MASGymError, LookupError):
-    """A name (task, MAS, planner, policy, critic, problem id) is not known."""
+    """A name (task, MAS, planner, policy, critic, problem id) is unknown."""
 
 
 class IllegalActionError(MASGymError, ValueError):
@@ -67,7 +67,7 @@ class DataNotFoundError(MASGymError, FileNotFoundError):
 
 
 class PolicyError(MASGymError, RuntimeError):
-    """A policy failed to answer a request."""
+    """A policy failed to reply to a request."""
 
 
 class PromptTooLongError(PolicyError):
@@ -99,7 +99,7 @@ class BudgetError(SearchError):
 
 
 class ExhaustedError(BudgetError):
-    """A recorded run holds no further message at the states that a planner asked for; other states may have some."""
+    """A recorded run has no more messages at the requested states; other states may have some."""
 
 
 class ComplianceError(MASGymError, AssertionError):
@@ -110,7 +110,7 @@ class ComplianceError(MASGymError, AssertionError):
     """
 
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
-        """Store the message, and the violations one by one."""
+        """Store the message and the list of violations."""
         super().__init__(message)
         self.faults = faults
 
@@ -120,10 +120,10 @@ class StoreError(MASGymError, OSError):
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that is not known.
+    """Return the error for an unknown name.
 
     Args:
-        what: The kind of thing that was looked up, such as ``"task"``.
+        what: The kind of object that was looked up, such as ``"task"``.
         name: The name that was given; shortened in the message.
         known: The names that exist.
 
@@ -140,7 +140,7 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if none is near.
 
-    Bounded in time: only the first 60 characters of a word and the first 1,000 names are compared.
+    The time is bounded: only the first 60 characters of a word and the first 1,000 names are compared.
     """
     if not isinstance(word, str):
         return ""
@@ -150,14 +150,14 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a short, escaped form of any value for an error message; never raises, whatever its size or depth."""
+    """Return a short, escaped form of a value of any size and depth for an error message; never raises."""
     text = _REPR.repr(value)
     return text if len(text) <= 2 * _LONGEST else text[: 2 * _LONGEST] + "..."
 
 
 class _Repr(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to print an int of more than 4,300 digits."""
+        """Shorten large ints, because Python cannot print an int of more than 4,300 digits."""
         return super().repr_int(x, level) if abs(x) < 1 << 256 else f"an int of {x.bit_length()} bits"
 
 
@@ -170,7 +170,7 @@ def choice(name: str, value: T, allowed: Sequence[T]) -> T:
     """Return an argument that must be one of a few values.
 
     Raises:
-        ConfigError: It is none of them.
+        ConfigError: The argument is not one of them.
     """
     if value not in allowed:
         hint = did_you_mean(value, [a for a in allowed if isinstance(a, str)])
@@ -182,7 +182,7 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
     """Return an argument that must be an int of at least ``at_least``.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The argument is not such an int.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(f"{name}: expected a whole number of at least {at_least}, got {shown(value)}")
@@ -190,15 +190,15 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite int or float, and no bool."""
+    """Whether a value is a finite int or float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Check that a mapping has known keys only.
+    """Check that a mapping has only known keys.
 
     Raises:
-        ConfigError: It has another key, or is not a mapping.
+        ConfigError: The mapping has another key, or the argument is not a mapping.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what}s: expected a dict with {', '.join(known)}, got {shown(given)}")
@@ -212,12 +212,12 @@ def need(package: str, purpose: str, extra: str = "train") -> Any:
     """Import an optional package.
 
     Args:
-        package: Its name, or a module of it.
-        purpose: What needs it, as in ``"exporting data"``.
+        package: The name of the package or of one of its modules.
+        purpose: The feature that needs it, as in ``"exporting data"``.
         extra: The extra of this project that installs it.
 
     Raises:
-        MissingDependencyError: It is not installed, with the remedy.
+        MissingDependencyError: The package is not installed; the message contains the install command.
     """
     try:
         return import_module(package)

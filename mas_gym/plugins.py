@@ -53,7 +53,7 @@ class Spec(NamedTuple):
     """A parsed spec; ``str(spec)`` is its text.
 
     Attributes:
-        name: The name of a part, or of a class or function in ``file``.
+        name: The name of a component, or of a class or function in ``file``.
         argument: The text after the name's colon.
         fragment: The text after ``#``.
         file: The user's Python file; empty for a name.
@@ -70,7 +70,8 @@ class Spec(NamedTuple):
 
         Args:
             text: The spec.
-            known: Whether a name is registered. ``judge:my.py:make`` names ``judge`` if it is, else a file.
+            known: Returns whether a name is registered. ``judge:my.py:make`` names ``judge`` if it is registered,
+                otherwise a file.
 
         >>> Spec.parse("my.py:Lookahead:2,3#greedy=true")
         Spec(name='Lookahead', argument='2,3', fragment='greedy=true', file='my.py')
@@ -143,7 +144,7 @@ def read_settings(
     """Read ``"10,3,leaf=bootstrap"`` as positional and named settings.
 
     Args:
-        place: Their origin, for messages.
+        place: The origin of the settings, for messages.
         text: The text.
         full: Maps an abbreviated name to the full one.
 
@@ -206,12 +207,12 @@ def _written(value: object) -> str:
 
 @dataclass(frozen=True)
 class Registry:
-    """The names of one kind of part.
+    """The names of one kind of component.
 
     Attributes:
         kind: The kind, for messages, such as ``"planner"``.
         group: The entry-point group of packages that add names.
-        shipped: Built-in names with the factory of the part, or ``"module:attribute"`` of it, which is imported on use.
+        shipped: Built-in names with the component's factory, or its ``"module:attribute"``, which is imported on use.
         settings: Whether the argument of a name is a list of settings; otherwise it is one text.
     """
 
@@ -221,7 +222,7 @@ class Registry:
     settings: bool = True
 
     def names(self) -> list[str]:
-        """Return the names of built-in parts and installed packages."""
+        """Return the names of built-in components and those of installed packages."""
         return sorted({*self.shipped, *self._points()})
 
     def __contains__(self, name: object) -> bool:
@@ -240,12 +241,12 @@ class Registry:
 
         Args:
             spec: The spec.
-            fits: Whether an object in a file can be meant.
+            fits: Returns whether an object in a file is suitable.
 
         Raises:
-            UnknownNameError: There is no such name; the message lists the known ones and the nearest.
-            MissingDependencyError: The package of the name cannot be imported.
-            DataNotFoundError: There is no such file.
+            UnknownNameError: The name is unknown; the message lists the known names and the nearest one.
+            MissingDependencyError: The package that provides the name cannot be imported.
+            DataNotFoundError: The file does not exist.
             UserCodeError: The file cannot be imported.
         """
         if spec.file:
@@ -303,7 +304,7 @@ class Registry:
         """Check that a class or function accepts the given arguments.
 
         Raises:
-            ConfigError: It does not; the message lists what it takes.
+            ConfigError: It does not accept them; the message lists the accepted arguments.
         """
         signature = inspect.signature(make)
         try:
@@ -343,7 +344,7 @@ def build(place: str, make: Callable[..., T], /, *args: object, **options: objec
 
 
 def options_of(make: Callable[..., Any]) -> str:
-    """Return the names of the options that a class or function takes, for messages."""
+    """Return the names of the options that a class or function accepts, for messages."""
     parameters = inspect.signature(make).parameters.values()
     return ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) or "no options"
 

@@ -25,7 +25,7 @@ _OF_EPISODES = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "
 
 
 class NotResetError(EpisodeOverError, AttributeError):
-    """The game has not started; also an AttributeError, because PettingZoo's attributes of an episode do not exist."""
+    """The game has not started; also an AttributeError, because PettingZoo's episode attributes do not exist yet."""
 
 
 def aec_env(
@@ -34,18 +34,18 @@ def aec_env(
     """Return an environment as an AEC game; requires the extra ``mas-gym[aec]``.
 
     Args:
-        env: A registered id, or an environment, which must not be used directly afterwards: a `MASEnv`, or one in
-            wrappers, such as a `CandidateChoice`, `CandidateFeatures` and `DenseReward`.
-        rewards: ``"shared"`` gives every reward to every agent; ``"own"`` gives each to the agent whose action it
-            follows, so that the agents' returns sum to the environment's. With a `DenseReward`, an agent's own reward
-            is the gain in value of its messages.
+        env: A registered id, or a `MASEnv`, optionally in wrappers such as `CandidateChoice`, `CandidateFeatures` and
+            `DenseReward`. Do not use the environment directly afterwards.
+        rewards: ``"shared"`` gives every reward to every agent. ``"own"`` gives each reward only to the agent that
+            acted, so the agents' returns sum to the environment's return. With a `DenseReward`, an agent's own reward
+            is the gain in value from its messages.
         kwargs: Arguments of ``gym.make``; only with an id.
 
     Returns:
-        A `pettingzoo.AECEnv` whose agents are named as in the MAS.
+        A `pettingzoo.AECEnv` with the agent names of the MAS.
 
     Raises:
-        ConfigError: An argument is wrong.
+        ConfigError: An argument is invalid.
         MissingDependencyError: PettingZoo is not installed.
 
     >>> game = aec_env("MAS-Arithmetic-v0")
@@ -60,21 +60,21 @@ def aec_env(
 
 
 class MASAECEnv(AECEnv):  # type: ignore[misc]
-    """An AEC game in which agents act in the system's order, with loops any number of times.
+    """An AEC game in which agents act in the system's order; with loops, an agent can act several times.
 
     **Observation**: a dict with the agent's local view: ``question`` (empty if the agent does not see it),
-    ``transcript`` (the messages it sent or received), ``messages`` (its chat prompt while it acts, else empty), and
-    over a `CandidateChoice` ``candidates`` (its proposals while it acts, else empty). Over `CandidateFeatures` it is
-    their table while the agent acts, else zeros.
+    ``transcript`` (the messages it sent or received) and ``messages`` (its chat prompt while it acts, else empty).
+    With a `CandidateChoice` there is also ``candidates`` (its proposals while it acts, else empty). With
+    `CandidateFeatures` the observation is the feature table while the agent acts, else zeros.
 
-    **Action**: the environment's. ``infos[agent]["action_mask"]`` is an argument for ``action_space(agent).sample``:
-    the mask of the proposals, or for ``(text, recipient)`` None and the mask of the recipients.
+    **Action**: that of the environment. Pass ``infos[agent]["action_mask"]`` to ``action_space(agent).sample``: it is
+    the mask of the proposals, or, for ``(text, recipient)`` actions, None and the mask of the recipients.
 
     An agent that a dynamic schedule skips never acts and terminates with the others.
     """
 
     def __init__(self, env: str | gym.Env[Any, Any], rewards: Rewards = "shared", **kwargs: Any) -> None:
-        """Build the view; see `aec_env`."""
+        """Build the game; see `aec_env`."""
         if AECEnv is object:
             raise MissingDependencyError("the AEC view needs PettingZoo: pip install 'mas-gym[aec]'")
         super().__init__()
@@ -102,7 +102,7 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
         self._latest: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error for attributes that `reset` sets, and so for every use of the game before it."""
+        """Raise `NotResetError` if an attribute that `reset` sets is accessed before the first reset."""
         if name in _OF_EPISODES:
             raise NotResetError(f"no episode has started, so there are no {name}: call reset() first")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -129,7 +129,7 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
         self.agent_selection = self.agents[self.mas_env.state.acting]
 
     def step(self, action: object) -> None:
-        """Let the selected agent act; after the end, pass None for each agent."""
+        """Take the selected agent's action; after the end, pass None for each agent."""
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)

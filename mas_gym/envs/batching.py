@@ -1,4 +1,4 @@
-"""Requests of an environment's step to a policy or a critic, executed alone or in batches.
+"""Requests of an environment's step to a policy or a critic, executed individually or in batches.
 
 The wrappers implement their steps as generators that yield requests. A single environment executes its requests
 immediately. A vector environment collects the requests of all its sub-environments and sends each engine one batch::
@@ -32,14 +32,14 @@ Step = tuple[Any, float, bool, bool, Info]
 
 
 class Sampling(NamedTuple):
-    """Asks a policy for messages; the answer is a `SamplingReply`."""
+    """A request to a policy for messages; the reply is a `SamplingReply`."""
 
     policy: Policy | AsyncPolicy
     request: SamplingRequest
 
 
 class Scoring(NamedTuple):
-    """Asks a critic for values; the answer is a list of finite floats."""
+    """A request to a critic for values; the reply is a list of finite floats."""
 
     critic: Critic
     contexts: Sequence[ScoringContext]
@@ -47,11 +47,11 @@ class Scoring(NamedTuple):
 
 Question = Sampling | Scoring
 Asking = Generator[Question, Any, T]
-"""A generator that yields questions, is sent their answers, and returns a result."""
+"""A generator that yields requests, receives the replies, and returns a result."""
 
 
 class AskingWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """A wrapper whose `reset` and `step` are generators of questions: ``resetting`` and ``stepping``."""
+    """A wrapper that implements `reset` and `step` as generators of requests: ``resetting`` and ``stepping``."""
 
     def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Any, Info]]:
         """Start an episode; returns what `reset` returns."""
@@ -62,11 +62,11 @@ class AskingWrapper(gym.Wrapper[Any, Any, Any, Any]):
         raise NotImplementedError
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> tuple[Any, Info]:
-        """Start an episode, and ask alone."""
+        """Start an episode and execute its requests immediately."""
         return answered(self.resetting(seed, options))
 
     def step(self, action: object) -> Step:
-        """Take a step, and ask alone."""
+        """Take a step and execute its requests immediately."""
         return answered(self.stepping(action))
 
 
@@ -74,7 +74,7 @@ def resetting(
     env: gym.Env[Any, Any], seed: int | None, options: Mapping[str, object] | None
 ) -> Asking[tuple[Any, Info]]:
     """Reset an environment as part of a larger step."""
-    # A subclass with a reset of its own is taken at its word; it then asks alone.
+    # If a subclass overrides `reset`, call the override, which executes its requests immediately.
     if isinstance(env, AskingWrapper) and type(env).reset is AskingWrapper.reset:
         return (yield from env.resetting(seed, options))
     return env.reset(seed=seed, options=None if options is None else dict(options))
@@ -89,7 +89,7 @@ def stepping(env: gym.Env[Any, Any], action: Any) -> Asking[Step]:
 
 
 def answered(step: Asking[T]) -> T:
-    """Run a step and answer its questions one by one."""
+    """Run a step and execute its requests one by one."""
     answer: Any = None
     while True:
         try:
@@ -153,10 +153,10 @@ def _values(critic: Critic, contexts: Sequence[ScoringContext], outcome: Scores 
 
 
 class Together:
-    """Answers the questions of several environments at once, and keeps one session open per policy.
+    """Executes the requests of several environments together, and keeps one session open per policy.
 
-    An environment whose question cannot be answered gets the error raised in its step. If a step raises, the number of
-    its environment is noted on the error.
+    If a request fails, its error is raised in the step of its environment. If a step raises, a note with the number of
+    its environment is added to the error.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Together:
         """Run the steps to their ends and return their results, in order.
 
         Raises:
-            Exception: What the first failing step raised, with a note that names the environment.
+            Exception: The error of the first failing step, with a note that names the environment.
         """
         results: dict[int, T] = {}
         answers: dict[int, Any] = dict.fromkeys(range(len(steps)))
@@ -192,7 +192,7 @@ class Together:
         self._sessions.clear()
 
     def _answers(self, questions: Mapping[int, Question]) -> dict[int, Any]:
-        """Return the answers, in the questions' order; what failed is answered by its error."""
+        """Return the replies in the order of the requests; for a failed request, its error."""
         answers: dict[int, Any] = dict.fromkeys(questions)
         requests: dict[int, dict[int, SamplingRequest]] = {}
         contexts: dict[int, dict[int, Sequence[ScoringContext]]] = {}
@@ -226,7 +226,7 @@ class Together:
         except Exception as error:
             if len(requests) == 1:
                 return dict.fromkeys(requests, error)
-            # The failing request is unknown, so each is asked alone.
+            # The failing request is unknown, so each request is executed separately.
             alone = [self._sample(policy, {place: request}) for place, request in requests.items()]
             return {place: reply for part in alone for place, reply in part.items()}
         self._sessions[id(policy)] = policy, session
@@ -235,7 +235,7 @@ class Together:
 
 
 def _part_id(part: object) -> int:
-    """Return a number that environments with the same policy or critic share."""
+    """Return a number that identifies a policy or critic."""
     return id(part.identical_to if isinstance(part, Adapter) else part)
 
 

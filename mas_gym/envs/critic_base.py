@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Written(Protocol):
-    """How a policy wrote a message, as `mas_gym.policies.Sample` and `search.Proposal` state it."""
+    """Statistics of a generated message, as in `mas_gym.policies.Sample` and `search.Proposal`."""
 
     @property
     def tokens(self) -> int:
@@ -43,7 +43,7 @@ class Written(Protocol):
 
     @property
     def certainty(self) -> Certainty | None:
-        """How sure the policy was of the message; None if unknown."""
+        """The policy's certainty of the message; None if unknown."""
 
 
 class Peers(NamedTuple):
@@ -51,9 +51,9 @@ class Peers(NamedTuple):
 
     Attributes:
         answer: The normalised answer of the state to score if it is terminal; None without one.
-        answers: The answers of all terminal states that this search has asked to score so far, this one's included,
-            as often as they were asked for.
-        siblings: The other states with the same parent that it asks to score now.
+        answers: The answers of all terminal states that this search has requested to score so far, including this
+            state; one entry per request.
+        siblings: The other states with the same parent that the search requests to score now.
     """
 
     answer: str | None = None
@@ -66,8 +66,8 @@ class ScoringContext(NamedTuple):
 
     Attributes:
         state: The state to score.
-        mas: The system that it belongs to.
-        proposal: How the message that led to the state was written; None if no policy wrote it.
+        mas: The system of the state.
+        proposal: Statistics of the message that led to the state; None if no policy generated it.
         peers: Other states of the search; None outside a search, and for critics without ``reads_peers``.
     """
 
@@ -79,17 +79,17 @@ class ScoringContext(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scores(Sequence[float]):
-    """The values of a batch of states with what they cost; as a sequence it contains the values.
+    """The values of a batch of states and their cost; as a sequence, it contains the values.
 
-    A critic returns it in place of plain floats if scoring generates tokens, or to state why a state has no value.
+    A critic returns it in place of plain floats if scoring generates tokens, or to report why a state has no value.
 
     Attributes:
         values: One per state, in order; NaN for a state without a value.
         tokens: Tokens that the critic generated: one number per state, or the sum for the batch, which is then
             divided evenly. With one number per state, a search's cost does not depend on the rest of its batch.
-        prompt_tokens: Tokens that it read to generate them, likewise.
-        unread: Verdicts that could not be parsed, likewise.
-        reasons: Empty, or one text per state: why its value is NaN. The search then fails with this reason.
+        prompt_tokens: The critic's prompt tokens, in the same form as ``tokens``.
+        unread: Verdicts that could not be parsed, in the same form as ``tokens``.
+        reasons: Empty, or one text per state: the reason if its value is NaN. The search then fails with this reason.
     """
 
     values: Sequence[float]
@@ -100,7 +100,7 @@ class Scores(Sequence[float]):
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[float, int, int, int, str]]) -> Scores:
-        """Return the scores of states that are given one by one: value, tokens, prompt tokens, unread and reason."""
+        """Return the scores from one row per state: value, tokens, prompt tokens, unread and reason."""
         columns = list(zip(*rows, strict=True)) or [()] * 5
         return cls(*columns)
 
@@ -127,25 +127,25 @@ class Scores(Sequence[float]):
 class Critic(ABC):
     """Scores states; batch in, batch out. A subclass defines `score`; the attributes have defaults.
 
-    An object that only has the method is a critic, too: `as_critic` adapts it when it is loaded.
+    An object with only this method is also accepted: `as_critic` adapts it on loading.
 
-    A run with a store needs the critic's identity: what its values depend on. Its class, its
-    source and its attributes are stated automatically; a method ``identity()`` replaces the
-    attributes. It is needed if an attribute cannot be stated (a loaded model: state the
-    digest of its weights) or changes while the critic scores. See `mas_gym.internal.identity`, and
-    `mas_gym.testing.check_critic`.
+    A run with a store needs the critic's identity, which describes everything that its values
+    depend on. It is derived from the class, its source and its attributes; a method
+    ``identity()`` replaces the attributes. Define this method if an attribute has no identity
+    (for a loaded model, return the digest of its weights) or changes while the critic scores.
+    See `mas_gym.internal.identity`, and `mas_gym.testing.check_critic`.
 
     Attributes:
-        name: Its name in reports, such as ``"masprm"``; by default that of the class.
+        name: Its name in reports, such as ``"masprm"``; by default the class's name.
         terminal_only: True for outcome critics (ORM), which are defined on terminal states only.
         free: True if scoring costs no model call (policy likelihood), so that RC stays 0.
-        scores_actions: True if a value rates the message that led to the state and not what may follow, as policy
-            likelihood does; `search.MCTS` then takes the best candidate's value for a frontier's.
+        scores_actions: True if a value rates only the message that led to the state, not its continuations, as policy
+            likelihood does; `search.MCTS` then uses the best candidate's value as the value of a frontier.
         reads_peers: True if the critic needs the other states of the search: each `ScoringContext` then has its
             ``peers``.
-        concurrent: True if scoring may and should run in a separate thread beside generation, as on a GPU or a server.
-        max_batch: The number of states that it prefers to get at once.
-        calls: Model calls that one value costs, as RC counts them; 0 calls are stated by ``free``.
+        concurrent: True if scoring may and should run in a separate thread during generation, as on a GPU or a server.
+        max_batch: Preferred number of states per batch.
+        calls: Model calls per value, as counted in RC; for 0 calls, set ``free``.
     """
 
     name: str = ""
@@ -166,15 +166,16 @@ class Critic(ABC):
     def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
         """Return one finite number per state, in order: a list, a tuple, a numpy array or `Scores`.
 
-        What cannot be scored gets no default: its value is NaN, with the reason in `Scores`, or the critic raises a
-        `mas_gym.errors.CriticError`. The search that asked fails with the reason; the others continue.
+        A state that cannot be scored gets no default value: its value is NaN, with the reason in `Scores`, or the
+        critic raises a `mas_gym.errors.CriticError`. The search that requested it fails with the reason; the other
+        searches continue.
         """
 
     def check_graph(self, mas: MAS) -> None:  # noqa: B027 - most critics score every system
         """Check that the critic can score a system; called before a run's searches.
 
         Raises:
-            mas_gym.errors.CriticError: It cannot.
+            mas_gym.errors.CriticError: The critic cannot score the system.
         """
 
 
@@ -193,10 +194,10 @@ class _AdaptedCritic(Adapter, Critic):
 
 
 def as_critic(part: object) -> Critic:
-    """Return a `Critic` as it is, and an object with a method ``score`` as a critic with the attributes it lacks.
+    """Return a `Critic` unchanged; adapt any other object with a method ``score`` by adding the missing attributes.
 
     Raises:
-        ConfigError: It has no such method.
+        ConfigError: The object has no method ``score``.
     """
     if isinstance(part, Critic):
         return part
@@ -215,7 +216,7 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
     """Return a critic's scores with one value, one cost and one reason per state; a value is NaN if it has a reason.
 
     Raises:
-        CriticError: The critic raised it, or did not return one number per state.
+        CriticError: The critic raised this error, or did not return one number per state.
     """
     found: Any = critic.score(contexts)
     scores = found if isinstance(found, Scores) else Scores(found)
@@ -261,7 +262,7 @@ def _plain(values: object) -> Any:
 
 
 def _number(value: object) -> float:
-    """Return a real number, or a tensor of one without dimensions, as a float; NaN for anything else."""
+    """Return a real number or a zero-dimensional tensor as a float; NaN for anything else."""
     number = value.tolist() if isinstance(value, _Array) and value.ndim == 0 else value
     try:
         return math.nan if isinstance(number, bool) or not isinstance(number, numbers.Real) else float(number)
@@ -270,7 +271,7 @@ def _number(value: object) -> float:
 
 
 def _shares(expected: str, cost: object, count: int) -> tuple[int, ...]:
-    """Return one cost per state; a sum is divided evenly, and the first states take what is left over."""
+    """Return one cost per state; a sum is divided evenly, and the first states get the remainder."""
     try:
         if isinstance(plain := _plain(cost), Sequence):
             shares = tuple(operator.index(one) for one in plain)
@@ -288,7 +289,7 @@ def finite_values(critic: Critic, states: Sequence[MASState], scores: Scores) ->
     """Return the values of states.
 
     Raises:
-        CriticError: A state has none.
+        CriticError: A state has no value.
     """
     for state, reason in zip(states, scores.reasons, strict=True):
         if reason:
@@ -297,9 +298,9 @@ def finite_values(critic: Critic, states: Sequence[MASState], scores: Scores) ->
 
 
 def score_batch(critic: Critic, batch: Mapping[Key, Sequence[ScoringContext]]) -> list[tuple[Key, Scores | Exception]]:
-    """Score the states of several searches or environments together, and return each one's share.
+    """Score the states of several searches or environments together, and return the scores of each.
 
-    If that fails, they are scored one by one, so that only those at fault get an error.
+    If this fails, they are scored one by one, so only those that cause the failure get an error.
     """
     try:
         scores = scores_of(critic, [context for share in batch.values() for context in share])

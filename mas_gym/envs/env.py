@@ -57,7 +57,7 @@ class Snapshot(NamedTuple):
         mas: Fingerprint of the system; a snapshot can only be restored in the same system.
         problem_id: The current problem.
         state: The state.
-        refusals: Number of actions refused at this state so far (``on_invalid="retry"``).
+        refusals: Number of actions rejected at this state so far (``on_invalid="retry"``).
         over: Whether the episode has ended.
         rng: State of the environment's generator as JSON text; None if not included.
     """
@@ -75,14 +75,14 @@ class Snapshot(NamedTuple):
 
     @staticmethod
     def from_dict(data: JSONMapping, dynamics: Dynamics) -> Snapshot:
-        """Read back `to_dict`.
+        """Restore a snapshot from the output of `to_dict`.
 
         Args:
-            data: What `to_dict` returned, also after a JSON round trip.
+            data: The output of `to_dict`, possibly after a JSON round trip.
             dynamics: The model of the same system, as in ``env.unwrapped.dynamics``.
 
         Raises:
-            DataError: The form, the schema version, the system or a turn is wrong.
+            DataError: The form, the schema version, the system or a turn is invalid.
         """
         if not isinstance(data, Mapping) or data.get("schema") != SNAPSHOT_SCHEMA:
             raise DataError(
@@ -119,28 +119,28 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     **Info**: ``action_mask`` (a fresh int8 vector of length M + 2), ``problem_id``, ``agent`` (name);
     at the end ``correct``, ``extracted`` and ``reason`` from the task's grade; ``invalid_action`` with
-    the reason if an action was refused.
+    the reason if an action was rejected.
 
     No two calls share a mutable object. A pickle stores how to load the data set, not its content; copies
     share the data set.
 
     Args:
-        task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as `load_task` takes it, or a `Task` object.
-        mas: A shipped MAS name, a config's path or dict; by default the task's own.
+        task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as for `load_task`, or a `Task` object.
+        mas: A shipped MAS name, a config's path or dict; by default the task's MAS.
         split: ``"train"``, ``"dev"`` or ``"test"``; for tasks given by name.
         data: A local file or folder instead of the hub; for tasks given by name.
         view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.
         render_mode: One of ``metadata["render_modes"]``, or None.
-        on_invalid: Effect of an illegal action, or of a message that should name its recipient and names no legal
-            one (see `mas_gym.systems.prompts`): ``"terminate"`` ends the episode with reward -1, ``"retry"``
-            refuses it and leaves the state unchanged, at most ``max_retries`` times per turn.
+        on_invalid: Effect of an illegal action, or of a message that must name its recipient but names no legal
+            one (see `mas_gym.systems.prompts`). ``"terminate"`` ends the episode with reward -1. ``"retry"``
+            rejects the action and leaves the state unchanged, at most ``max_retries`` times per turn.
         max_bytes: Maximum size of a message or a question in bytes of UTF-8.
-        max_retries: Maximum refusals per turn before ``"retry"`` ends the episode.
+        max_retries: Maximum number of rejected actions per turn before ``"retry"`` ends the episode.
         task_options: Options of the task, such as ``difficulty``, ``grading``, or ``columns`` for your own file.
 
     Raises:
-        ConfigError: An argument or the MAS config is wrong.
-        UnknownNameError: The task or the MAS is not known.
+        ConfigError: An argument or the MAS config is invalid.
+        UnknownNameError: The task or the MAS is unknown.
     """
 
     metadata = {"render_modes": ["ansi", "ansi_list", "human", "rgb_array"], "render_fps": 2}  # noqa: RUF012
@@ -230,7 +230,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             The first observation and info.
 
         Raises:
-            ConfigError: An option is not known.
+            ConfigError: An option is unknown.
             UnknownNameError: The task has no problem with that id.
             DataNotFoundError: The data cannot be found or reached.
         """
@@ -344,7 +344,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
                 mask[recipient] = 1
         return mask
 
-    # What another kind of system does in its own way; see `mas_gym.programs.program`.
+    # Methods that other kinds of system override; see `mas_gym.programs.program`.
 
     def _first(self, question: str) -> MASState:
         return self.dynamics.initial_state(question)
@@ -387,8 +387,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
         Raises:
             ConfigError: The argument is not a snapshot, or was taken in another system.
-            DataError: Its generator state cannot be read.
-            UnknownNameError: The task does not have its problem.
+            DataError: The snapshot's generator state cannot be read.
+            UnknownNameError: The task does not contain the snapshot's problem.
         """
         if not isinstance(snapshot, Snapshot):
             raise ConfigError(f"expected a Snapshot, from clone_state(), got {type(snapshot).__name__}")
@@ -456,7 +456,7 @@ def _read_action(action: Any) -> tuple[str, int]:
 
 
 class _TaskSource:
-    """The source of an environment's problems: a task, or a task's name, checked at once and loaded on first use.
+    """The source of an environment's problems: a task, or a task's name, checked immediately and loaded on first use.
 
     Attributes:
         by_name: Whether the task can be loaded again from its name and options, for example in another process.
@@ -480,7 +480,7 @@ class _TaskSource:
             refuse_unknown("option", self._options, ())
 
     def mas(self) -> str:
-        """Return the name of the MAS that belongs to the task; only a task that is not shipped is loaded for it."""
+        """Return the name of the task's MAS; a shipped task is not loaded for this."""
         if isinstance(self._task, str) and TASKS.parse(self._task).name not in TASK_NAMES:
             return default_mas(self.load())
         return default_mas(self._task)

@@ -52,7 +52,7 @@ def outcome_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
     Args:
         mas: The system.
         state: The state.
-        facts: The fields of ``info`` on the last step: the grade, or the reason for a refusal.
+        facts: The fields of ``info`` on the last step: the grade, or the reason for a rejection.
     """
     if "correct" in facts:
         verdict = "correct, reward +1" if facts["correct"] else "not correct, reward -1"
@@ -81,7 +81,7 @@ def state_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
 
 
 def print_turn(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> None:
-    """Print on standard output the result of the last reset or step: the question, or one message and the status.
+    """Print the result of the last reset or step to standard output: the question, or one message and the status.
 
     Args:
         mas: The system.
@@ -258,7 +258,7 @@ def _draw_edge(
             [(centre[source] + width / 2, _GRAPH_Y), (centre[target] - width / 2 - 1, _GRAPH_Y)], colour, thick
         )
         return
-    # Edges from the question and edges back bend below the row, edges forward between agents above it.
+    # Edges from the question and backward edges bend below the row; forward edges between agents bend above it.
     side = 1 if source == Q or hops <= 0 else -1
     ahead = 1 if hops > 0 else -1
     x0, x1 = centre[source] + ahead * width * 0.28, centre[target] - ahead * width * 0.28

@@ -22,7 +22,7 @@ except ImportError:
 
 
 class SB3VecEnv(VecEnv):  # type: ignore[misc]
-    """A `MASVectorEnv` as a ``VecEnv`` of Stable-Baselines3, with the masks that sb3-contrib's MaskablePPO asks for.
+    """A `MASVectorEnv` as a ``VecEnv`` of Stable-Baselines3, with the masks that sb3-contrib's MaskablePPO requires.
 
     Example:
         >>> envs = gym.make_vec(id, num_envs=64, policy="tiny", wrap=mas_gym.CandidateFeatures,
@@ -34,11 +34,11 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         """Check the vector environment.
 
         Args:
-            envs: Copies whose observations are numbers (`mas_gym.CandidateFeatures`), in the autoreset mode
-                ``"SameStep"``, which is the only one of Stable-Baselines3.
+            envs: A vector environment with numeric observations (`mas_gym.CandidateFeatures`) and the autoreset mode
+                ``"SameStep"``, the only mode that Stable-Baselines3 supports.
 
         Raises:
-            ConfigError: The mode or the observations are others.
+            ConfigError: The mode or the observations are not supported.
             MissingDependencyError: Stable-Baselines3 is not installed.
         """
         if VecEnv is object:
@@ -52,7 +52,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> Any:
-        """Start an episode in every copy, with the seeds and options set before."""
+        """Start an episode in every sub-environment, with the seeds and options set before."""
         options = [dict(own) for own in self._options]
         if any(own != options[0] for own in options):
             raise ConfigError("set_options: expected the same options for every copy")
@@ -64,11 +64,11 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         return observations
 
     def step_async(self, actions: object) -> None:
-        """Keep the actions for `step_wait`."""
+        """Store the actions for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, Any, Any, list[Info]]:
-        """Take a step; at an episode's end ``info`` is that of its last state, with ``terminal_observation``."""
+        """Take a step; at an episode's end, ``info`` describes the last state and includes ``terminal_observation``."""
         observations, rewards, terminated, truncated, infos = self.envs.step(self._actions)
         each = [_of_copy(infos, place) for place in range(self.num_envs)]
         for place in np.flatnonzero(terminated | truncated):
@@ -78,29 +78,29 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         return observations, rewards.astype(np.float32), terminated | truncated, each
 
     def close(self) -> None:
-        """Close the copies."""
+        """Close the sub-environments."""
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: object = None) -> list[Any]:
-        """Return an attribute of each copy."""
+        """Return an attribute of each sub-environment."""
         return [self.envs.envs[place].get_wrapper_attr(attr_name) for place in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: object, indices: object = None) -> None:
-        """Set an attribute of each copy."""
+        """Set an attribute of each sub-environment."""
         for place in self._get_indices(indices):
             self.envs.envs[place].set_wrapper_attr(attr_name, value)
 
     def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list[Any]:
-        """Call a method of each copy."""
+        """Call a method of each sub-environment."""
         return [method(*args, **kwargs) for method in self.get_attr(method_name, indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: object = None) -> list[bool]:
-        """Return which copies have a wrapper of a class."""
+        """Return which sub-environments have a wrapper of a class."""
         return [_wrapped(self.envs.envs[place], wrapper_class) for place in self._get_indices(indices)]
 
 
 def _of_copy(infos: Mapping[str, Any], place: int) -> Info:
-    """Return one copy's part of the infos of a vector environment."""
+    """Return one sub-environment's part of the infos of a vector environment."""
     own = (key for key in infos if f"_{key}" in infos and infos[f"_{key}"][place])
     return {k: _of_copy(infos[k], place) if isinstance(infos[k], dict) else infos[k][place] for k in own}
 

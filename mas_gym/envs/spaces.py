@@ -1,6 +1,6 @@
 """Spaces for text, with the hooks that asynchronous vector environments need.
 
-`gymnasium.spaces.Text` cannot hold the output of language models: its characters must
+`gymnasium.spaces.Text` cannot represent the output of language models: its characters must
 be listed one by one, and its shared-memory reader always returns the first value.
 """
 
@@ -43,7 +43,7 @@ _BLOCKS = (
 
 
 def utf8_length(text: str) -> int:
-    """Return the size of a text in bytes of UTF-8; a lone surrogate counts three."""
+    """Return the size of a text in bytes of UTF-8; a lone surrogate counts as three bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -111,7 +111,7 @@ class Unicode(Space[str]):
 
 
 class Records(Space[tuple[Any, ...]]):
-    """Tuples of records of one NamedTuple type, whose fields are texts and bounded integers.
+    """Tuples of records of one NamedTuple type, with texts and bounded integers as fields.
 
     Args:
         record: The NamedTuple class, such as `mas_gym.Message`.

@@ -49,20 +49,20 @@ def make_vector(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **options: Any,
 ) -> MASVectorEnv:
-    """Return copies of one environment; what ``gym.make_vec("MAS-...", num_envs=8, policy="tiny")`` calls.
+    """Return a vector environment; ``gym.make_vec("MAS-...", num_envs=8, policy="tiny")`` calls this function.
 
     Args:
-        num_envs: Number of copies, at least 1.
-        policy: With a policy, or its name, each copy is a `CandidateChoice`; all share the policy. Without one the
-            actions are texts and recipients.
-        wrap: Wraps each copy, as in ``lambda env: CandidateFeatures(env, critic)``.
-        autoreset_mode: When a copy whose episode has ended starts the next one, as Gymnasium defines.
+        num_envs: Number of sub-environments, at least 1.
+        policy: With a policy, or its name, each sub-environment is a `CandidateChoice`; all share the policy. Without
+            a policy, the actions are texts and recipients.
+        wrap: Wraps each sub-environment, as in ``lambda env: CandidateFeatures(env, critic)``.
+        autoreset_mode: When a sub-environment starts its next episode, as defined by Gymnasium.
         options: Arguments of `MASEnv`; with a policy also ``n``, ``seed``, ``temperature`` and ``top_p`` of
             `CandidateChoice`. This ``seed`` determines the messages that the policy samples; the ``seed`` of
             `MASVectorEnv.reset` determines the questions.
 
     Raises:
-        ConfigError: An argument is wrong.
+        ConfigError: An argument is invalid.
     """
     count = whole_number("num_envs", num_envs, at_least=1)
     if policy is None:
@@ -87,7 +87,7 @@ def make_vector(
 
 
 class _Outcome(NamedTuple):
-    """What one copy's part of a step gives; `final` is the end of its episode if another one has begun since."""
+    """The result of one sub-environment's step; `final` is the end of its episode if the next one has begun."""
 
     observation: Any
     reward: float
@@ -98,23 +98,23 @@ class _Outcome(NamedTuple):
 
 
 class MASVectorEnv(SyncVectorEnv):
-    """Copies of an environment, stepped together: each policy and each critic is asked once for all of them.
+    """A vector environment that sends each policy and critic one batch for all sub-environments.
 
-    It follows Gymnasium's vector interface (spaces, seeds, ``autoreset_mode``, ``reset_mask``, ``final_obs``), and each
-    copy gives what it would give alone with its seed.
+    It follows Gymnasium's vector interface (spaces, seeds, ``autoreset_mode``, ``reset_mask``, ``final_obs``). Each
+    sub-environment gives the same results as a single environment with its seed.
 
-    **Errors**: if a policy or critic fails for some of the copies, their episodes are truncated: the reward is 0, the
-    observation the last one, ``infos["error"]`` the reason, and the failure is logged. The others take their step.
-    Any other error, an engine that is unavailable, and a failure of all copies are raised from `step` with a note of
-    the copy's number; then `reset` starts anew.
+    **Errors**: if a policy or critic fails for some of the sub-environments, their episodes are truncated: the reward
+    is 0, the observation is the last one, ``infos["error"]`` is the reason, and the failure is logged. The other
+    sub-environments take their step. Any other error, an unavailable engine, and a failure of all sub-environments are
+    raised from `step` with a note of the sub-environment's number; afterwards only `reset()` is valid.
 
     Args:
-        env_fns: Make the copies: `MASEnv` in any wrappers. `CandidateChoice`, `CandidateFeatures` and `DenseReward`
-            share their questions unless a wrapper of another kind lies above them.
-        autoreset_mode: When a copy whose episode has ended starts the next one.
+        env_fns: Functions that build the sub-environments: `MASEnv` in any wrappers. `CandidateChoice`,
+            `CandidateFeatures` and `DenseReward` batch their requests unless they are inside another kind of wrapper.
+        autoreset_mode: When a sub-environment starts its next episode.
 
     Raises:
-        ConfigError: There is no copy, or the mode is unknown.
+        ConfigError: There is no sub-environment, or the mode is unknown.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class MASVectorEnv(SyncVectorEnv):
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        """Make the copies."""
+        """Build the sub-environments."""
         if not env_fns:
             raise ConfigError("env_fns: expected at least one function that makes an environment, got none")
         try:
@@ -138,15 +138,15 @@ class MASVectorEnv(SyncVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, object] | None = None
     ) -> tuple[Any, Info]:
-        """Start an episode in every copy, or in those that ``options["reset_mask"]`` marks.
+        """Start an episode in every sub-environment, or in those that ``options["reset_mask"]`` marks.
 
         Args:
-            seed: Determines the questions: a number, from which copy ``i`` gets ``seed + i``, or one per copy. The
-                ``seed`` of `make_vector` determines the messages that a policy samples.
+            seed: Determines the questions: a number, from which sub-environment ``i`` gets ``seed + i``, or one number
+                per sub-environment. The ``seed`` of `make_vector` determines the messages that a policy samples.
             options: ``reset_mask``, a bool array of shape ``(num_envs,)``; the rest as for `MASEnv.reset`.
 
         Raises:
-            ConfigError: The number of seeds, the mask or an option is wrong.
+            ConfigError: The number of seeds, the mask or an option is invalid.
         """
         others = dict(options or {})
         places = self._places(others.pop("reset_mask", None))
@@ -165,15 +165,17 @@ class MASVectorEnv(SyncVectorEnv):
         return self._observed(), infos
 
     def step(self, actions: object) -> VectorStep:
-        """Take a step in every copy.
+        """Take a step in every sub-environment.
 
         Args:
-            actions: One per copy, as ``action_space`` holds them; a copy that starts its next episode ignores its own.
+            actions: An element of ``action_space``: one action per sub-environment. A sub-environment that starts its
+                next episode ignores its action.
 
         Raises:
-            EpisodeOverError: No episode has started, a step has failed since, or a copy's episode is over and
-                ``autoreset_mode`` is off.
-            IllegalActionError: The number of actions is wrong, or one is no proposal's index; no copy has moved.
+            EpisodeOverError: No episode has started, a step has failed since, or a sub-environment's episode is over
+                and ``autoreset_mode`` is off.
+            IllegalActionError: The number of actions is wrong, or an action is not the index of a proposal; no
+                sub-environment has taken a step.
         """
         ended = self._ended
         if ended is None:
@@ -206,7 +208,7 @@ class MASVectorEnv(SyncVectorEnv):
         return self._observed(), rewards, terminated, truncated, infos
 
     def _turn(self, place: int, action: object, ended: bool, failed: dict[int, MASGymError]) -> Asking[_Outcome]:
-        """Take one copy's part of a step; an error of its policy or critic is added to ``failed``."""
+        """Take one sub-environment's step; an error of its policy or critic is added to ``failed``."""
         env = self.envs[place]
         if ended:
             observation, info = yield from resetting(env, None, None)
@@ -226,7 +228,7 @@ class MASVectorEnv(SyncVectorEnv):
         return outcome._replace(observation=observation, info=info, final=(outcome.observation, outcome.info))
 
     def _observed(self) -> Any:
-        # A new batch each time, so that what was handed out before does not move.
+        # A new batch each time, so that batches returned earlier do not change.
         batch: Any = create_empty_array(self.single_observation_space, self.num_envs, fn=np.zeros)
         return concatenate(self.single_observation_space, self._env_obs, batch)
 
@@ -275,6 +277,6 @@ class MASVectorEnv(SyncVectorEnv):
         return list(numbers)
 
     def close_extras(self, **kwargs: object) -> None:
-        """Close the copies and the policies' sessions."""
+        """Close the sub-environments and the policies' sessions."""
         self._together.close()
         super().close_extras(**kwargs)

@@ -51,7 +51,7 @@ class ChoiceSnapshot(NamedTuple):
     """A snapshot of an episode, from `CandidateChoice.clone_state`.
 
     Attributes:
-        base: The environment's own.
+        base: The snapshot of the wrapped environment.
         seed: Seed of the episode's proposals.
         samples: The current proposals.
         chosen: The proposal that led to the state; None at the start.
@@ -64,7 +64,7 @@ class ChoiceSnapshot(NamedTuple):
 
 
 class _SharedArguments(dict[str, Any]):
-    """Constructor arguments that copies of an environment's spec share, since a policy may hold locks and sockets."""
+    """Constructor arguments that copies of a spec share, because a policy may contain locks and sockets."""
 
     def __deepcopy__(self, memo: object) -> _SharedArguments:
         return _SharedArguments(self)
@@ -75,14 +75,14 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
 
     The selected message goes to `ALL`. The action space is ``Discrete(n)``, so any discrete agent or planner works.
 
-    **Observation**: the environment's, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
+    **Observation**: that of the environment, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
 
     **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
     the environment; ``logprobs`` is a float vector of length n, minus infinity if the policy reports none and
     after the end.
 
-    **Errors**: `reset` and `step` raise what the policy raises; then only `reset` goes on. `step` raises
-    `EpisodeOverError` outside an episode, and `IllegalActionError` for an action that is no proposal's index.
+    **Errors**: `reset` and `step` raise the policy's errors; afterwards only `reset()` is valid. `step` raises
+    `EpisodeOverError` outside an episode, and `IllegalActionError` for an action that is not a proposal's index.
 
     Args:
         env: A `mas_gym.MASEnv`, wrapped or not.
@@ -129,7 +129,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         )
 
     def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Observation, Info]]:
-        """Start an episode and ask for the first proposals."""
+        """Start an episode and request the first proposals."""
         observation, info = yield from resetting(self.env, seed, options)
         self._samples, self._chosen = (), None
         fresh = self.mas_env.np_random.integers(2**31) if self._fixed_seed is None else self._fixed_seed
@@ -138,13 +138,13 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         return self._with_candidates(observation, info)
 
     def stepping(self, action: int) -> Asking[Step]:
-        """Send the selected proposal to `ALL` and ask for the next ones."""
+        """Send the selected proposal to `ALL` and request the next ones."""
         if not self._samples:
             raise EpisodeOverError(
                 "the episode has ended, has not started or was ended by an error: call env.reset() first"
             )
         picked, before = self._samples[self._place(action)], self.mas_env.state
-        # Without proposals no step is possible, should the policy fail.
+        # If the policy fails, there are no proposals and no step is possible.
         self._samples = ()
         sent = (picked.text, self.mas_env.ALL)
         observation, reward, terminated, truncated, info = yield from stepping(self.env, sent)
@@ -166,7 +166,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """The current proposals as the policy gave them; empty after the end."""
+        """The current proposals as returned by the policy; empty after the end."""
         return self._samples
 
     @property
@@ -175,7 +175,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         return self._chosen
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return which proposals may be selected, under the name that sb3-contrib looks for."""
+        """Return the mask of the proposals that may be selected; sb3-contrib requires this method name."""
         mask: NDArray[np.bool_] = self._mask().astype(bool)
         return mask
 
@@ -246,9 +246,9 @@ def candidate_choice(env: gym.Env[Any, Any]) -> CandidateChoice | None:
 
 
 FEATURES = ("legal", "logprob", "tokens", "turn", "value")
-"""Features of each candidate, before those of the acting agent: whether it may be chosen, mean log-probability per
-token (nats; 0 if unknown), hundreds of tokens, turns so far over the longest schedule, and the critic's value of the
-state after it (0 without a critic)."""
+"""Features of each candidate: whether it may be chosen, mean log-probability per token (nats; 0 if unknown), hundreds
+of tokens, turns so far divided by the longest schedule, and the critic's value of the state after it (0 without a
+critic). The columns of the acting agent follow."""
 
 _LOWEST_LOGPROB = -20.0
 
@@ -258,9 +258,9 @@ class DenseReward(AskingWrapper):
 
     The reward of a step is ``r + gamma * V(next) - V(state)`` with ``V = 0`` before the first message and after the
     end (Ng, Harada and Russell 1999, "Policy invariance under reward transformations"). With ``gamma = 1`` the return
-    of an episode is that of the environment.
+    of an episode equals the environment's return.
 
-    **Info**: ``reward`` is the environment's own, ``potential`` the critic's value of the new state.
+    **Info**: ``reward`` is the environment's reward, ``potential`` is the critic's value of the new state.
     """
 
     def __init__(self, env: gym.Env[Any, Any], critic: Critic, gamma: float = 1.0) -> None:
@@ -269,13 +269,13 @@ class DenseReward(AskingWrapper):
         Args:
             env: A `mas_gym.MASEnv`, wrapped or not, such as a `CandidateChoice`. Critics that read log-probabilities,
                 such as policy likelihood, need a `CandidateChoice` among the wrappers.
-            critic: Scores unfinished states, one by one.
-            gamma: The learner's discount, in ``[0, 1]``.
+            critic: Scores unfinished states individually.
+            gamma: The discount factor of the RL algorithm, in ``[0, 1]``.
 
         Raises:
-            ConfigError: The environment is no `MASEnv`, the critic scores finished states alone or compares states, or
-                gamma is out of its range.
-            CriticError: The critic is not for this system.
+            ConfigError: The environment is not a `MASEnv`, the critic scores only finished states or compares states,
+                or gamma is out of range.
+            CriticError: The critic does not support this system.
         """
         super().__init__(env)
         if not isinstance(env.unwrapped, MASEnv):
@@ -289,7 +289,7 @@ class DenseReward(AskingWrapper):
         self._known: tuple[bytes, float] = b"", 0.0
 
     def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Any, Info]]:
-        """Start an episode, whose potential is 0."""
+        """Start an episode with potential 0."""
         return resetting(self.env, seed, options)
 
     def stepping(self, action: Any) -> Asking[Step]:
@@ -304,7 +304,7 @@ class DenseReward(AskingWrapper):
         env = self.mas_env
         if env.state.depth == 0:
             return 0.0
-        # After restore_state the last state is another one.
+        # `restore_state` may have changed the state.
         if self._known[0] != env.state.digest:
             sample = None if self._choice is None else self._choice.chosen
             [value] = yield Scoring(self._critic, [ScoringContext(env.state, env.mas, sample)])
@@ -313,22 +313,22 @@ class DenseReward(AskingWrapper):
 
 
 class CandidateFeatures(AskingWrapper):
-    """Candidates as numbers, for learners that read no text.
+    """Numeric features of the candidates, for RL algorithms without text input.
 
-    **Observation**: float32, shape ``(n, F)``: `FEATURES`, then one column per agent that is 1 for the acting one;
-    all zeros after the end. ``action_masks()`` is that of the `CandidateChoice` below.
+    **Observation**: float32, shape ``(n, F)``: `FEATURES`, then one column per agent that is 1 for the acting agent;
+    all zeros after the end. ``action_masks()`` returns the mask of the wrapped `CandidateChoice`.
     """
 
     def __init__(self, env: gym.Env[Any, Any], critic: Critic | None = None) -> None:
         """Check the arguments.
 
         Args:
-            env: A `CandidateChoice`, or a wrapper of one that leaves its observations as they are.
-            critic: Scores the states after each candidate, one by one; all of a turn are asked for in one call.
+            env: A `CandidateChoice`, or a wrapper around one that does not change its observations.
+            critic: Scores the state after each candidate individually; one call scores all candidates of a turn.
 
         Raises:
-            ConfigError: There is no `CandidateChoice`, or the critic scores finished states alone or compares states.
-            CriticError: The critic is not for this system.
+            ConfigError: There is no `CandidateChoice`, or the critic scores only finished states or compares states.
+            CriticError: The critic does not support this system.
         """
         super().__init__(env)
         choice = candidate_choice(env)

@@ -49,7 +49,7 @@ class Adapter:
 
 
 def wrapped_part(part: object) -> object:
-    """Return the part that a wrapper names in ``identical_to``; any other part itself."""
+    """Return the object that a wrapper names in ``identical_to``; any other object itself."""
     inner: object = getattr(part, "identical_to", None)
     return part if inner is None else inner
 
@@ -60,5 +60,5 @@ def has_method(part: object, name: str) -> bool:
 
 
 def kind_of(part: object) -> str:
-    """Return what an error message calls an object: its class, or that it is one."""
+    """Return a description of an object for error messages: its class, or that it is a class."""
     return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__

@@ -14,7 +14,7 @@ from mas_gym.errors import MASGymError
 
 BUSY_SECONDS = 30.0
 READ_SECONDS = 60.0
-"""A reader's statement that computes for longer is stopped: no store of ours needs it, a hostile one may."""
+"""Maximum duration of a reader's statement; only a malicious file needs more."""
 _INSTRUCTIONS = 1_000_000
 
 
@@ -23,7 +23,7 @@ class Format:
     """A kind of file.
 
     Attributes:
-        name: The word for it in error messages, such as ``"store"``.
+        name: The kind of file in error messages, such as ``"store"``.
         application: SQLite's application id for such files.
         schema: The current schema version, SQLite's user version.
         tables: The statements that create its tables, each ended by ``;`` and a line break.
@@ -42,7 +42,7 @@ class Format:
 
     @contextmanager
     def explained(self, path: Path) -> Iterator[None]:
-        """Turn SQLite's errors into ours, with the reason and the remedy. Earlier commits are safe."""
+        """Convert SQLite's errors to `error`, with the reason and a fix; earlier commits are kept."""
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
@@ -53,7 +53,7 @@ class Format:
 
         Args:
             path: The file.
-            create: Create the file if it is missing or empty. Otherwise it may lie where nothing can be written.
+            create: Create the file if it is missing or empty. Otherwise the file may be in a read-only folder.
 
         Raises:
             MASGymError: As `error`, if the file is missing, of another kind or schema, or cannot be opened.
@@ -66,7 +66,7 @@ class Format:
             except sqlite3.OperationalError as error:
                 if create or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                     raise
-                # Where nothing can be written, SQLite cannot make the files that it needs to share this one.
+                # In a read-only folder, SQLite cannot create the files that it needs to share this one.
                 self._check_complete(path)
                 return self._opened(f"{path.absolute().as_uri()}?mode=ro&immutable=1", path, create)
 
@@ -162,7 +162,7 @@ def _limit(connection: sqlite3.Connection) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch a new file to WAL mode. SQLite does not wait while another process creates the same file, so this does."""
+    """Switch a new file to WAL mode, and wait while another process creates it, because SQLite does not wait."""
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -178,7 +178,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
     """Commit at the end; roll back on any error, Ctrl-C included."""
     try:
-        # Inside, because Ctrl-C that comes while it waits for the lock is raised right after it.
+        # Inside the try block, because Ctrl-C during the wait for the lock is raised directly after this call.
         connection.execute(f"BEGIN {kind}")
         yield
         connection.execute("COMMIT")

@@ -40,7 +40,7 @@ async def on_engine_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
-    """Await ``closer`` on the engine loop when the interpreter exits."""
+    """Register ``closer`` to be awaited on the engine loop when the interpreter exits."""
     engine_loop()
     _closers.append(closer)
     # Exit handlers run in reverse order: re-registering makes this one run before those of the engines' libraries.
@@ -49,7 +49,7 @@ def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
 
 
 def before_engines_close(call: Callable[[], None]) -> None:
-    """Call a function when the interpreter exits, before the engine loop ends."""
+    """Register a function to be called when the interpreter exits, before the engine loop ends."""
     _before.append(call)
 
 

@@ -1,6 +1,6 @@
 """Process groups that are killed when this process ends, even by SIGKILL.
 
-One small process holds the read end of a pipe; only this process has the write end. When the pipe is closed, the small
+One small process has the read end of a pipe; only this process has the write end. When the pipe is closed, the small
 process kills the groups that are still registered. ``PR_SET_PDEATHSIG`` is not suitable: it exists only on Linux, and
 it kills the child when the thread that started it ends.
 
@@ -19,7 +19,7 @@ import threading
 
 
 class _Guard:
-    """The parent's side: starts the small process at first use, and again if something has killed it."""
+    """The parent's side: starts the small process at first use, and restarts it if it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class _Guard:
             self._send(group)
 
     def _send(self, number: int) -> bool:
-        """Write one line; a write this short is never cut in two. Return False if nobody reads it."""
+        """Write one line; a write this short is atomic. Return False if the pipe has no reader."""
         if self._process is None:
             return False
         assert self._process.stdin is not None
@@ -71,12 +71,12 @@ class _Guard:
             process.wait()
 
     def close(self) -> None:
-        """Kill the groups that are left, at the end of the interpreter."""
+        """Kill the remaining groups when the interpreter exits."""
         with self._lock:
             self._stop()
 
     def forget(self) -> None:
-        """In a forked child, close its copy of the pipe; groups and guard are the parent's."""
+        """In a forked child, close its copy of the pipe; groups and guard belong to the parent."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -92,7 +92,7 @@ atexit.register(_guard.close)
 
 
 def guard(group: int) -> None:
-    """Have a process group killed when this process ends.
+    """Register a process group that is killed when this process ends.
 
     A group is missed if this process is killed in the instant between the start of the child and this call.
 
@@ -103,7 +103,7 @@ def guard(group: int) -> None:
 
 
 def kill(group: int) -> None:
-    """Kill a guarded process group. To be called before its leader is reaped, which frees its number."""
+    """Kill a guarded process group. Call this before its leader is reaped, because reaping frees its number."""
     _kill(group)
     _guard.remove(group)
 
@@ -113,7 +113,7 @@ def _kill(group: int) -> None:
         if sys.platform != "win32":
             os.killpg(group, signal.SIGKILL)
         else:
-            # Windows has no groups; there this ends the child alone, at once.
+            # Windows has no process groups; there, this ends only the child, immediately.
             os.kill(group, signal.SIGTERM)
 
 

@@ -59,38 +59,38 @@ R = TypeVar("R")
 
 _SHIPPED = ("mas_gym", "search", "rewardmodels")
 ADDED = "added later"
-"""Metadata of a dataclass field that is left out of the identity at its default, so that stored runs stay valid."""
+"""Metadata of a dataclass field that the identity omits at its default, so that stored runs stay valid."""
 
 _REMEDY = "define identity() on the part that holds it, or run without a store"
 _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _UNKNOWN = object()
 _LONGEST_VALUE = 200
-"""Longest variable of a module that is stated in full, in characters of JSON."""
+"""Maximum length of a module variable that is included in full, in characters of JSON."""
 
 
 @runtime_checkable
 class Identified(Protocol):
-    """A part that states its own identity."""
+    """A component that defines its identity."""
 
     def identity(self) -> object:
-        """Return what determines this part's results.
+        """Return a description of everything that determines this component's results.
 
-        The value may contain anything that `identity_of` can state, including other parts. Two
+        The value may contain anything that `identity_of` accepts, including other components. Two
         instances that can give different results for the same input must return different
-        values. Leave out what cannot change a result, such as a server's address or a batch
-        size; otherwise a change there would orphan stored runs.
+        values. Leave out attributes that cannot change a result, such as a server's address or a
+        batch size; otherwise a change of these attributes would invalidate stored runs.
         """
 
 
 def identity_of(part: object) -> Any:
-    """Return what determines a part's results: JSON-able, equal in every process for equal parts.
+    """Return a component's identity: JSON-able, and equal in every process for equal components.
 
     Args:
         part: A planner, policy, critic, task or grader, or a value inside one.
 
     Raises:
-        IdentityError: The part contains something that has no identity.
+        IdentityError: The component contains an object without an identity.
 
     >>> identity_of(functools.partial(round, ndigits=2))
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
@@ -108,11 +108,11 @@ def identity_of(part: object) -> Any:
 
 
 class _Stated(dict[str, Any]):
-    """An identity, which other parts include in theirs as it is."""
+    """An identity, which other components include unchanged."""
 
 
 def own_identity(part: object) -> Callable[[], Any] | None:
-    """Return the part's method ``identity``; None if its identity is derived from its attributes."""
+    """Return the component's method ``identity``; None if its identity is derived from its attributes."""
     stated: Callable[[], Any] | None = getattr(part, "identity", None)
     return stated if callable(stated) else None
 
@@ -196,7 +196,7 @@ def _called(identity: Callable[[], Any], path: str) -> Any:
     try:
         return identity()
     except PolicyError:
-        # An unreachable server has its own error, with its own remedy.
+        # Keep the error of an unreachable server, which contains a specific fix.
         raise
     except Exception as error:
         raise IdentityError(f"{path}.identity() raised {type(error).__name__}: {error}") from error
@@ -253,17 +253,17 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
 # ------------------------------------------------------------------ code
 
 _read: ContextVar[dict[Any, Any] | None] = ContextVar("read", default=None)
-"""What has been found out about modules for the identity that is being stated; files may change later."""
+"""Cache of facts about modules for the current identity only, because files may change later."""
 
 _being_stated: ContextVar[tuple[int, ...]] = ContextVar("being_stated", default=())
-"""Classes and functions that are being stated now, to stop at code that refers to itself."""
+"""Classes and functions that are being described now, to stop recursion at code that refers to itself."""
 
 _in_module: ContextVar[bool] = ContextVar("in_module", default=False)
-"""Whether the variables of a module are being stated, beside which stand the files of their classes."""
+"""Whether module variables are being described; the files of their classes are already included."""
 
 
 def _code_of(part: Any) -> JSONObject:
-    """Name a class or function, and state the code that it depends on; that of this project is left out."""
+    """Return a class's or function's name and the code that it depends on, except this project's code."""
     name: JSONObject = {"class" if isinstance(part, type) else "function": part.__qualname__}
     module, outer = _module_of(part), _being_stated.get()
     if module.partition(".")[0] in (*_SHIPPED, "builtins"):
@@ -286,7 +286,7 @@ def _module_of(part: object) -> str:
 
 
 def _once(find: Callable[[T], R]) -> Callable[[T], R]:
-    """Find something out about modules once per identity."""
+    """Cache a function's results for the current identity."""
 
     @functools.wraps(find)
     def found(about: T) -> R:
@@ -303,7 +303,7 @@ def _once(find: Callable[[T], R]) -> Callable[[T], R]:
 
 @_once
 def _is_users(module: str) -> bool:
-    """Whether a module belongs neither to this project nor to Python nor to an installed distribution."""
+    """Whether a module is user code: not part of this project, Python or an installed distribution."""
     if module.partition(".")[0] in (*_SHIPPED, "builtins"):
         return False
     file = file_of(module)
@@ -318,18 +318,17 @@ def _has_file(part: object) -> bool:
 
 @_once
 def _code_behind(modules: tuple[str, ...]) -> JSONObject:
-    """Return what determines the behaviour of modules: their files, packages and variables.
+    """Return the files, packages and variables that determine the behaviour of modules.
 
     Returns:
-        ``files``: the digests of the user's files without what they do when run as scripts, those that they import
-        included; ``packages``: the versions of
-        the distributions that these import; ``values``: the variables that functions in these files use, as far as
-        they are plain values or instances of the user's classes.
+        ``files``: the digests of the user's files and of the files that they import, without the code that runs only
+        in scripts; ``packages``: the versions of the distributions that these files import; ``values``: the variables
+        that functions in these files use, if they are plain values or instances of the user's classes.
     """
     files: dict[str, str] = {}
     packages: dict[str, str] = {}
     values: JSONObject = {}
-    # Variables of modules that functions import are left out: whether those are loaded differs between processes.
+    # Leave out variables of modules that are imported in functions: not every process has loaded these modules.
     left, later, seen = list(modules), list[str](), set[str]()
     while left or later:
         loaded = bool(left)
@@ -362,13 +361,13 @@ def _content(file: str) -> bytes:
 
 
 def _variables(module: str, code: Code) -> JSONObject:
-    """Return the variables of a module that functions use and that its file alone does not determine."""
+    """Return the module variables that functions use and that are not determined by the file."""
     if _in_module.get():
         return {}
     loaded, found = vars(sys.modules[module]) if module in sys.modules else {}, {}
     for name in sorted(code.used & loaded.keys()):
         value, literal = loaded[name], code.literals.get(name, _UNKNOWN)
-        # A container that has been filled since is often a cache, which is no reason to search again.
+        # A container that was filled after the import is often a cache, which must not invalidate stored runs.
         in_file = type(value) is type(literal) and (isinstance(value, list | dict | set) or value == literal)
         if name.startswith("__") or isinstance(value, _CODE) or in_file:
             continue
@@ -378,7 +377,7 @@ def _variables(module: str, code: Code) -> JSONObject:
 
 
 def _value(name: str, value: object) -> Any:
-    """State a plain value, or an instance of a user's class. Raises `IdentityError` for anything else."""
+    """Describe a plain value, or an instance of a user's class. Raises `IdentityError` for anything else."""
     token = _in_module.set(True)
     try:
         return _state(value, name, ())
@@ -387,12 +386,12 @@ def _value(name: str, value: object) -> Any:
 
 
 def _short(value: object) -> Any:
-    """Return a stated value, or its digest if it is long."""
+    """Return a described value, or its digest if it is long."""
     return value if len(_text(value)) <= _LONGEST_VALUE else {"digest": digest_of(value)}
 
 
 def _members(part: type) -> JSONObject:
-    """State what a class has got since its file was written: variables of functions around it, changed attributes."""
+    """Describe the parts of a class that are set at run time: variables of enclosing functions, changed attributes."""
     places: JSONObject = {}
     values: JSONObject = {}
     for base in part.__mro__:
@@ -413,7 +412,7 @@ def _members(part: type) -> JSONObject:
 
 
 def _is_written(function: types.FunctionType) -> bool:
-    """Whether a user wrote a function; dataclasses and decorators of packages make others."""
+    """Whether a function is in the user's source; dataclasses and package decorators generate others."""
     file = function.__code__.co_filename
     return not (file.startswith(("<", *STANDARD)) or distributions_of(file))
 
@@ -425,7 +424,7 @@ def _functions(member: object) -> list[types.FunctionType]:
 
 
 def _place(code: types.CodeType) -> Any:
-    """Return where code stands in its file, which tells it from other code with its name."""
+    """Return the position of code in its file, which distinguishes it from other code with the same name."""
     places = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
     if not places:
         return blake2b(_compiled(code).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
@@ -433,7 +432,7 @@ def _place(code: types.CodeType) -> Any:
 
 
 def _typed(part: object) -> JSONObject:
-    """State code without a file: its compiled form, and everything that its names refer to."""
+    """Describe code without a file: its compiled form, and everything that its names refer to."""
     sources: list[str] = []
     modules: set[str] = set()
     values: JSONObject = {}

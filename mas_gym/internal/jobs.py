@@ -26,10 +26,10 @@ _PATIENCE = 30.0
 
 
 class JobRunner(Protocol):
-    """Does jobs; `report` sends a message to the parent. Returns what ended a job early, None if it is complete."""
+    """Runs jobs; `report` sends a message to the parent. Returns the error that ended a job early, else None."""
 
     def __call__(self, job: Any, report: Callable[[Any], None]) -> BaseException | None:
-        """Do a job."""
+        """Run a job."""
 
 
 def run_jobs(
@@ -39,22 +39,22 @@ def run_jobs(
     take: Callable[[int, Any], None],
     imports: Sequence[str] = (),
 ) -> BaseException | None:
-    """Do jobs in processes of their own, in order as processes become free.
+    """Run jobs in worker processes, in order, as processes become free.
 
     Jobs, messages and ``prepare`` are sent between processes, so they must pickle. A module that is run as a script
     must start its work under ``if __name__ == "__main__"``.
 
     Args:
         jobs: The jobs.
-        prepare: Is called once in each process.
+        prepare: Called once in each process.
         count: Maximum number of processes.
-        take: Is called here with a job's index and each of its messages.
-        imports: Modules that every process needs. Where processes can be forked, they are imported once, in a process
-            that does nothing else, and their memory is shared.
+        take: Called in this process with a job's index and each of its messages.
+        imports: Modules that every process needs. If processes can be forked, the modules are imported once, in a
+            dedicated process, and their memory is shared.
 
     Returns:
-        What ended the jobs early: Ctrl-C, an error of a job, or a process that died; None if all are complete. The
-        other processes then end their jobs early, too, and their messages are still taken.
+        The reason for an early end: Ctrl-C, an error in a job, or a process that died; None if all jobs are complete.
+        At an early end, the other processes also end their jobs early, and their messages are still handled.
 
     Raises:
         ConfigError: ``prepare`` or a job does not pickle.
@@ -73,9 +73,9 @@ def run_jobs(
 
 
 def _context(imports: Sequence[str]) -> Any:
-    """Return how processes start: forked from one that has the imports, or each on its own."""
+    """Return the start method: fork from a process with the imports, or start each process separately."""
     if sys.platform != "linux":
-        # Elsewhere, libraries that were imported may not be forked.
+        # On other platforms, imported libraries may not support forking.
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*imports, __name__])
@@ -97,12 +97,12 @@ class _Pool:
 
     @contextmanager
     def handling_interrupts(self) -> Iterator[None]:
-        """Turn Ctrl-C into an early end: an exception could cut a message in two."""
+        """Convert Ctrl-C to an early end, because an exception could truncate a message."""
         if threading.current_thread() is not threading.main_thread():
             self._start()
             yield
             return
-        # A process inherits that it ignores Ctrl-C, which a terminal sends to parent and children alike.
+        # Child processes inherit this setting and ignore Ctrl-C, which a terminal sends to parent and children.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._start()
@@ -123,7 +123,7 @@ class _Pool:
             self._next(mine)
 
     def run(self) -> None:
-        """Pass on messages until every process has ended."""
+        """Forward messages until every process has ended."""
         while self._open:
             ready = wait(list(self._open), None if self.stop is None else _PATIENCE)
             if not ready:
@@ -161,7 +161,7 @@ class _Pool:
                 process.terminate()
 
     def kill(self) -> None:
-        """End processes that are still there."""
+        """Kill the remaining processes."""
         for pipe, process in self._open.items():
             process.kill()
             process.join()
@@ -177,7 +177,7 @@ def _death(code: int | None) -> SearchError:
 
 
 class _Parent:
-    """A process's way to its parent; a request to end early does not cut a message in two."""
+    """A process's connection to its parent; a request to end early does not truncate a message."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._sending, self._asked = pipe, False, False
@@ -200,15 +200,15 @@ class _Parent:
 
 
 def _work(pipe: Connection, prepare: Callable[[], JobRunner], environment: Mapping[str, str]) -> None:
-    """Do jobs until the parent has none left; the main function of a process."""
+    """Run jobs until the parent has none left; the main function of a process."""
     parent, index = _Parent(pipe), -1
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The process that this one was forked from may be older than the parent's environment.
     os.environ.clear()
     os.environ.update(environment)
-    # A garbage collection writes to every object that it looks at, and memory is shared until it is written to.
+    # A garbage collection writes to every object that it visits, and a write ends the sharing of memory.
     gc.freeze()
-    # A parent that is gone needs no answer.
+    # A parent that has exited needs no reply.
     with suppress(BrokenPipeError, EOFError):
         try:
             work = prepare()
@@ -223,7 +223,7 @@ def _work(pipe: Connection, prepare: Callable[[], JobRunner], environment: Mappi
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """Return an error that pickles; one that is not expected carries its traceback as a note."""
+    """Return an error that can be pickled; an unexpected error has its traceback as a note."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return error
     if isinstance(error, MASGymError):

@@ -1,4 +1,4 @@
-"""Types of JSON values, for what is read from files and servers or written to them."""
+"""Types of JSON values that are exchanged with files and servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 JSONObject: TypeAlias = dict[str, Any]
-"""A JSON object. What comes from outside is checked where a value is read."""
+"""A JSON object. External data is validated where a value is read."""
 
 JSONMapping: TypeAlias = Mapping[str, Any]
-"""A JSON object that is only read."""
+"""A read-only JSON object."""

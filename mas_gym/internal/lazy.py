@@ -1,4 +1,4 @@
-"""Imports that wait until they are needed: of a package's public names, and of a library that this one extends."""
+"""Deferred imports of a package's public names, and hooks that run when another library is imported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def when_imported(module: str, act: Callable[[], None]) -> None:
 
 
 class _Watcher:
-    """Finds one module as the other finders do, and calls a function after its import."""
+    """Finds one module with the other finders, and calls a function after its import."""
 
     def __init__(self, module: str, act: Callable[[], None]) -> None:
         self._module, self._act = module, act

@@ -21,7 +21,7 @@ _SCRIPT = "__name__ == '__main__'"
 
 
 def shown_file(module: str, file: str) -> str:
-    """Return a file's name below the folder that it is imported from, wherever that lies."""
+    """Return a file's path relative to the folder that it is imported from."""
     path = Path(file)
     parts = module.split(".")
     return "/".join([*(parts if path.stem == "__init__" else parts[:-1]), path.name])
@@ -61,9 +61,9 @@ def is_standard(module: str, file: str | None) -> bool:
 
 
 def distributions_of(file: str) -> dict[str, str]:
-    """Return the versions of the installed distributions that a file belongs to, wherever they are installed.
+    """Return the versions of the installed distributions that a file belongs to, in any location.
 
-    A distribution that is installed in editable mode does not list its code, which counts as the user's.
+    A distribution that is installed in editable mode does not list its code, so this code counts as the user's.
     """
     for folder in Path(file).parents:
         top = file[len(str(folder)) :].strip(os.sep).split(os.sep)[0]
@@ -75,7 +75,7 @@ def distributions_of(file: str) -> dict[str, str]:
 
 @cache
 def _recorded(folder: str) -> dict[str, list[metadata.Distribution]]:
-    """Return the distributions installed in a folder, by the files and folders that they put there."""
+    """Return the distributions installed in a folder, by the files and folders that they installed there."""
     found: dict[str, list[metadata.Distribution]] = {}
     for dist in metadata.distributions(path=[folder]):
         record = dist.read_text("RECORD")
@@ -93,7 +93,7 @@ def _recorded(folder: str) -> dict[str, list[metadata.Distribution]]:
 
 
 class Import(NamedTuple):
-    """An import: its level if it is relative, its module, and the names taken from it."""
+    """An import: its level if it is relative, its module, and the imported names."""
 
     level: int
     module: str
@@ -101,13 +101,13 @@ class Import(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What a file says of itself.
+    """Facts about the code of a file.
 
     Attributes:
         imports: Its imports.
-        later: Those that may not run, in functions and under conditions.
+        later: The imports that may not run: those in functions and under conditions.
         used: The names that its functions use.
-        literals: The variables whose values it spells out.
+        literals: The variables with literal values.
         script: The lines under ``if __name__ == "__main__":``.
     """
 
@@ -119,7 +119,7 @@ class Code(NamedTuple):
 
     @staticmethod
     def imported(module: str, file: str, imports: Iterable[Import]) -> Iterator[str]:
-        """Yield the modules that a module imports, and the names taken from them, which may be modules, too."""
+        """Yield the modules that a module imports, and the names imported from them, which may also be modules."""
         package = module if Path(file).stem == "__init__" else module.rpartition(".")[0]
         for level, name, names in imports:
             above = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
@@ -133,7 +133,7 @@ NO_CODE = Code()
 
 @lru_cache(maxsize=1024)
 def read_code(content: bytes) -> Code:
-    """Read a file; one that is no Python says nothing."""
+    """Parse a file; the result is empty if the content is not valid Python."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError):

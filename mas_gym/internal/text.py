@@ -13,7 +13,7 @@ _DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\
 
 
 def name_of(function: object) -> str:
-    """Return the qualified name of a function or class; for any other object that of its class.
+    """Return the qualified name of a function or class; for any other object, the name of its class.
 
     >>> name_of(str.upper), name_of(3)
     ('str.upper', 'int')
@@ -44,7 +44,7 @@ def one_line(text: object) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the first ``most`` characters of a text, and how many were cut."""
+    """Return the first ``most`` characters of a text, and the number of characters cut."""
     return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most:,} more characters)"
 
 
@@ -54,7 +54,7 @@ _COMPARED = 2000
 
 
 def by_cause(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Group reasons that differ in quoted text and numbers only; return one line and the number of each group.
+    """Group reasons that differ only in quoted text and numbers; return one line and the number of each group.
 
     >>> by_cause({"no file 'a'": 1, "no file 'b'": 2, "timeout": 4})
     [('timeout', 4), ("no file 'b' (and 1 similar reason)", 3)]

@@ -20,7 +20,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs given contents: the bytecode beside a file is that of an older version if both have one size and second."""
+    """Runs the given source and ignores bytecode, which may be stale if a file has the same size and mtime."""
 
     def __init__(self, name: str, path: Path, content: bytes) -> None:
         super().__init__(name, str(path))
@@ -34,12 +34,12 @@ def import_file(what: str, file: Path) -> ModuleType:
     """Import a Python file, once per version of its contents, with its folder on ``sys.path``.
 
     Args:
-        what: The kind of part that it defines, for messages.
+        what: The kind of component that the file defines, for messages.
         file: The file.
 
     Raises:
-        DataNotFoundError: There is no such file.
-        UserCodeError: It cannot be imported; the message names the line.
+        DataNotFoundError: The file does not exist.
+        UserCodeError: The file cannot be imported; the message contains the line.
     """
     try:
         content = file.read_bytes()
@@ -80,7 +80,7 @@ def blame(error: BaseException, file: Path) -> str:
 def place_of(error: BaseException) -> str:
     """Return the innermost line of a user's own code in an error's traceback, ``"my.py, line 4"``; ``""`` if none.
 
-    Code of this library and of installed packages is not the user's own.
+    Code of this library and of installed packages is not user code.
     """
     seen: set[int] = set()
     found: BaseException | None = error

@@ -45,14 +45,14 @@ START_SECONDS = 120.0
 
 
 class Worker:
-    """Answers requests, one at a time; thread-safe.
+    """A worker that replies to requests one at a time; thread-safe.
 
-    It starts at the first request, and again after it was stopped. A forked child forgets the worker of its parent and
-    starts its own.
+    It starts at the first request, and restarts at the next request after a stop. A forked child discards its parent's
+    worker and starts a separate one.
     """
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Create the worker; the first request starts it."""
         self._lock = threading.Lock()
         self._asked = 0
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -61,13 +61,13 @@ class Worker:
     def ask(self, request: object, seconds: float) -> Any:
         """Return the reply to a request.
 
-        Whatever ends the wait, such as Ctrl-C, stops the worker: a reply that is still to come would be taken for
-        that to the next request. For the same reason, requests and replies are numbered.
+        An interrupted wait, for example by Ctrl-C, stops the worker; otherwise its late reply could be taken for the
+        reply to the next request. For the same reason, requests and replies are numbered.
 
         Raises:
             ChildProcessError: The worker does not start.
-            EOFError: It ended before it replied.
-            TimeoutError: It was out of time.
+            EOFError: The worker ended before it replied.
+            TimeoutError: The worker did not reply in time.
         """
         with self._lock:
             try:
@@ -92,30 +92,30 @@ class Worker:
                 return reply
 
     def _start(self) -> None:
-        """Start it unless it runs."""
+        """Start the worker unless it is running."""
         raise NotImplementedError
 
     def _send(self, numbered: tuple[int, object]) -> None:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """End it; the next request starts another."""
+        """Stop the worker; the next request starts another."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """In a forked child, forget the worker of the parent without touching it."""
+        """In a forked child, discard the parent's worker without stopping it."""
         self._lock = threading.Lock()
 
 
 class ThreadWorker(Worker):
-    """Answers with a function on a thread, which a stop leaves to end by itself.
+    """A worker that calls a function on a thread; a stop does not interrupt the thread.
 
     Args:
         answer: Returns the reply to a request; must not raise.
     """
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
-        """Start nothing yet."""
+        """Create the worker; the first request starts it."""
         super().__init__()
         self._answer = answer
         self._requests: queue.SimpleQueue[tuple[int, Any] | None] | None = None
@@ -135,13 +135,13 @@ class ThreadWorker(Worker):
             replies.put((number, self._answer(request)))
 
     def stop(self) -> None:
-        """Let the thread end after its request; the next one starts another."""
+        """Abandon the thread, which ends after its request; the next request starts another."""
         requests, self._requests = self._requests, None
         if requests is not None:
             requests.put(None)
 
     def forget(self) -> None:
-        """In a forked child, forget the thread, which only the parent has."""
+        """In a forked child, discard the thread, which exists only in the parent."""
         super().forget()
         self._requests = None
 
@@ -158,20 +158,20 @@ from {module} import {function}
 
 
 class LineProcess(Worker):
-    """A Python process that answers JSON with JSON, each in one line; it runs `serve_lines`.
+    """A Python process that replies to each line of JSON with a line of JSON; it runs `serve_lines`.
 
-    It has a process group of its own, which ends with this object and with this process. It runs this same
-    `mas_gym`. Other modules it finds first where Python is installed, then where this process finds them, and not in
-    the current folder.
+    It has a separate process group, which is killed when this object or this process ends. It imports the same
+    `mas_gym`. Other modules are searched first in the Python installation, then on this process's path, but not in the
+    current folder.
 
     Args:
         entry: The function to run, as in ``"mas_gym.tasks.grading.symbolic:serve"``.
         arguments: Its ``sys.argv[1:]``.
-        quiet: Drop what it writes to stderr.
+        quiet: Drop its output to stderr.
     """
 
     def __init__(self, entry: str, *arguments: str, quiet: bool = False) -> None:
-        """Start nothing yet."""
+        """Create the worker; the first request starts it."""
         super().__init__()
         self._entry, self._arguments = entry, arguments
         self._stderr = subprocess.DEVNULL if quiet else None
@@ -220,7 +220,7 @@ class LineProcess(Worker):
             _end(process)
 
     def forget(self) -> None:
-        """In a forked child, forget the process of the parent without touching it."""
+        """In a forked child, discard the parent's process without stopping it."""
         super().forget()
         if self._process is not None:
             # The parent reaps the process; a return code keeps Popen from warning here.
@@ -241,7 +241,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[Any]) -> None:
     assert process.stdout is not None
-    # A line that the end of the process has cut is no reply.
+    # A line truncated by the end of the process is not a reply.
     with process.stdout, suppress(ValueError):
         for line in process.stdout:
             replies.put(json.loads(line))
@@ -249,13 +249,13 @@ def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[Any]) -> No
 
 
 def serve_lines(prepare: Callable[[], Callable[[Any], Any]]) -> None:
-    """Answer as a `LineProcess` until the input ends.
+    """Serve requests as a `LineProcess` until the input ends.
 
     Args:
-        prepare: Is called once, and returns the function that answers a request.
+        prepare: Called once; returns the function that computes the reply to a request.
     """
     requests, replies = os.fdopen(os.dup(0), encoding="ascii"), os.fdopen(os.dup(1), "w", encoding="ascii")
-    # Code that reads or prints, and processes that it starts, must not take requests or mix with the replies.
+    # Code that reads or prints, and processes that it starts, must not read requests or write into the replies.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
@@ -269,7 +269,7 @@ def serve_lines(prepare: Callable[[], Callable[[Any], Any]]) -> None:
         number, request = json.loads(line)
         reply = answer(request)
         if os.getpid() != process:
-            # The code has forked, and this is the child: the parent answers.
+            # The code has forked, and this is the child; the parent replies.
             os._exit(0)
         send(number, reply)
 

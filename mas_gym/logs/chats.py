@@ -21,7 +21,7 @@ SAMPLE_ID = ("sample_id", "id", "sample", "run_id", "trace_id")
 
 
 def first_of(row: Mapping[str, object], names: tuple[str, ...]) -> Any:
-    """Return the first of several fields that a row has; None if it has none."""
+    """Return the value of the first of several fields that a row has; None if it has none of them."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
@@ -29,7 +29,7 @@ def text_or_none(value: object, what: str) -> str | None:
     """Return a text, a number as text, or None for None.
 
     Raises:
-        BadRow: It is something else.
+        BadRow: The value has another type.
     """
     if value is None or isinstance(value, str):
         return value
@@ -50,11 +50,11 @@ def reference_of(value: object) -> str | None:
 def chat(row: object) -> Transcript:
     """Read a row with ``messages`` and, optionally, ``question``, ``answer``, ``correct`` and ``score``.
 
-    ``answer`` is the right answer, as in every data file of this project; in a row that has ``reference``, it is the
-    system's.
+    ``answer`` is the right answer, as in every data file of this project. In a row with ``reference``, ``answer`` is
+    the system's answer.
 
     Raises:
-        BadRow: It is no such row.
+        BadRow: The row has another format.
     """
     if not isinstance(row, Mapping):
         raise BadRow(f"expected an object with messages, got {shown(row)}")
@@ -97,10 +97,10 @@ def is_chat(row: object) -> bool:
 def ag2(row: object) -> Transcript:
     """Read a chat history of AG2 (AutoGen): the list of messages, a saved ``ChatResult``, or a stream's events.
 
-    From version 1 on, AG2 keeps events; their serialised form has the class of each as ``__event__``.
+    Since version 1, AG2 saves events; the serialised form of an event has its class as ``__event__``.
 
     Raises:
-        BadRow: It is none.
+        BadRow: The row has another format.
     """
     if isinstance(row, list):
         row = {"messages": _from_events(row) if row and "__event__" in row[0] else row}
@@ -128,7 +128,7 @@ def _from_events(events: list[Any]) -> list[JSONObject]:
                  "tokens": int(tokens) if isinstance(tokens, int | float) else 0}
             )  # fmt: skip
         for result in event.get("results", []) if kind == "ToolResultsEvent" else [event]:
-            # A result is there by itself, and among those of its turn.
+            # A result occurs separately and among the results of its turn.
             if _event(result) in ("ToolResultEvent", "ToolErrorEvent") and result.get("parent_id") not in answered:
                 answered.add(result.get("parent_id"))
                 data = (result.get("result") or {}).get("data", {})
@@ -156,10 +156,10 @@ def is_ag2(row: object) -> bool:
 def langgraph(row: object) -> Transcript:
     """Read a history of LangGraph: the messages, a state or snapshot with ``messages``, or streamed updates.
 
-    In updates, ``{"node": {"messages": [...]}}`` each, messages without a name are of their node.
+    In updates of the form ``{"node": {"messages": [...]}}``, messages without a name belong to the node.
 
     Raises:
-        BadRow: It is none.
+        BadRow: The row has another format.
     """
     if isinstance(row, list) and not is_history(row):
         row = {"messages": [message for update in row for message in _updated(update)]}

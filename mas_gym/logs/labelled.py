@@ -23,14 +23,14 @@ from mas_gym.logs.transcript import (
 from mas_gym.tasks.rows import BadRow
 
 AGENT = "Assistant"
-"""The speaker of steps that name none."""
+"""The speaker of steps without a named speaker."""
 
 
 def who_and_when(row: Any) -> Transcript:
-    """Read a failed run of Who&When (Zhang et al. 2025, arXiv:2505.00212): the decisive wrong step is labelled.
+    """Read a failed run from Who&When (Zhang et al. 2025, arXiv:2505.00212): the decisive wrong step is labelled.
 
     Raises:
-        BadRow: It is none.
+        BadRow: The row has another format.
     """
     _check(row, is_who_and_when(row), "history, mistake_agent and mistake_step")
     place = _whole(row["mistake_step"], "mistake_step")
@@ -59,10 +59,10 @@ def is_who_and_when(row: object) -> bool:
 
 
 def processbench(row: Any) -> Transcript:
-    """Read a solution of ProcessBench (Zheng et al. 2024, arXiv:2412.06559); optional ``agents`` wrote its steps.
+    """Read a solution of ProcessBench (Zheng et al. 2024, arXiv:2412.06559), optionally with ``agents``, the authors.
 
     Raises:
-        BadRow: It is none.
+        BadRow: The row has another format.
     """
     _check(row, is_processbench(row), "problem, steps and label")
     steps = _texts(row["steps"], "steps")
@@ -100,7 +100,7 @@ def agent_processbench(row: Any) -> Transcript:
     """Read a run of AgentProcessBench: a tool-using agent whose steps have labels of 1, 0 or -1.
 
     Raises:
-        BadRow: It is none.
+        BadRow: The row has another format.
     """
     _check(row, is_agent_processbench(row), "messages and step_labels")
     labels = row["step_labels"]
@@ -131,7 +131,7 @@ def agent_processbench(row: Any) -> Transcript:
 
 
 def _verdicts(judges: object) -> dict[int, dict[str, float]]:
-    """Return the verdicts of judges by message; each judge has labels as people gave them."""
+    """Return the judges' verdicts by message; they have the same format as human labels."""
     found: dict[int, dict[str, float]] = {}
     for judge, verdict in judges.items() if isinstance(judges, Mapping) else ():
         labels = verdict.get("step_labels") if isinstance(verdict, Mapping) else None
@@ -150,11 +150,11 @@ def is_agent_processbench(row: object) -> bool:
 def prm800k(row: Any) -> Transcript:
     """Read a solution with a label for each step.
 
-    Either a row of PRM800K (Lightman et al. 2023, arXiv:2305.20050), or one with a question, ``steps`` or
+    The row is of PRM800K (Lightman et al. 2023, arXiv:2305.20050), or has a question, ``steps`` or
     ``completions``, and as many ``labels`` or ``ratings`` (1, 0, -1, true or false).
 
     Raises:
-        BadRow: It is neither.
+        BadRow: The row has neither format.
     """
     _check(row, is_prm800k(row), "question and label.steps, or steps and labels")
     if isinstance(row.get("label"), Mapping):
@@ -204,7 +204,7 @@ def _published_prm800k(row: JSONMapping) -> Transcript:
         question=_text(question, "problem"),
         messages=tuple(messages),
         reference=reference_of(question.get("ground_truth_answer")),
-        # Whether the labeller followed it to the end; the answer is graded where that is unknown.
+        # False if the labeller found an error; otherwise the answer is graded.
         correct=None if ends.get(str(label.get("finish_reason"))) is not False else False,
         facts=facts,
         dropped=dropped | ({"alternative step": others} if others else {}),
@@ -212,7 +212,7 @@ def _published_prm800k(row: JSONMapping) -> Transcript:
 
 
 def is_prm800k(row: object) -> bool:
-    """Whether a row has labels of its steps."""
+    """Whether a row has step labels."""
     if not isinstance(row, Mapping):
         return False
     if isinstance(row.get("label"), Mapping):

@@ -24,18 +24,18 @@ _ROLES = {
 }  # fmt: skip
 _DEFAULT_NAMES = {ASSISTANT: "Assistant", USER: "User", TOOL: "Tool"}
 _SIDE = re.compile(r"(?P<name>.+?) \((?:-> (?P<to>[^()]+)|(?P<remark>[^()]{1,100}))\)")
-"""``"Orchestrator (-> WebSurfer)"`` and ``"Orchestrator (thought)"``, as Magentic-One logs its speakers."""
+"""``"Orchestrator (-> WebSurfer)"`` and ``"Orchestrator (thought)"``, the speaker formats of Magentic-One logs."""
 _STOP = "TERMINATE"
 
 
 class RawMessage(NamedTuple):
-    """A message before questions and system prompts are told apart.
+    """A message before questions and system prompts are separated.
 
     Attributes:
         role: ``"assistant"``, ``"user"``, ``"tool"`` or ``"system"``.
         named: Whether the log names its speaker.
         message: The message.
-        dropped: What of it is left out.
+        dropped: The parts of it that are left out.
     """
 
     role: str
@@ -45,13 +45,13 @@ class RawMessage(NamedTuple):
 
 
 class History(NamedTuple):
-    """A history with its parts told apart.
+    """A history, separated into its parts.
 
     Attributes:
         question: The question.
         messages: The messages of the transcript.
         prompts: System prompts by speaker.
-        dropped: What was left out, and how often.
+        dropped: The kinds of content that were left out, with counts.
     """
 
     question: str
@@ -68,17 +68,17 @@ def read_history(
 ) -> History:
     """Read a chat history.
 
-    The messages of users before the first other message are the question if they contain the given one, or if none is
-    given. Messages without text at any place, and ``TERMINATE`` at the end, are left out, unless they have a label.
+    The user messages before the first other message are the question if they contain ``question``, or if ``question``
+    is None. Messages without text, and ``TERMINATE`` at the end, are left out unless they have a label.
 
     Args:
-        entries: The messages, as their log has them.
-        question: The question, if the log has it apart from the messages.
+        entries: The messages, as logged.
+        question: The question, if the log stores it separately from the messages.
         labels: Labels by place in the history.
         verdicts: Verdicts of judges by place in the history.
 
     Raises:
-        BadRow: It is no history, or there is no question.
+        BadRow: The entries are not a history, or there is no question.
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise BadRow(f"expected a list of messages, got {shown(entries)}")
@@ -138,14 +138,14 @@ def _without_question(
     if question is None:
         if not kept:
             return kept, ""
-        # In many frameworks the roles are those of one agent's view, but the first message is the task.
+        # In many frameworks the roles are relative to one agent, but the first message is the task.
         first = kept[0][1]
         return (kept[1:], first.message.text) if first.role == USER or (len(kept) > 1 and first.named) else (kept, "")
     start = 0
     wanted = " ".join(question.split())
     while start < len(kept) and kept[start][1].role == USER and kept[start][1].message.label is None:
         text = " ".join(kept[start][1].message.text.split())
-        # An agent may repeat the question in a message that says more.
+        # An agent may repeat the question in a longer message.
         if wanted not in text or (kept[start][1].named and text != wanted):
             break
         dropped["user's message with the question" + ("" if text == wanted else " and more")] += 1
@@ -158,10 +158,10 @@ def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
 
     Args:
         entry: The entry.
-        names: Names of called functions by the id of the call, filled as calls are read.
+        names: Names of called functions by call id; extended as calls are read.
 
     Raises:
-        BadRow: It is no message.
+        BadRow: The entry is not a message.
     """
     if not isinstance(entry, Mapping):
         raise BadRow(f"expected a message with role and content, got {shown(entry)}")
@@ -259,7 +259,7 @@ def _call(entry: object) -> tuple[str, ToolCall]:
 
 
 def content_of(content: object) -> tuple[str, list[tuple[str, ToolCall]], tuple[str, ...]]:
-    """Return the text of a message's content, the tool calls in it, and what is left out, such as images."""
+    """Return the text and the tool calls of a message's content, and the kinds of content left out, such as images."""
     if content is None:
         return "", [], ()
     if not isinstance(content, list):
@@ -284,5 +284,5 @@ def content_of(content: object) -> tuple[str, list[tuple[str, ToolCall]], tuple[
 
 
 def written(value: object) -> str:
-    """Return a value as text: a text as it is, anything else as JSON."""
+    """Return a value as text: a text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

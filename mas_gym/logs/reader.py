@@ -1,4 +1,4 @@
-"""Reads files of transcripts in any format, one transcript at a time."""
+"""Reads transcript files in any format, one transcript at a time."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
         "chat": _Format(is_chat, chat),
     }
 )
-"""The formats, the more particular ones first."""
+"""The formats, the most specific first."""
 
 
 def recognise(path: str | os.PathLike[str]) -> str:
     """Return the format of a file, by its first rows.
 
     Raises:
-        DataError: It is none of `FORMATS`.
+        DataError: The format is none of `FORMATS`.
     """
     rows = [value for value in islice(json_values(Path(path)), _SNIFFED) if not isinstance(value.value, BadRow)]
     for _, row in rows:
@@ -80,7 +80,7 @@ def check_format(format: str | None) -> None:
     """Check that a format exists.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: The format does not exist.
     """
     if format is not None and not names_a_file(format):
         choice("format", format, tuple(FORMATS))
@@ -96,17 +96,17 @@ def read_transcripts(
     """Yield the transcripts of log files.
 
     Args:
-        files: One file or several; gzip is read as it is.
+        files: One file or several; gzip files are decompressed.
         format: One of `FORMATS`, or ``FILE.py:NAME``: a function that is called with a file's path and yields
             `Transcript` objects or rows of format ``chat``. None recognises each file's format by its first rows.
-        broken: Is called with each line that is no transcript; by default they are logged as warnings.
-        listen: Is called with the number of bytes read so far, of all files.
+        broken: Called with each line that is not a transcript; by default, such lines are logged as warnings.
+        listen: Called with the number of bytes read so far, over all files.
 
     Raises:
-        ConfigError: There is no such format.
-        DataNotFoundError: There is no such file.
-        DataError: A file cannot be read, or its format not be recognised.
-        UserCodeError: The user's function raised.
+        ConfigError: The format does not exist.
+        DataNotFoundError: A file does not exist.
+        DataError: A file cannot be read, or its format cannot be recognised.
+        UserCodeError: The user's function raised an error.
     """
     check_format(format)
     paths = [Path(one) for one in ([files] if isinstance(files, str | os.PathLike) else files)]
@@ -132,7 +132,7 @@ def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) 
             else:
                 yield from _read_file(path, format or recognise(path), traces, heard)
         except DataError as error:
-            # Of several files, those that are logs are read.
+            # With several files, report this file and read the others.
             if len(paths) == 1:
                 raise
             yield BrokenLine(str(path), str(error))
@@ -155,7 +155,7 @@ def _read_file(
         except BadRow as fault:
             yield BrokenLine(place, str(fault))
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-            # Dialects nest values of any type in many places; one that fits nowhere is a broken line too.
+            # Dialects nest values of any type in many places; a value that does not fit also makes the line invalid.
             yield BrokenLine(place, f"not of format {format}: {type(error).__name__}: {shown(error)}")
 
 

@@ -33,7 +33,7 @@ from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.rows import BadRow
 
 MOST_SPANS = 20_000
-"""Most spans of one trace."""
+"""Maximum number of spans in one trace."""
 
 _MODEL, _TOOL, _AGENT, _OTHER = "model", "tool", "agent", "other"
 _MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")
@@ -57,7 +57,7 @@ Span = JSONObject
 
 
 def is_otel(row: object) -> bool:
-    """Whether a row holds spans."""
+    """Whether a row contains spans."""
     return isinstance(row, Mapping) and _dialect(row) is not None
 
 
@@ -81,7 +81,7 @@ def spans_of(row: object) -> list[Span]:
     """Return the spans of a row.
 
     Raises:
-        BadRow: It holds none.
+        BadRow: The row contains no spans.
     """
     read = _dialect(row) if isinstance(row, Mapping) else None
     if read is None:
@@ -113,7 +113,7 @@ def _bare(span: Mapping[str, object]) -> Iterator[Span]:
 
 
 def _console(row: Mapping[str, object]) -> Iterator[Span]:
-    """Read a span as the SDK's ``to_json`` writes it, such as those of ``mas-gym --traces``."""
+    """Read a span in the format of the SDK's ``to_json``, which ``mas-gym --traces`` also writes."""
     context = row["context"] if isinstance(row["context"], Mapping) else {}
     attributes = dict(row["attributes"]) if isinstance(row["attributes"], Mapping) else {}
     events = [(str(_get(event, "name")), dict(_get(event, "attributes") or {})) for event in _list(row.get("events"))]
@@ -196,7 +196,7 @@ def _messages(attributes: Mapping[str, object], name: str) -> list[Any]:
 
 
 def _indexed(attributes: Mapping[str, object], prefix: str) -> list[Any]:
-    """Read ``gen_ai.prompt.0.role`` and the like."""
+    """Read ``gen_ai.prompt.0.role`` and similar attributes."""
     found: dict[int, JSONObject] = {}
     for key, value in attributes.items():
         if key.startswith(prefix + "."):
@@ -284,15 +284,15 @@ class Traces:
     """Collects spans and returns their traces as transcripts; the spans are kept on disk."""
 
     def __init__(self) -> None:
-        """Open a temporary file, which is gone when it is closed."""
+        """Open a temporary file, which is deleted when it is closed."""
         self._connection = sqlite3.connect("")
         self._connection.execute("CREATE TABLE spans (trace TEXT, place TEXT, span TEXT)")
 
     def add(self, place: str, row: object) -> None:
-        """Keep the spans of a row.
+        """Store the spans of a row.
 
         Raises:
-            BadRow: It holds none.
+            BadRow: The row contains no spans.
         """
         lines = [(span["trace"], place, json.dumps(span, default=str)) for span in spans_of(row)]
         self._connection.executemany("INSERT INTO spans VALUES (?, ?, ?)", lines)
@@ -335,7 +335,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
         above = places[span["id"]]
         if above.root:
             facts = span["facts"] | facts
-        # A model's span inside another is the same call, recorded by two libraries.
+        # A model span inside another model span is the same call, recorded by two libraries.
         if span["kind"] not in wanted or (span["kind"] == _MODEL and above.model):
             dropped["output of another span"] += bool(span["output"]) and not above.root
             continue
@@ -381,12 +381,12 @@ def _is_number(value: object) -> bool:
 
 
 class _Place(NamedTuple):
-    """What a span has above it.
+    """The ancestors of a span.
 
     Attributes:
-        root: Whether there is nothing.
+        root: Whether there are no ancestors.
         agent: Name of the nearest agent.
-        model: Whether there is a model's span.
+        model: Whether an ancestor is a model span.
     """
 
     root: bool = True
@@ -395,7 +395,7 @@ class _Place(NamedTuple):
 
 
 def _places(spans: Mapping[str, Span], dropped: Counter[str]) -> dict[str, _Place]:
-    """Return what is above each span; where a parent is missing, or below its child, nothing is."""
+    """Return the ancestors of each span; links to a missing parent, or to a descendant, are dropped."""
     found: dict[str, _Place] = {}
     for name in spans:
         chain: dict[str, None] = {}
@@ -452,7 +452,7 @@ def _outputs(output: object) -> list[tuple[str, tuple[ToolCall, ...]]]:
 
 
 def _history(value: object) -> list[Any]:
-    """Return the messages in the input or the output of a span, whatever wraps them."""
+    """Return the messages in the input or the output of a span, without the structures that enclose them."""
     value = _unpacked(value)
     for _ in range(8):
         if isinstance(value, Mapping) and not is_message(value):
@@ -540,7 +540,7 @@ def _time(value: Any) -> float:
 
 
 def _unpacked(value: object) -> Any:
-    """Return the JSON value in a text that holds an object or an array; else the value."""
+    """Return the parsed JSON of a text that contains an object or an array; else the value."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         found = parsed(value)
         return value if isinstance(found, BadRow) else found

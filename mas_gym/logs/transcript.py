@@ -28,16 +28,16 @@ class LoggedMessage:
     """One message of a transcript.
 
     Attributes:
-        speaker: Who wrote it: an agent, a tool or a user.
-        text: What it says, without its tool calls.
-        recipients: Whom it was sent to, if the log says so.
+        speaker: The author: an agent, a tool or a user.
+        text: The content without the tool calls.
+        recipients: The recipients, if the log names them.
         tool_calls: The functions that it calls.
-        label: 1 if people judged it right, 0 neutral, -1 wrong; None if nobody did.
+        label: Human label: 1 right, 0 neutral, -1 wrong; None without a label.
         value: A recorded critic's value of the transcript up to here; None if unknown.
         tokens: Generated tokens; 0 if unknown.
         logprob: Sum of token log-probabilities (nats); None if unknown.
-        agent: Whether an agent wrote it, and not a tool or a user.
-        verdicts: Recorded values of the transcript up to here, or verdicts on the message, by the judge that gave them.
+        agent: Whether the author is an agent rather than a tool or a user.
+        verdicts: Recorded values of the transcript up to here, or verdicts on the message, by judge.
     """
 
     speaker: str
@@ -53,7 +53,7 @@ class LoggedMessage:
 
     @property
     def said(self) -> str:
-        """The text with its tool calls in the last line, as states hold it."""
+        """The text with its tool calls in the last line, as in a state."""
         return with_calls(self.text, self.tool_calls) if self.tool_calls else self.text
 
 
@@ -64,16 +64,16 @@ class Transcript:
     Attributes:
         question: The question or task.
         messages: The messages, oldest first; at least one.
-        answer: The system's final answer, if the log states it apart from the last message.
+        answer: The system's final answer, if the log stores it separately from the last message.
         reference: The right answer; None if unknown.
-        correct: Whether the episode succeeded; None if the log does not say.
+        correct: Whether the episode succeeded; None if unknown.
         score: A recorded score of the whole episode; None if there is none.
         question_id: Name of the question; None to derive it from the question and the reference.
         sample_id: Name of the episode.
         kind: How to grade the answer; None to choose by the reference answers.
-        agents: System prompts by speaker, where the log has them.
+        agents: System prompts by speaker, if logged.
         facts: Other short facts, such as the model.
-        dropped: What was left out, and how often.
+        dropped: The kinds of content that were left out, with counts.
         place: File and line, for messages.
     """
 
@@ -93,16 +93,16 @@ class Transcript:
 
     @property
     def speakers(self) -> list[str]:
-        """Who speaks, in order of first appearance."""
+        """The speakers, in order of first appearance."""
         return list(dict.fromkeys(message.speaker for message in self.messages))
 
 
 class BrokenLine(NamedTuple):
-    """A line or row that is no transcript.
+    """A line or row that is not a transcript.
 
     Attributes:
         place: File and line.
-        reason: What was expected and what was found.
+        reason: The expected and the actual content.
     """
 
     place: str
@@ -110,10 +110,10 @@ class BrokenLine(NamedTuple):
 
 
 def check(transcript: Transcript) -> Transcript:
-    """Return a transcript that every later step can rely on.
+    """Validate a transcript and return it.
 
     Raises:
-        BadRow: It is none.
+        BadRow: The transcript is invalid.
     """
     if not isinstance(transcript, Transcript):
         raise BadRow(f"expected a Transcript or a row of format chat, got {shown(transcript)}")
@@ -158,10 +158,10 @@ def _check_message(message: LoggedMessage) -> None:
 
 
 def speaker_name(name: object) -> str:
-    """Return a speaker's name if a system can hold it.
+    """Return a speaker's name if it is valid in a system.
 
     Raises:
-        BadRow: It cannot.
+        BadRow: The name is invalid.
     """
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
         raise BadRow(f"expected a speaker's name of at most {LONGEST_NAME} characters, got {shown(name)}")
@@ -172,7 +172,7 @@ def number(value: object, what: str) -> float | None:
     """Return a finite number, or None for None.
 
     Raises:
-        BadRow: It is something else.
+        BadRow: The value has another type or is out of range.
     """
     if value is None:
         return None
@@ -189,7 +189,7 @@ def truth(value: object, what: str = "correct") -> bool | None:
     """Return a truth value of a log: a boolean, 1, 0, -1, or a word for one; None for None.
 
     Raises:
-        BadRow: It is something else.
+        BadRow: The value has another type or is out of range.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -205,7 +205,7 @@ def label_of(value: object) -> int | None:
     """Return a label of a message: 1, 0 or -1; true is 1 and false is -1.
 
     Raises:
-        BadRow: It is something else.
+        BadRow: The value has another type or is out of range.
     """
     if value is None:
         return None
@@ -218,10 +218,10 @@ def label_of(value: object) -> int | None:
 
 
 def verdicts_of(value: object) -> dict[str, float]:
-    """Return the verdicts on a message by judge; those that are null are left out.
+    """Return the verdicts on a message by judge; null verdicts are left out.
 
     Raises:
-        BadRow: It is no mapping of names to finite numbers.
+        BadRow: The value is not a mapping of names to finite numbers.
     """
     if value is None:
         return {}
@@ -232,7 +232,7 @@ def verdicts_of(value: object) -> dict[str, float]:
 
 
 def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[JSONObject, dict[str, int]]:
-    """Return the other fields of a row that are short texts or numbers, and the names of those that are left out."""
+    """Return the other fields of a row that are short texts or numbers, and the names of fields that are left out."""
     facts: JSONObject = {}
     dropped: dict[str, int] = {}
     for key, value in row.items():

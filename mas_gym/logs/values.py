@@ -15,9 +15,9 @@ from mas_gym.errors import DataError, DataNotFoundError
 from mas_gym.tasks.rows import BadRow, shown
 
 MAX_LINE = 1 << 25
-"""Longest line, and longest item of an array, in bytes."""
+"""Maximum length of a line and of an array item, in bytes."""
 MAX_DOCUMENT = 1 << 28
-"""Largest JSON document that is no array of rows, in bytes."""
+"""Maximum size of a JSON document that is not an array of rows, in bytes."""
 
 _CHUNK = 1 << 16
 _SPACE = b" \t\r\n"
@@ -25,24 +25,24 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Value(NamedTuple):
-    """A JSON value of a file, or a `BadRow` with the reason why there is none at this place."""
+    """A JSON value of a file, or a `BadRow` with the reason for a missing value."""
 
     place: str
     value: Any
 
 
 def json_values(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[Value]:
-    """Yield the values of a file: of its lines, of an array's items, or the document.
+    """Yield the values of a file: one per line, one per array item, or the whole document.
 
-    An array whose items are chat messages is one value.
+    An array of chat messages is one value.
 
     Args:
         path: The file.
-        listen: Is called with the number of bytes read so far.
+        listen: Called with the number of bytes read so far.
 
     Raises:
-        DataNotFoundError: There is no such file.
-        DataError: It is not a regular file, cannot be read, or is UTF-16.
+        DataNotFoundError: The file does not exist.
+        DataError: The path is not a regular file, cannot be read, or is UTF-16.
     """
     if not path.exists():
         raise DataNotFoundError(f"{path}: expected a log file; there is none")
@@ -78,7 +78,7 @@ def _values(path: Path, stream: IO[bytes], tick: Callable[[], None]) -> Iterator
 
 
 def _lines(path: Path, stream: IO[bytes], tick: Callable[[], None]) -> Iterator[tuple[str, bytes | BadRow]]:
-    """Yield the lines that are not blank; one that is too long is skipped without being held."""
+    """Yield the lines that are not blank; a line that is too long is skipped without being stored."""
     number = 0
     while True:
         number += 1
@@ -119,7 +119,7 @@ def _expanded(place: str, value: object) -> Iterator[Value]:
 
 
 def is_history(value: list[Any]) -> bool:
-    """Whether a list is one chat history and no list of rows."""
+    """Whether a list is one chat history rather than a list of rows."""
     return bool(value) and is_message(value[0])
 
 
@@ -139,7 +139,7 @@ def is_message(value: object) -> bool:
 
 
 def _document(path: Path, stream: IO[bytes], head: bytes, tick: Callable[[], None]) -> Iterator[Value]:
-    """Yield the values of a file whose values span lines: one after the other, or the items of an array."""
+    """Yield the values of a file with multi-line values: consecutive values, or the items of an array."""
     text = _Text(stream, head, tick)
     if text.peek() == "[":
         yield from _array(str(path), text)
@@ -156,7 +156,7 @@ def _document(path: Path, stream: IO[bytes], head: bytes, tick: Callable[[], Non
 
 
 def _broken_document(path: Path, place: str, fault: BadRow, text: _Text) -> Iterator[Value]:
-    """Yield the lines of a document that is none, if some of them are values."""
+    """Yield the lines of an invalid document if some of them are values."""
     text.whole()
     lines = [parsed(line) for line in text.buffer.splitlines() if line.strip()]
     if all(isinstance(line, BadRow) for line in lines):
@@ -178,13 +178,13 @@ def _array(place: str, text: _Text) -> Iterator[Value]:
             return
         item = text.item(MAX_LINE) if sign else BadRow("the array has no end: the file was cut")
         if number == 0 and is_message(item):
-            # The array is a history, and begins again before its first item.
+            # The array is one history; return it as a whole, including its first item.
             whole = text.whole()
             yield Value(place, BadRow(whole) if whole else _rest_of_array(item, text.buffer))
             return
         yield Value(f"{place} item {number}", item)
         if isinstance(item, BadRow):
-            # Without an item's end, the next one's beginning is unknown.
+            # If an item has no end, the beginning of the next item is unknown.
             return
         number += 1
 
@@ -212,7 +212,7 @@ class _Text:
             self._ended, self._fault = True, f"expected UTF-8 text, got the byte {error.object[error.start]:#04x}"
 
     def _more(self, size: int) -> bool:
-        """Read on; False at the end."""
+        """Read the next piece; return False at the end."""
         if self._ended:
             return False
         try:
@@ -225,14 +225,14 @@ class _Text:
         return not self._ended
 
     def peek(self) -> str:
-        """Return the next character that is no space; empty at the end."""
+        """Return the next character that is not a space; empty at the end."""
         while not (text := self.buffer.lstrip(" \t\r\n")) and self._more(_CHUNK):
             pass
         self.buffer = text
         return text[:1]
 
     def take(self) -> None:
-        """Go past the next character."""
+        """Skip the next character."""
         self.buffer = self.buffer[1:]
 
     def whole(self) -> str:
@@ -243,11 +243,11 @@ class _Text:
         return self._fault
 
     def item(self, most: int) -> Any:
-        """Read one value of at most so many characters."""
+        """Read one value of at most ``most`` characters."""
         while True:
             try:
                 value, end = self._json.raw_decode(self.buffer)
-                # A number may go on in the next piece.
+                # A number may continue in the next piece.
                 if end < len(self.buffer) or self._ended:
                     self.buffer = self.buffer[end:]
                     return value

@@ -60,7 +60,7 @@ class Condition:
 
 @lru_cache(maxsize=256)
 def matcher(pattern: str) -> Callable[[str], bool]:
-    r"""Return a function that says whether a pattern occurs in a text, in time linear in the text.
+    r"""Return a function that tests whether a pattern occurs in a text, in time linear in the text.
 
     Args:
         pattern: A regular expression in RE2's syntax (https://github.com/google/re2/wiki/Syntax), at most

@@ -70,7 +70,7 @@ class Dynamics:
         self._first = self._next_free[0] if mas.max_turns is None else mas.sees_question.index(True)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the system only; the tables follow from it."""
+        """Pickle only the system; the tables are recomputed from it."""
         return Dynamics, (self.mas,)
 
     def _fixed_routes(self, agent: int) -> dict[int, tuple[int, ...]]:
@@ -100,7 +100,7 @@ class Dynamics:
         """Return the recipients that some message could be routed to, in index order, `ALL` last.
 
         In a dynamic graph the conditions depend on the text, so a recipient listed here
-        may still be refused for a given text; `ALL` never is. For an agent with
+        may still be rejected for a given text; `ALL` is always accepted. For an agent with
         ``route: message``, `ALL` stands for the recipient that the message names, and
         another recipient overrides it. The result is empty in a terminal state.
         """
@@ -123,7 +123,7 @@ class Dynamics:
         """Return the nodes that an action reaches, in node order.
 
         The result is empty if `ALL` is chosen, no condition holds and other agents can
-        still act, or if the message should name its recipient and names no legal one: the
+        still act, or if the message must name its recipient but names no legal one: the
         message then reaches no agent.
 
         Raises:
@@ -156,7 +156,7 @@ class Dynamics:
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
         out = self._out[state.acting]
-        # Each condition reads the text once, however many edges share it.
+        # Each condition is evaluated once, even if several edges share it.
         holds = {condition: condition.holds(text) for condition in self._conditions[state.acting]}
         enabled = tuple(t for t, condition in out.items() if condition is None or holds[condition])
         if self._too_early(state):
@@ -178,7 +178,7 @@ class Dynamics:
         return self.mas.agents[state.acting].route == "message"
 
     def _named_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
-        """Return the recipient of an agent with ``route: message``; nobody if the message names no legal one."""
+        """Return the recipient of an agent with ``route: message``; empty if the message names no legal recipient."""
         conditions, legal = self._out[state.acting], nameable(self.mas, state)
         alone = len(legal) == 1
         enabled = [t for t in legal if alone or (condition := conditions.get(t)) is None or condition.holds(text)]
@@ -193,9 +193,9 @@ class Dynamics:
         return next(((target,) for target in (named, fallback) if target in enabled), ())
 
     def failure(self, state: MASState) -> str | None:
-        """Return why an episode ended in failure: its last message names no legal recipient; None for other states.
+        """Return the reason if an episode failed because its last message names no legal recipient; else None.
 
-        Such a state is terminal, its message reached nobody, it has no answer and its reward is -1.
+        Such a state is terminal: its message reached no agent, it has no answer, and its reward is -1.
         """
         before = state.parent
         if state.acting != self._sink or before is None or state.recipients:
@@ -208,7 +208,7 @@ class Dynamics:
     def transition(self, state: MASState, action: tuple[str, int]) -> MASState:
         """Return the successor ``next(s, a)``.
 
-        A message that should name its recipient and names no legal one ends the episode; see `failure`.
+        A message that must name its recipient but names no legal one ends the episode; see `failure`.
 
         Args:
             state: A non-terminal state.
@@ -240,7 +240,7 @@ class Dynamics:
             agent: An agent's index, or ``sink``, which sees what was routed to it.
 
         Raises:
-            UnknownNameError: There is no such node.
+            UnknownNameError: The node does not exist.
         """
         if not 0 <= agent <= self._sink:
             raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for sink")
@@ -257,10 +257,10 @@ class Dynamics:
         return LocalView(state.question if sees else None, tuple(seen))
 
     def state_from_dict(self, data: JSONMapping) -> MASState:
-        """Read back `MASState.to_dict`, checking every turn against this graph.
+        """Restore a state from the output of `MASState.to_dict`, and check every turn against this graph.
 
         Raises:
-            DataError: The form, the schema version or a turn is wrong.
+            DataError: The form, the schema version or a turn is invalid.
         """
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise DataError(f"expected a state of schema {SCHEMA}, got {shown(data)}; write it with to_dict()")
@@ -285,12 +285,12 @@ class Dynamics:
         return self.transition(state, self.recorded_action(state, text, recipients))
 
     def recorded_action(self, state: MASState, text: str, recipients: tuple[int, ...]) -> Action:
-        """Return the action of a recorded turn: `ALL` where it reaches these recipients, else one of them.
+        """Return the action of a recorded turn: `ALL` if it reaches these recipients, else one of them.
 
         Raises:
             DataError: No action with this text reaches these recipients.
         """
-        # In a program without edges every action names its recipient.
+        # In a program without edges, every action has an explicit recipient.
         choices = recipients if self.mas.program and not self.mas.edges else (self._all, *recipients)
         for choice in choices:
             if self.route(state, (text, choice)) == recipients:
@@ -299,7 +299,7 @@ class Dynamics:
         raise DataError(f"turn {state.depth + 1}: {problem}")
 
     def _deliver(self, state: MASState, targets: tuple[int, ...]) -> dict[int, int]:
-        """Return how many in-edges of each waiting agent are delivered after this message."""
+        """Return, for each waiting agent, the number of its in-edges that are delivered after this message."""
         waiting = dict(state.delivered)
         for target in targets:
             if target != self._sink:
@@ -307,7 +307,7 @@ class Dynamics:
         return waiting
 
     def _after(self, state: MASState, targets: tuple[int, ...]) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Return who acts after this message, and what is delivered to the agents that wait."""
+        """Return the agent that acts after this message, and the deliveries to waiting agents."""
         waiting = self._deliver(state, targets)
         if self.mas.max_turns is not None:
             if not waiting or state.depth + 1 >= self.max_depth:

@@ -18,7 +18,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.conditions import Condition
 
 Q = -1
-"""The question node, which never acts and holds the question."""
+"""The question node, which contains the question and never acts."""
 
 History = Literal["inputs", "private"]
 
@@ -26,7 +26,7 @@ Route = Literal["edges", "message"]
 
 RETURNED = "\n\n[program returned] "
 FAILED = "\n\n[program failed] "
-"""They separate the last reply of a program from its answer, if that is another text, or from its error."""
+"""Separators between a program's last reply and its answer, if the answer is another text, or its error."""
 
 SCHEMA = 1
 """Version of the config format that `MAS.to_dict` writes and `load_mas` reads."""
@@ -39,9 +39,9 @@ class Agent:
     Attributes:
         name: Unique within the MAS.
         system_prompt: The instructions that precede the agent's inputs.
-        max_new_tokens: Cap on the tokens of one message, at least 1.
-        route: ``"edges"``, its messages reach every agent that its edges allow, or ``"message"``, they reach the one
-            recipient that they name (see `mas_gym.systems.prompts`).
+        max_new_tokens: Token limit of one message, at least 1.
+        route: With ``"edges"``, a message reaches every agent that the edges allow. With ``"message"``, it reaches
+            the one recipient that it names (see `mas_gym.systems.prompts`).
         fallback: With ``route: message``, the recipient of a message that names no legal one; None if such a
             message is an invalid action.
     """
@@ -74,15 +74,15 @@ class MAS:
         edges: Explicit edges, in file order. The last scheduled agent's edge to ``sink`` is implicit.
         max_turns: None for a schedule in which each agent acts at most once. With a number, edges may form cycles:
             an agent acts each time that messages have reached it, in the order of their arrival, and the episode
-            ends after this many turns at the latest.
+            ends after at most this many turns.
         min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless no other agent can act.
-        history: What an agent's prompt contains besides the question: ``"inputs"``, the messages that reached it, or
+        history: Content of an agent's prompt besides the question: ``"inputs"``, the messages that reached it, or
             ``"private"``, all messages that it sent or received, in order and with their speakers.
-        program: Whether an agent program (see `mas_gym.programs`) decides who acts next, writes the prompts and returns
-            the answer. Without edges any agent may follow any other.
+        program: Whether an agent program (see `mas_gym.programs`) selects the next agent, writes the prompts and
+            returns the answer. Without edges, any agent may follow any other.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
-            if a run names no policy. Not part of the system's identity: `to_dict`, the fingerprint and equality
-            leave them out, so that a stored run can be resumed after a server has moved.
+            if a run names no policy. They are not part of the system's identity: `to_dict`, the fingerprint and
+            equality leave them out, so a stored run can be resumed after a server has moved.
     """
 
     name: str
@@ -101,7 +101,7 @@ class MAS:
 
     @property
     def ALL(self) -> int:
-        """The recipient that means every enabled out-edge, ``M + 1``."""
+        """The recipient index for all enabled out-edges, ``M + 1``."""
         return len(self.agents) + 1
 
     @cached_property
@@ -127,9 +127,9 @@ class MAS:
         return special.get(node) or self.agents[node].name
 
     def final_text(self, text: str) -> str:
-        """Return the part of a terminal state's text that is graded.
+        """Return the text of a terminal state that is graded.
 
-        That is the last message; for a program, what it returned, and nothing if it failed.
+        That is the last message; for a program, its return value, or an empty text if it failed.
         """
         if not self.program:
             return text
@@ -140,7 +140,7 @@ class MAS:
 
     @property
     def kind(self) -> str:
-        """What a page calls it: ``"MAS"`` or ``"program"``."""
+        """The kind of system, as shown on pages: ``"MAS"`` or ``"program"``."""
         return "program" if self.program else "MAS"
 
     def to_dict(self) -> JSONObject:

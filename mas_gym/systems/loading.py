@@ -19,7 +19,7 @@ from mas_gym.systems.validation import Place, place_text, validate
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_NUMBER = 100
-"""Limits on a file: its bytes, its levels, and the characters of a number."""
+"""Limits on a file: bytes, nesting levels, and characters per number."""
 
 _TAG = "tag:yaml.org,2002:"
 _STRING = _TAG + "str"
@@ -30,7 +30,7 @@ _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 MASSource: TypeAlias = "str | os.PathLike[str] | JSONMapping | MAS"
-"""What `load_mas` accepts."""
+"""Argument types of `load_mas`."""
 
 
 def mas_names() -> tuple[str, ...]:
@@ -54,9 +54,9 @@ def load_mas(source: MASSource) -> MAS:
         The system, immutable.
 
     Raises:
-        ConfigError: The config has faults, each listed with its place and remedy.
+        ConfigError: The config has errors, each listed with its location and fix.
         UnknownNameError: No shipped system has that name; the message lists the known names and suggests the nearest.
-        DataNotFoundError: There is no file at that path.
+        DataNotFoundError: No file exists at that path.
 
     >>> load_mas("rpsv").agents[0].name
     'Reader'
@@ -108,10 +108,10 @@ def _read(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain data of a YAML or JSON file, which may hold neither aliases, tags nor repeated keys.
+    """Return the plain data of a YAML or JSON file, which must not contain aliases, tags or repeated keys.
 
     Raises:
-        ConfigError: The file cannot be read, or its YAML is wrong; with the line.
+        ConfigError: The file cannot be read, or its YAML is invalid; the message contains the line.
     """
     text = _read(path)
     return _document(path.name, text, _EventReader(text))
@@ -138,7 +138,7 @@ def _parse(label: str, name: str, text: str) -> MAS:
 
 
 class _EventReader:
-    """Builds plain data from YAML events, with the line of each value and a limit on depth; aliases are refused."""
+    """Builds plain data from YAML events, with the line of each value and a limit on depth; aliases are rejected."""
 
     def __init__(self, text: str) -> None:
         self.events: Iterator[Any] = yaml.parse(text, _LOADER)
@@ -217,7 +217,7 @@ def _one_line(error: Exception, text: str) -> str:
         hint = " (a text with a colon in it needs quotes, or a | block)" if "mapping values" in said else ""
         # libyaml reports an unexpected end on the line after the last one.
         line = min(error.problem_mark.line + 1, max(1, len(text.splitlines())))
-        # The scanner reads ahead and has a limit of its own, which PyYAML 6.0.4 lets it reach first.
+        # The scanner reads ahead and has a separate limit, which it reaches first with PyYAML 6.0.4.
         if "nesting depth" in said:
             return f"line {line}: nested more than {MAX_DEPTH} levels deep"
         return f"line {line}: {said}{hint}"

@@ -14,7 +14,7 @@ writes to one recipient and names it in the message:
 
 The first field is used, because the text below it may quote other messages. The name is an agent's name, or
 ``sink`` to end the episode. Case, spaces and punctuation are ignored. If only one recipient is
-legal, as at the last turn, the message goes to this recipient, whichever name it contains.
+legal, as at the last turn, the message goes to this recipient, even if it contains another name.
 
 Parsing takes time linear in the message and uses no regular expressions.
 
@@ -45,8 +45,8 @@ class ChatMessage(NamedTuple):
 def agent_inputs(mas: MAS, state: MASState) -> list[str]:
     """Return the inputs of the acting agent: the question first, then messages.
 
-    With ``history: inputs`` the messages that reached it by speaker index, oldest first; with ``history: private``
-    all messages that it sent or received, oldest first, each as ``Speaker: text``.
+    With ``history: inputs``, these are the messages that reached the agent, by speaker index and then oldest first.
+    With ``history: private``, these are all messages that it sent or received, oldest first, as ``Speaker: text``.
     """
     agent = state.acting
     if mas.history == "private":
@@ -99,7 +99,7 @@ def folded(name: str) -> str:
 
 
 def named_recipient(text: str) -> str | None:
-    """Return what a message names as its recipient, as written; None if it names nothing.
+    """Return the recipient's name in a message, as written; None if there is no name.
 
     >>> named_recipient("RECIPIENT: Critic")
     'Critic'
@@ -118,7 +118,7 @@ def named_recipient(text: str) -> str | None:
 
 
 def current_answer(text: str) -> str | None:
-    r"""Return what follows the last ``CURRENT ANSWER:`` at the beginning of a line; None without that field.
+    r"""Return the text after the last ``CURRENT ANSWER:`` at the beginning of a line; None without that field.
 
     >>> current_answer("RECIPIENT: Critic\nCURRENT ANSWER: 18")
     '18'
@@ -131,7 +131,7 @@ def current_answer(text: str) -> str | None:
 
 
 def _field(line: str, label: str) -> str | None:
-    """Return what follows a label and a colon at the beginning of a line; None if the line begins otherwise."""
+    """Return the text after a label and a colon at the beginning of a line; None if the line begins differently."""
     said, colon, value = line.partition(":")
     return value if colon and len(label) <= len(said) <= _LONGEST_LABEL and folded(said) == label else None
 
@@ -139,8 +139,8 @@ def _field(line: str, label: str) -> str | None:
 def nameable(mas: MAS, state: MASState) -> tuple[int, ...]:
     """Return the recipients that the acting agent's message may name, in node order; empty without ``route: message``.
 
-    At the last turn that is ``sink`` alone; before ``min_turns`` it is every other recipient. Edges with
-    conditions are included, though a message may fail them.
+    At the last turn this is only ``sink``; before ``min_turns`` it is every recipient except ``sink``. Edges with
+    conditions are included, although a message may not meet the conditions.
     """
     if state.acting == mas.sink or mas.agents[state.acting].route != "message":
         return ()
@@ -148,12 +148,12 @@ def nameable(mas: MAS, state: MASState) -> tuple[int, ...]:
     if mas.max_turns is not None and turn >= mas.max_turns:
         return (mas.sink,)
     targets = tuple(t for t in mas.targets[state.acting] if t != mas.sink or turn >= mas.min_turns)
-    # An agent that can reach nobody ends the episode, unless others wait to act.
+    # An agent that cannot reach another agent ends the episode, unless other agents are waiting to act.
     return targets if targets or state.delivered else (mas.sink,)
 
 
 def filled_prompt(mas: MAS, agent: Agent, recipients: Iterable[int], turns_left: int) -> str:
-    """Return an agent's system prompt with its placeholders filled; without ``route: message`` it has none."""
+    """Return an agent's system prompt with its placeholders filled; only ``route: message`` has placeholders."""
     if agent.route != "message":
         return agent.system_prompt
     names = ", ".join(map(mas.node_name, recipients))

@@ -153,10 +153,10 @@ def _count(most: int) -> JSONObject:
 
 
 def _any_case(name: str) -> str:
-    # Schemas have no flag for case.
+    # JSON Schema has no flag for case-insensitive patterns.
     return "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else f"\\{c}" for c in name)
 
 
 def _in_order(properties: JSONObject, keys: tuple[str, ...]) -> JSONObject:
-    """Return the properties in the order of validation's keys, which they must match."""
+    """Return the properties in the order of the validation keys; both must have the same keys."""
     return {key: properties.pop(key) for key in keys} | {key: properties[key] for key in properties}

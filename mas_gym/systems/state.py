@@ -1,7 +1,7 @@
 """Immutable search states: a question, a routed transcript and the acting agent.
 
 States form linked lists: a state contains its last turn and a reference to its parent. A
-transition therefore allocates one small object, whatever the length of the transcript, and
+transition therefore allocates one small object for a transcript of any length, and
 siblings share all earlier turns. No function is recursive, so states of any depth can be
 hashed, compared, pickled, traversed and freed.
 """
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 
 
 class LocalView(NamedTuple):
-    """What one agent sees of a state: the question if ``q -> agent`` exists, and the messages it sent or received."""
+    """One agent's view of a state: the question if ``q -> agent`` exists, and the messages it sent or received."""
 
     question: str | None
     messages: tuple[Message, ...]
@@ -102,11 +102,11 @@ class MASState:
         put(self, "_digest", None)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse, because trees, snapshots and caches share states."""
+        """Raise an error, because trees, snapshots and caches share states."""
         raise AttributeError(f"a MASState never changes: cannot set {name!r}; use Dynamics.transition to get a new one")
 
     def __delattr__(self, name: str) -> None:
-        """Refuse, as `__setattr__` does."""
+        """Raise an error, as `__setattr__` does."""
         raise AttributeError(f"a MASState never changes: cannot delete {name!r}")
 
     @property

@@ -17,7 +17,7 @@ class ToolCall(NamedTuple):
 
 
 def with_calls(content: str, calls: Sequence[ToolCall]) -> str:
-    r"""Return the text of a message that calls tools; of one that calls none, its content, which never reads as calls.
+    r"""Return the text of a message with tool calls; without calls, the content, which is never parsed as calls.
 
     >>> with_calls("I add.", [ToolCall("add", '{"a":1}')])
     'I add.\n\n[tool calls] [{"name": "add", "arguments": {"a": 1}}]'
@@ -32,7 +32,7 @@ def with_calls(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the content and the tool calls of a text; it calls none if its last line does not have the form above."""
+    """Return the content and the tool calls of a text; there are none if the last line does not have the form above."""
     content, _, last = text.rpartition("\n")
     if not last.startswith(_CALLS):
         return text, ()
@@ -47,7 +47,7 @@ def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 def _object(arguments: str) -> object:
-    """Return the JSON object in a text if it can be written again; else the text."""
+    """Return the JSON object in a text if it can be serialised again; else the text."""
     try:
         found = json.loads(arguments)
         return found if isinstance(found, dict) and json.dumps(found, allow_nan=False) else arguments

@@ -22,9 +22,9 @@ MAX_TURNS = 10_000
 MAX_PATTERNS = 64
 """Maximum number of different regular expressions in one config."""
 MOST_SHOWN = 20
-"""Maximum number of faults that an error message spells out; ``faults`` has them all."""
+"""Maximum number of errors in an error message; ``faults`` contains all of them."""
 ANYONE = "*"
-"""In ``policies``: every agent without an entry of its own."""
+"""In ``policies``: every agent without a separate entry."""
 
 _ROUTING_KEYS = ("route", "fallback")
 CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history", *_ROUTING_KEYS)
@@ -38,14 +38,14 @@ _CYCLE_REMEDY = "remove one of its edges, or set max_turns, with which agents ma
 _MOST_NAMES = 12
 
 Place = tuple[str | int, ...]
-"""Where a value stands, such as ``("agents", 2, "name")``."""
+"""The location of a value, such as ``("agents", 2, "name")``."""
 
 ReadEdge = tuple[int | None, int | None, Condition | Literal[False] | None]
 """Source, target and condition; None for a node and False for a condition that could not be read."""
 
 
 def place_text(place: Place) -> str:
-    """Return a place as people write it.
+    """Return a location in readable form.
 
     >>> place_text(("agents", 2, "name"))
     'agents[2].name'
@@ -58,12 +58,12 @@ def validate(data: object, name: str, where: Callable[[Place], str] = place_text
     """Build the MAS that a config describes.
 
     Args:
-        data: Mappings, lists and scalars, as YAML or JSON gives them.
+        data: Mappings, lists and scalars, as parsed from YAML or JSON.
         name: The name to use when the config has none.
-        where: Turns a place into text; loaders of files add the file and line.
+        where: Converts a location to text; file loaders add the file and line.
 
     Raises:
-        ConfigError: The config has faults. The message shows the first 20, ``faults`` has them all.
+        ConfigError: The config has errors. The message shows the first 20; ``faults`` contains all of them.
     """
     reader = _Reader(where)
     mas = reader.read(data, name)
@@ -80,7 +80,7 @@ def validate(data: object, name: str, where: Callable[[Place], str] = place_text
 
 
 class _Reader:
-    """Collects faults while reading; a method returns None for what could not be read."""
+    """Collects errors while reading; a method returns None for a value that could not be read."""
 
     def __init__(self, where: Callable[[Place], str]) -> None:
         self.where = where
@@ -92,14 +92,14 @@ class _Reader:
         self.faults.append(f"{self.where(place)}: {problem}")
 
     def near(self, word: object, known: Iterable[str]) -> str:
-        # Comparing names is slow, and only the first faults are shown.
+        # Comparing names is slow, and only the first errors are shown.
         return did_you_mean(word, known) if len(self.faults) < MOST_SHOWN else ""
 
     def read(self, data: object, name: str) -> MAS | None:
         if not isinstance(data, Mapping):
             self.fault((), f"expected a mapping with agents and edges, got {shown(data)}")
             return None
-        # Stores write program; no config by hand needs it.
+        # Only stores write ``program``; hand-written configs do not need it.
         self.keys((), data, (*CONFIG_KEYS, *({"program"} & data.keys())))
         schema = data.get("schema", SCHEMA)
         if schema != SCHEMA or isinstance(schema, bool):
@@ -146,7 +146,7 @@ class _Reader:
         names: Mapping[str, int],
         edges: Sequence[ReadEdge],
     ) -> list[Agent | None]:
-        """Return the agents with their routes and fallbacks; an agent's own keys replace those of the config."""
+        """Return the agents with their routes and fallbacks; an agent's keys override those of the config."""
         entries = cast(Sequence[object], data.get("agents")) if agents else ()
         own: list[Mapping[Any, Any]] = [entry if isinstance(entry, Mapping) else {} for entry in entries]
         common = self.route((), data, "edges")
@@ -185,7 +185,7 @@ class _Reader:
         self.fault(place, f"{name} has no edge without a condition to {goal}: {remedy}")
 
     def distinct_names(self, agents: Sequence[Agent | None]) -> None:
-        """Report names that messages cannot tell apart."""
+        """Report names that messages cannot distinguish."""
         seen = {folded(name): name for name in RESERVED}
         for i, agent in enumerate(agents):
             if agent is None:
@@ -334,7 +334,7 @@ class _Reader:
         return False
 
     def compiled(self, kind: ConditionKind, pattern: str) -> Condition | str:
-        """Return the condition, or what is wrong with it."""
+        """Return the condition, or a description of its error."""
         if not pattern:
             return f"{kind}: needs a pattern, because an empty one is found in every message"
         self.patterns += kind.endswith("regex")
@@ -364,9 +364,9 @@ def _or(options: Iterable[str]) -> str:
 
 
 def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge], loops: bool) -> Iterator[tuple[Place, str]]:
-    """Yield what is wrong with the graph as a whole; with ``loops``, edges may go in any direction.
+    """Yield the errors of the graph as a whole; with ``loops``, edges may go in any direction.
 
-    A node that could not be read is None: its fault is reported already, and the edge's other end is taken as right.
+    A node that could not be read is None: its error is already reported, and the other end of the edge is accepted.
     """
     sink = len(names)
     yield from _edge_faults(edges, sink)
@@ -378,7 +378,7 @@ def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge], loops: bool) 
         if source is not None and target is not None and 0 <= source < sink and 0 <= target < sink:
             inner.setdefault((source, target), i)
     in_cycles: set[tuple[int, int]] = set()
-    # Edges that all go forward cannot close a cycle.
+    # A graph with only forward edges has no cycle.
     for cycle in _cycles(sink, inner) if any(source >= target for source, target in inner) else ():
         steps = [*cycle, cycle[0]]
         in_cycles.update(pairwise(steps))
@@ -410,7 +410,7 @@ def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, 
 
 
 def _cycles(nodes: int, edges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield cycles that share no edge, at most 20."""
+    """Yield at most 20 cycles without shared edges."""
     left = dict.fromkeys(edges)
     for _ in range(_MOST_CYCLES):
         cycle = _cycle(nodes, left)
@@ -463,7 +463,7 @@ def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], *, loops: boo
             if target == sink and condition is None:
                 ends_always.add(source)
     reached = _reached(incoming, outgoing, sink)
-    # An agent acts in every episode if there is no condition anywhere above it.
+    # An agent acts in every episode if there is no condition upstream of it.
     sure = [False] * len(names)
     for i in range(len(names)):
         sure[i] = i not in conditional and all(s == Q or (0 <= s < i and sure[s]) for s in incoming[i])

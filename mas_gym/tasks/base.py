@@ -39,17 +39,17 @@ class Problem:
 
     Attributes:
         id: Unique within the task and split, stable across versions, for example ``"gsm8k/test/17"``.
-        question: The text ``x`` that the question node holds. Options of a choice problem are part of it.
+        question: The text ``x`` of the question node. Options of a choice problem are part of it.
         answer: The reference answer ``y*``: a number, a LaTeX expression, a formula such as ``"(7+1-2)*4"``, an
             option label such as ``"A"``, a text or a JSON list of accepted texts, a regular expression, or unit tests.
         kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"formula"`` (uses the numbers
             of the reference, each once, and has its value), ``"choice"``, ``"text"`` (normalised exact match),
-            ``"regex"``, ``"code"`` (the answer holds unit tests) or ``"judge"`` (a policy decides).
+            ``"regex"``, ``"code"`` (the answer contains unit tests) or ``"judge"`` (a policy decides).
         metadata: Additional JSON-able data, such as the subject or the reference solution; read-only. A choice
             problem lists the texts of its options under ``"options"``, in the order of their labels.
 
     Raises:
-        ConfigError: There is no such kind.
+        ConfigError: The kind does not exist.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Problem:
 
 
 MAX_TOKENS = 10**12
-"""Most tokens of one grade."""
+"""Maximum number of tokens of one grade."""
 
 
 class _Grade(NamedTuple):
@@ -106,7 +106,7 @@ class Grade(_Grade):
     def __new__(
         cls, correct: bool, extracted: str | None = None, reason: str = "", tokens: int = 0, prompt_tokens: int = 0
     ) -> Self:
-        """Check the fields: graders of users make grades too, and a search keeps them."""
+        """Check the fields, because user-defined graders also create grades and a search stores them."""
         if type(correct).__name__ not in ("bool", "bool_"):
             raise ConfigError(
                 f"Grade: expected correct to be True or False, got {shown(correct)}; compare a score with a threshold"
@@ -120,7 +120,7 @@ class Grade(_Grade):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
-        """Check the fields of `_replace` too."""
+        """Also check the fields that `_replace` sets."""
         return cls(*iterable)
 
 
@@ -138,7 +138,8 @@ def _count(name: str, value: object) -> int:
 class Grader(Protocol):
     """Reads and grades answers; every task has one.
 
-    A run with a store needs its identity, which is part of the run's (see `mas_gym.internal.identity`).
+    A run with a store needs the grader's identity, which is part of the run's identity (see
+    `mas_gym.internal.identity`).
     """
 
     def extract(self, problem: Problem, text: str) -> str | None:
@@ -154,14 +155,14 @@ class Task(Sequence[Problem], ABC):
     """A sequence of problems of one split, which grades answers; slices are tasks too.
 
     A subclass defines ``__len__``, ``__getitem__``, `extract` and `grade`; the rest has defaults. An object that only
-    has these methods is adapted when it is loaded (`as_task`). `mas_gym.tasks.ProblemTask.of` makes a task of problems.
+    has these methods is adapted on loading (`as_task`). `mas_gym.tasks.ProblemTask.of` builds a task from problems.
 
     Attributes:
         name: Its name, such as ``"gsm8k"``; by default the class's name.
         split: ``"train"``, ``"dev"`` or ``"test"``; empty for a task without splits.
         grading: The grading mode of `grade`.
         mas: The MAS that commands and environments use for it unless another is named.
-        grader: What reads and grades answers, if it can be replaced (`graded_by`); None if only the task can grade.
+        grader: The replaceable grader (see `graded_by`); None if only the task can grade.
     """
 
     name: str = ClassName()  # type: ignore[assignment]
@@ -227,7 +228,7 @@ class _AdaptedTask(Adapter, Task):
         if not isinstance(index, slice):
             problem: Problem = found
             return problem
-        # A slice of a list is a list, without the methods of the task.
+        # A slice of a list is a list, which lacks the methods of the task.
         return as_task(found) if is_task(found) else _AdaptedTask(self.identical_to, found)
 
     def extract(self, problem: Problem, text: str) -> str | None:
@@ -251,10 +252,10 @@ def is_task(part: object) -> bool:
 
 
 def as_task(part: object) -> Task:
-    """Return a task as it is, and an object with a task's methods as a task with the attributes that it lacks.
+    """Return a `Task` unchanged; adapt any other object with a task's methods by adding the missing attributes.
 
     Raises:
-        ConfigError: It lacks one of the methods.
+        ConfigError: The object lacks one of the methods.
     """
     if isinstance(part, Task):
         return part
@@ -267,10 +268,10 @@ def as_task(part: object) -> Task:
 
 
 def as_problems(problems: Iterable[Problem]) -> Iterable[Problem]:
-    """Return an object that can grade as a `Task`, and other iterables of problems as they are.
+    """Return an object that can grade as a `Task`, and other iterables of problems unchanged.
 
     Raises:
-        ConfigError: It can grade, and lacks another method of a task.
+        ConfigError: The object can grade but lacks another method of a task.
     """
     return as_task(problems) if is_task(problems) else problems
 
@@ -278,13 +279,13 @@ def as_problems(problems: Iterable[Problem]) -> Iterable[Problem]:
 # ------------------------------------------------------------------ equal messages
 
 Same = Callable[[str, str], bool]
-"""An equivalence relation of messages: the first of several equal ones represents them."""
+"""An equivalence relation on messages; the first of several equal messages represents them."""
 
 _OPENING = re.compile(r"(?:(?<!\s)\s++)?+(?<![^\W\d_])[^\W\d_]++:")
 
 
 def normalise(text: str) -> str:
-    """Return the text without case, extra spaces and closing punctuation."""
+    """Return the text with folded case, without extra spaces and closing punctuation."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
 
 
@@ -312,14 +313,14 @@ RULES: Mapping[str, Same] = MappingProxyType({"text": same_text, "opening": same
 """Rules by name, as in ``"mcts:10,3,same=opening"``."""
 
 TASK_RULES: Mapping[str, str] = MappingProxyType({"arithmetic": "opening", "ordering": "opening"})
-"""The tasks whose rule is not ``"text"``."""
+"""The tasks with a rule other than ``"text"``."""
 
 
 def same_rule(rule: str | Same) -> Same:
-    """Return a rule by its name; a function is its own rule.
+    """Return a rule by its name; a function is returned unchanged.
 
     Raises:
-        UnknownNameError: There is no rule of that name.
+        UnknownNameError: There is no rule with that name.
         ConfigError: The rule is neither a name nor a function.
     """
     if not isinstance(rule, str):

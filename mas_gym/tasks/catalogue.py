@@ -63,10 +63,10 @@ class Benchmark(NamedTuple):
         hub: Its location on the hub.
         pool: Partition used as the training pool.
         evaluation: Partition used as the test split.
-        held_out: Number of test rows to hold out if the data set comes as a whole; 0 if it never does.
+        held_out: Number of test rows to hold out if the data set is loaded as a whole; 0 if it is always split.
         whole: Partition sizes that identify a complete data set, which is then split here.
-        nested: Whether the training pool contains the test rows, which are then taken out of it.
-        mas: The MAS that the paper, or here its kind, pairs with it.
+        nested: Whether the training pool contains the test rows, which are then removed from it.
+        mas: The MAS that the paper uses for it, or the default for its kind of answers.
     """
 
     hub: Hub
@@ -85,7 +85,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {
         "gsm8k": Benchmark(Hub("openai/gsm8k", "main"), "train", "test"),
         "math": Benchmark(Hub("qwedsacf/competition_math"), "train", "test", held_out=2_000, whole=_MATH_WHOLE),
-        # the larger partition is the training pool, whatever its name
+        # the larger partition is the training pool, although it is named "test"
         "mmlu": Benchmark(Hub("cais/mmlu", "all"), "test", "validation", mas="debate"),
         "logiqa": Benchmark(Hub("lucasmccabe/logiqa", None, "refs/convert/parquet"), "train", "test", mas="logic"),
         "gpqa": Benchmark(Hub("Idavidrein/gpqa", "*"), "gpqa_main", "gpqa_diamond", nested=True, mas="debate"),
@@ -120,16 +120,16 @@ def load_task(
             ``"FILE.py:NAME"`` of a function or class that makes a task (see `mas_gym.plugins`); your own CSV, JSONL,
             JSON or Parquet file or a folder of such files; or ``"OWNER/NAME"`` or ``"OWNER/NAME:CONFIG"`` on the hub.
         split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
-        data: A local file or folder instead of a benchmark's hub data set. A file holds the evaluation set for
-            ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name.
+        data: A local file or folder instead of a benchmark's hub data set. A file contains the evaluation set for
+            ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder contains partitions by name.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading.answers`.
         limit: Use only the first problems; a benchmark's test split is shuffled with seed 42 first, as in the paper.
-        columns: For files of your own: the columns of question and answer, and if there are any of id, split, kind
-            and choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
-        kind: For files of your own: the kind of the answers; guessed from them by default. One of ``"number"``,
+        columns: For your own files: the columns of question and answer, and optionally of id, split, kind and
+            choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
+        kind: For your own files: the kind of the answers; inferred from them by default. One of ``"number"``,
             ``"expression"``, ``"formula"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
-        judge: The policy that grades kind ``"judge"``, as `mas_gym.policies.load_policy` takes it.
+        judge: The policy that grades kind ``"judge"``, as for `mas_gym.policies.load_policy`.
         allow_code: Run the code of messages of kind ``"code"``.
         sandbox: Isolation of that code: ``"bubblewrap"``, or ``"none"`` (see `mas_gym.tasks.grading.sandbox`).
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
@@ -138,9 +138,9 @@ def load_task(
         An immutable sequence of problems that can grade; its slices are tasks too.
 
     Raises:
-        UnknownNameError: There is no such task.
-        ConfigError: An argument is out of range, there is no such option, or code is refused or cannot be isolated.
-        DataNotFoundError: The data is neither there nor on the hub.
+        UnknownNameError: The task does not exist.
+        ConfigError: An argument is out of range, an option is unknown, or code is not allowed or cannot be isolated.
+        DataNotFoundError: The data is neither local nor on the hub.
         DataError: The data is malformed; the message lists up to 20 bad rows.
         MissingDependencyError: A package that this task or source needs is not installed.
     """
@@ -165,7 +165,7 @@ def load_task(
 
 
 def _finished(task: Task, grader: Any, base: KindGrader, limit: int | None) -> Task:
-    # A task that grades by itself says so if it is given a grader.
+    # A task with built-in grading raises an error if it gets a grader.
     if grader is not None or task.grader is not None:
         task = task.graded_by(make_grader(grader, base))
     return task if limit is None else task[:limit]
@@ -175,7 +175,7 @@ def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox
     """Return the grader by kind; see `load_task`.
 
     Raises:
-        ConfigError: There is no such mode of grading, or code is allowed and its sandbox cannot be set up.
+        ConfigError: The grading mode does not exist, or code is allowed and its sandbox cannot be set up.
     """
     decides: Grader | None = None
     if judge is not None:
@@ -240,11 +240,11 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
     """Check a task's name and options without touching its data.
 
     Args:
-        name: The name, as `load_task` takes it.
+        name: The name, as for `load_task`.
         options: All other arguments of `load_task` except ``split`` and ``data``.
 
     Raises:
-        UnknownNameError: There is no such task.
+        UnknownNameError: The task does not exist.
         ConfigError: The task has no such option, or its value is out of range.
     """
     known = {*GRADING_OPTIONS}
@@ -260,7 +260,7 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
     elif name not in BENCHMARKS:
         if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
             raise unknown_task(name)
-        # Its own function checks its options.
+        # The task's function checks its options.
         return
     check_mode(options.get("grading", "strict"))
     limit = options.get("limit")
@@ -271,13 +271,13 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def unknown_task(name: str) -> MASGymError:
-    """Return the error for a task that does not exist, with how to bring your own."""
+    """Return the error for a task that does not exist, with instructions for your own data."""
     own = f"for your own problems name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
     return UnknownNameError(f"{TASKS.unknown(name)}; {own}")
 
 
 def task_makers() -> dict[str, Callable[..., Any]]:
-    """Return the classes and functions that make the tasks without a data set, those of packages included."""
+    """Return the classes and functions that build the tasks without a data set, including those of packages."""
     return {name: TASKS.find(Spec(name)) for name in TASKS.names() if name not in BENCHMARKS}
 
 
@@ -337,7 +337,7 @@ def _load_table(name: str, split: str, place: str | None, sample: bool, state: o
 
 
 def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], list[int]]:
-    """Return the raw rows of the partition that holds a split, and the split's row numbers in order."""
+    """Return the raw rows of the partition that contains a split, and the split's row numbers in order."""
     benchmark = BENCHMARKS[name]
     wanted = benchmark.evaluation if split == "test" else benchmark.pool
     parts = _partitions(name, benchmark, wanted, place)

@@ -107,7 +107,7 @@ _GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 def _gpqa(row: Mapping[str, object], problem_id: str) -> Problem:
     question, right = _text(row, "Question"), _text(row, "Correct Answer").strip()
     options = [right, *(_text(row, name).strip() for name in _GPQA_WRONG)]
-    # By the row itself, so that its options have one order in every file and split.
+    # Seeded by the row, so that its options have the same order in every file and split.
     random.Random(digest_of([question, *options])).shuffle(options)
     domain = row.get("High-level domain")
     facts = {"subject": domain} if isinstance(domain, str) and domain else {}

@@ -16,10 +16,10 @@ from mas_gym.tasks.logiqa import logiqa_block
 from mas_gym.tasks.rows import BadRow, Row, shown
 
 MAX_BYTES = 1 << 29
-"""Largest data file that is read, and largest content of a Parquet file in memory."""
+"""Maximum size of a data file, and of a Parquet file's content in memory."""
 
 MAX_COLUMNS = 1000
-"""Most columns of a Parquet file; each field of a nested column counts."""
+"""Maximum number of columns of a Parquet file; each field of a nested column counts."""
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -138,7 +138,7 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
         _check_size(path, path.stat().st_size)
         with pyarrow.parquet.ParquetFile(path) as file:
             texts = _checked_columns(path, file.metadata)
-        # Texts stay dictionaries until their size is known: a page of one text can stand for a million of them.
+        # Texts stay dictionary-encoded until their size is known: one stored text can encode a million equal values.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
             rows: list[Any] = []
             size = 0
@@ -155,11 +155,11 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
 
 _BATCH = 1024
 _ROW_BYTES, _VALUE_BYTES = 512, 128
-"""What a row and a value take as Python objects beside their content, about."""
+"""Approximate overhead of a row and of a value as Python objects, in bytes, without their content."""
 
 
 def _checked_columns(path: Path, facts: Any) -> list[str]:
-    """Check the size that a Parquet file states before anything is read; return its columns of texts."""
+    """Check the declared size of a Parquet file before it is read; return its text columns."""
     if facts.num_columns > MAX_COLUMNS:
         raise DataError(
             f"{path}: expected at most {MAX_COLUMNS:,} columns, got {facts.num_columns:,}; leave out those that the "
@@ -178,7 +178,7 @@ def _checked_columns(path: Path, facts: Any) -> list[str]:
 
 
 def _python_bytes(array: Any) -> int:
-    """Return about how many bytes the values of an Arrow array take as Python objects."""
+    """Return the approximate size in bytes of an Arrow array's values as Python objects."""
     import pyarrow
     from pyarrow import compute
 
@@ -213,7 +213,7 @@ def _csv(path: Path, name: str) -> Iterator[Row]:
 
 
 def _table(path: Path) -> Iterator[Row]:
-    """Yield the rows of a CSV file whose first row names its columns."""
+    """Yield the rows of a CSV file with column names in the first row."""
     rows = (row for row in _cells(path) if row[1])
     header = [cell.strip() for cell in next(rows, (0, []))[1]]
     if len(set(header)) < len(header):

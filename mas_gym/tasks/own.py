@@ -48,14 +48,14 @@ _DEV_SHARE = 20
 
 
 class Columns(NamedTuple):
-    """The columns that hold the parts of a problem.
+    """The columns that contain the parts of a problem.
 
     Attributes:
         question: The question.
-        answer: The reference answer; of several columns every filled one is an accepted answer.
+        answer: The reference answer; with several columns, every filled column is an accepted answer.
         id: A unique id; None to derive one from the question.
-        split: train, dev or test; None for none.
-        kind: The kind of each answer; None for one kind for all.
+        split: The split: train, dev or test; None without splits.
+        kind: The kind of each answer; None if all answers have the same kind.
         choices: One column with a list of options, or one column per option; empty for none.
     """
 
@@ -70,10 +70,10 @@ class Columns(NamedTuple):
     def read(cls, given: object) -> Columns:
         """Read ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
 
-        Several columns of one role are a list, or joined by ``+``.
+        Several columns for one role are given as a list or joined by ``+``.
 
         Raises:
-            ConfigError: A role is not known, or a name is no text.
+            ConfigError: A role is unknown, or a name is not a text.
         """
         if given is None:
             return cls()
@@ -110,12 +110,12 @@ class Columns(NamedTuple):
 
 
 class Own(NamedTuple):
-    """The problems of one split, and what was decided about them.
+    """The problems of one split, with their inferred properties.
 
     Attributes:
         table: The problems.
-        kinds: How many rows of all splits have each kind, most frequent first.
-        remark: What was guessed, in one line.
+        kinds: The number of rows of each kind in all splits, most frequent first.
+        remark: The inferred properties, in one line.
     """
 
     table: Table
@@ -139,12 +139,12 @@ def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own
     Args:
         source: Path of a file or folder, or ``OWNER/NAME`` or ``OWNER/NAME:CONFIG`` on the hub.
         split: ``"train"``, ``"dev"`` or ``"test"``.
-        columns: Where the parts of a problem are.
-        kind: The kind of all answers; None to guess it.
+        columns: The columns of the parts of a problem.
+        kind: The kind of all answers; None to infer it.
 
     Raises:
         DataNotFoundError: The data cannot be found or reached.
-        DataError: It cannot be read, or rows are no problems; the message lists up to 20 of them.
+        DataError: The data cannot be read, or some rows are not valid problems; the message lists up to 20 of them.
         ConfigError: The kind does not exist.
     """
     if kind is not None and kind not in KINDS:
@@ -226,7 +226,7 @@ def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, column
 
 
 def _read(source: str, place: str | None) -> tuple[dict[str, list[Row]], bool]:
-    """Return the rows of each partition, and whether they are one file without partitions (named ``""``)."""
+    """Return the rows of each partition, and whether the data is one file without partitions (named ``""``)."""
     if place is None:
         return _read_hub(source)
     path = Path(place)
@@ -271,7 +271,7 @@ def _read_hub(source: str) -> tuple[dict[str, list[Row]], bool]:
 
 
 def _completed(source: str, first: Row, columns: Columns) -> Columns:
-    """Check that the columns exist, and find those that need not be named."""
+    """Check that the columns exist, and add the optional columns that have default names."""
     if not isinstance(first.value, Mapping):
         return columns
     there = [str(name) for name in first.value]
@@ -289,7 +289,7 @@ def _completed(source: str, first: Row, columns: Columns) -> Columns:
 
 
 def _split_of(row: Mapping[str, object], columns: Columns) -> str:
-    """Return what the split column says; ``""`` without one."""
+    """Return the split in the split column; ``""`` without such a column."""
     if columns.split is None:
         return ""
     word = str(row.get(columns.split, "")).strip()
@@ -301,7 +301,7 @@ def _split_of(row: Mapping[str, object], columns: Columns) -> str:
 def _is_in(problem: Problem, part: str, split: str, held_out: bool) -> bool:
     """Whether a problem of a partition (``""`` for none) belongs to a split.
 
-    ``held_out`` says that no row is marked as dev, so that a hash of the question holds out 5% of the others.
+    With ``held_out``, no row is marked as dev, and a hash of the question holds out 5% of the other rows.
     """
     if "test" in (part, split):
         return split == "test" and part in ("test", "")
@@ -319,7 +319,7 @@ def _words(question: str) -> bytes:
 
 
 class _Seen(NamedTuple):
-    """The ids of the problems so far with their places, and how often each question came."""
+    """The ids of the problems so far with their locations, and the count of each question."""
 
     places: dict[str, str]
     questions: Counter[str]
@@ -352,7 +352,7 @@ def _id(row: Mapping[str, object], columns: Columns, question: str, name: str, s
             before = seen.places[problem_id]
             raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)}, as at {before}")
     else:
-        # By the question, so that adding rows or correcting answers changes no other id.
+        # Derived from the question, so that adding rows or correcting answers changes no other id.
         digest = sha256(_words(question)).hexdigest()[:12]
         first = problem_id = f"{name}/{digest}"
         seen.questions[first] += 1
@@ -375,7 +375,7 @@ def _number_text(value: object) -> str | None:
         return str(value)
     if isinstance(value, int):
         return str(value) if abs(value) < 1 << 256 else None
-    # An infinite or missing number is no answer.
+    # An infinite or missing number is not an answer.
     return f"{value:.17g}" if isinstance(value, float) and value - value == 0 else None
 
 
@@ -404,7 +404,7 @@ def _answers(row: Mapping[str, object], columns: Columns) -> list[str]:
 
 
 def _reference(kind: Kind, answers: Sequence[str]) -> str:
-    """Return the reference answer in the form that its kind is graded in."""
+    """Return the reference answer in the form that the grader of its kind expects."""
     if len(answers) > 1:
         if kind not in ("text", "judge"):
             raise BadRow(
@@ -460,7 +460,7 @@ def _label(answer: str, options: Sequence[str]) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Return a value of another column in a form that JSON can hold."""
+    """Return a value of another column in JSON-able form."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -479,7 +479,7 @@ _TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILI
 
 
 def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
-    """Guess the kind that all answers have; ``"text"`` if there is no simpler one."""
+    """Infer the kind that fits all answers; ``"text"`` if there is no simpler kind."""
     if columns.choices:
         return "choice"
     answers: list[str] = []
@@ -495,7 +495,7 @@ def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
 
 
 def kind_of(answers: Sequence[str]) -> str:
-    """Guess the kind that all reference answers have; ``"text"`` if there is no simpler one."""
+    """Infer the kind that fits all reference answers; ``"text"`` if there is no simpler kind."""
     if all(parse_number(answer) is not None for answer in answers):
         return "number" if answers else "text"
     if all(_LETTER.fullmatch(answer) for answer in answers) and len(set(answers)) > 1:

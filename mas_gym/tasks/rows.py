@@ -21,7 +21,7 @@ _BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 20
 
 
 class BadRow(Exception):
-    """A row is malformed; the message says what was expected and what was found."""
+    """A row is malformed; the message contains the expected and the actual content."""
 
 
 def shown(value: object) -> str:
@@ -35,7 +35,7 @@ _MOST_FAULTS = 20
 
 
 def report(name: str, size: int, faults: Sequence[str]) -> str:
-    """Return a message about rows that are no problems of a task, with the first 20 of them."""
+    """Return a message about rows that are not valid problems of a task, with the first 20 of them."""
     more = f"\n  and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
     lines = "\n  ".join(faults[:_MOST_FAULTS])
     return f"{len(faults)} of {size} rows are not problems of task {name!r}; correct or remove them:\n  {lines}{more}"

@@ -68,7 +68,7 @@ def _reload(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str)
 
 
 class ProblemSequence(Task):
-    """What every task of this library shares: slices that keep everything but their rows, and a grader.
+    """The base class of this library's tasks, with a grader and with slices that change only the rows.
 
     Attributes:
         rows: The part of the split that this sequence covers.
@@ -130,7 +130,7 @@ class ProblemSequence(Task):
         return self.grader.mode if isinstance(self.grader, KindGrader | OwnGrader) else "strict"
 
     def identity(self) -> object:
-        """Return what determines grading: the grader alone, so every slice has the same identity."""
+        """Return the grader's identity, which fully determines grading, so every slice has the same identity."""
         return self.grader.identity() if isinstance(self.grader, KindGrader) else self.grader
 
     def extract(self, problem: Problem, text: str) -> str | None:
@@ -152,12 +152,12 @@ class ProblemTask(ProblemSequence):
         name: Its name.
         split: ``"train"``, ``"dev"`` or ``"test"``.
         table: The problems.
-        rows: Those that belong to this sequence.
+        rows: The rows that belong to this sequence.
         grader: Reads and grades answers.
         mas: The MAS that commands use for it unless another is named.
     """
 
-    # Without field() the defaults of Task would be those of the fields.
+    # Without field(), the fields would inherit the defaults of Task.
     name: str = field()
     split: str = field()
     table: Table

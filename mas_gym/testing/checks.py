@@ -41,7 +41,7 @@ class ArmLike(NamedTuple):
 
 
 class ProposalLike(NamedTuple):
-    """Stands in for the driver's proposal of one sampled message."""
+    """A substitute for the scheduler's proposal of one sampled message."""
 
     action: Action
     tokens: int
@@ -59,12 +59,12 @@ class Findings:
     """Collects violations; `settle` raises them all."""
 
     def __init__(self, subject: str) -> None:
-        """Start without faults; ``subject`` names the part in messages."""
+        """Start without violations; ``subject`` names the component in messages."""
         self.subject = subject
         self.faults: list[str] = []
 
     def expect(self, holds: bool, fault: str) -> bool:
-        """Record a fault, once, unless the expectation holds; return whether it does."""
+        """Record a violation, once, unless the expectation holds; return whether it holds."""
         if not holds and fault not in self.faults:
             self.faults.append(fault)
         return holds
@@ -111,7 +111,7 @@ def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Rando
 
 
 def stated(findings: Findings, part: object) -> str:
-    """Return the digest of a part's identity; record a fault and return "" if it cannot state one."""
+    """Return the digest of a component's identity; record a violation and return "" if it has none."""
     try:
         return digest_of(identity_of(part))
     except IdentityError as error:
@@ -120,23 +120,23 @@ def stated(findings: Findings, part: object) -> str:
 
 
 def check_steady(findings: Findings, part: object, before: str) -> None:
-    """Expect a part to state the same identity after its work as before."""
+    """Check that a component's identity is the same before and after its work."""
     if before:
         fault = "its identity changed while it worked: leave counters, caches and generators out of identity()"
         findings.expect(stated(findings, part) == before, fault)
 
 
 def check_apart(findings: Findings, first: str, second: str, alike: bool, difference: str) -> None:
-    """Expect two parts that behave differently to state different identities."""
+    """Check that two components with different behaviour have different identities."""
     if first and second and not alike:
         fault = f"{difference} changes what it does and not its identity: state it in identity()"
         findings.expect(first != second, fault)
 
 
 def variants(part: object) -> Iterator[tuple[str, Any]]:
-    """Yield copies of a part with one numeric setting changed, and the name of the setting.
+    """Yield copies of a component with one numeric setting changed, and the name of the setting.
 
-    A changed setting may be invalid, so an error in such a copy is not a fault of the part.
+    A changed setting may be invalid, so an error in such a copy is not a violation.
     """
     names = [*getattr(part, "__dict__", {}), *getattr(type(part), "__slots__", ())]
     for name in dict.fromkeys(names):
@@ -167,7 +167,7 @@ def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 5
     """Check a MAS config: it is valid, its episodes end, every agent can act, and its environment works.
 
     Args:
-        source: What `mas_gym.load_mas` takes.
+        source: An argument of `mas_gym.load_mas`.
         texts: Messages that meet the conditions of your edges; patterns of ``contains:`` are tried automatically.
         episodes: Number of random episodes to play.
         seed: Seed of the episodes.
@@ -244,11 +244,11 @@ def check_policy(
 
     Args:
         policy: The policy.
-        mas: The system whose prompts are used.
+        mas: The system that defines the prompts.
         question: A question suitable for the policy.
         reproducible: Whether the same request must get the same reply; False for engines without seeds.
         batch_invariant: Whether a reply must not depend on the other requests of its batch.
-        other: Another instance, such as one with other weights. If its replies differ, it must state another
+        other: Another instance, such as one with other weights. If its replies differ, it must have another
             identity, because a run store treats two policies with one identity as the same.
 
     Raises:
@@ -323,7 +323,7 @@ def _stream(findings: Findings, policy: StreamingPolicy, requests: list[Sampling
 
 
 def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:
-    """Return one request per turn of an episode, with the prompts that agents get."""
+    """Return one request per turn of an episode, with the prompts of the agents."""
     system = load_mas(mas)
     model = Dynamics(system)
     state = model.initial_state(question)

@@ -46,7 +46,7 @@ class PlannerLike(Protocol):
 
 
 class _ScriptedCritic(Critic):
-    """What a planner may read from the run's critic in ``for_run``."""
+    """The attributes of the run's critic that a planner may read in ``for_run``."""
 
     name = "scripted"
 
@@ -66,7 +66,7 @@ def check_planner(
     """Check a planner: its requests, its plan, its identity, and that it draws only from its own generator.
 
     A run store treats two planners with one identity as the same. Each numeric setting is therefore changed in
-    turn on a copy; if the copy searches differently, it must state another identity.
+    turn on a copy; if the copy searches differently, it must have another identity.
 
     Args:
         planner: The planner.
@@ -74,7 +74,7 @@ def check_planner(
         training: Whether it may request the true reward.
         max_rounds: Rounds of requests after which a search counts as endless.
         seed: Seed of the searches and of the replies.
-        other: Another instance; if it searches differently, it must state another identity too.
+        other: Another instance; if it searches differently, it must also have another identity.
 
     Raises:
         ComplianceError: Lists every violation.
@@ -114,7 +114,7 @@ def _for_run(planner: Any, training: bool) -> Any:
 
 
 def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
-    """Whether a planner repeats the requests and plan of a finished search; a failing one counts as alike."""
+    """Whether a planner repeats the requests and plan of a finished search; a failing planner counts as alike."""
     ignored = Findings("variant")
     try:
         variant = _Search(ignored, planner, search.model, search.training, search.seed)
@@ -140,7 +140,7 @@ class _PlanLike(Protocol):
 
 
 _SCORED = ("Evaluate", "Extract", "Reward")
-"""Requests for several states."""
+"""Requests that contain several states."""
 
 
 class _Search:
@@ -158,7 +158,7 @@ class _Search:
         self._left: int | None = None
 
     def advance(self) -> None:
-        """Send the replies to the last requests and answer the next ones."""
+        """Send the replies to the last requests and compute the replies to the next ones."""
         try:
             requests = self._generator.send(self._replies)  # type: ignore[arg-type]
         except StopIteration as end:
@@ -183,7 +183,7 @@ class _Search:
     def spend(self) -> Any:
         """Raise `BudgetError` in the search; return its plan or the error that it propagated.
 
-        Like the driver, this grants single messages to complete one path.
+        Like the scheduler, this still executes single-message requests, which complete one path.
         """
         messages, self._left = self.model.max_depth, 0
         try:
@@ -330,11 +330,11 @@ def check_critic(
 
     Args:
         critic: The critic.
-        mas: The system whose states it scores.
+        mas: The system of the states to score.
         question: A question suitable for the critic.
         tolerance: Maximum change of a value caused by batching.
         seed: Seed of the episodes.
-        other: Another instance, such as one with other weights. If its values differ, it must state another
+        other: Another instance, such as one with other weights. If its values differ, it must have another
             identity, because a run store treats two critics with one identity as the same.
 
     Raises:

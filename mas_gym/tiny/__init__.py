@@ -19,7 +19,7 @@ def path() -> Path:
 
 
 def knows(question: str) -> bool:
-    """Whether a question is written in the model's words; other words are spelled out byte by byte."""
+    """Whether most words of a question are in the model's vocabulary; other words are tokenised byte by byte."""
     words = _WORD.findall(question)
     known = _words()
     return sum(word in known for word in words) > 0.8 * len(words)
@@ -35,6 +35,6 @@ _WORD = re.compile(r"[^\W\d_]+")
 GRAPHS = MappingProxyType(
     {"arithmetic": ("rpsv", "single", "refine", "consensus", "dylan"), "ordering": ("logic", "debate")}
 )
-"""The shipped graphs that the model learned to play, by task."""
+"""The shipped graphs that the model was trained on, by task."""
 
 __all__ = ["GRAPHS", "knows", "path"]

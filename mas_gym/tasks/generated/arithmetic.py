@@ -1,8 +1,8 @@
 """Arithmetic: an unlimited supply of multi-step word problems, generated without data files.
 
-Problem ``i`` of a split is generated from ``(seed, split, difficulty, i)`` alone, in
-constant time. A hash of the question's text decides its split, so no question of
-one split occurs in another, whatever the seed.
+Problem ``i`` of a split depends only on ``(seed, split, difficulty, i)`` and is generated in
+constant time. A hash of the question's text determines its split, so no question of
+one split occurs in another, for any seed.
 
 A story is a list of facts about one person's things. Each fact gives one plan
 step, and each step gives one or two equations:
@@ -12,7 +12,7 @@ step, and each step gives one or two equations:
 - **equation**: ``(left, operator, right, result)``.
 
 The `*_slips` functions list the plausible misreadings of an agent's input. All
-numbers stay small, so errors come from *what* is computed, never from difficult
+numbers stay small, so errors come from the choice of computation, not from difficult
 arithmetic.
 """
 
@@ -39,7 +39,7 @@ Slip = tuple[str, int]
 
 
 def step_of(fact: Fact) -> Step:
-    """Return the plan step that a fact calls for."""
+    """Return the plan step that a fact requires."""
     kind, *numbers = fact
     match kind:
         case "has":
@@ -113,7 +113,7 @@ def answer_of(facts: list[Fact]) -> int | None:
 
 
 def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]:
-    """List what a Reader may get wrong: a large find dropped, another person's count taken as a gain.
+    """List the errors that a Reader may make: a large find dropped, another person's count taken as a gain.
 
     Args:
         facts: The true facts.
@@ -140,7 +140,7 @@ def apply_reader_slips(facts: list[Fact], rival: tuple[int, int] | None, slips: 
 
 
 def planner_slips(facts: list[Fact]) -> list[Slip]:
-    """List what a Planner may get wrong: "3 times" as + 3, "half" as - 2, "3 bags of 4" as + 4."""
+    """List the errors that a Planner may make: "3 times" as + 3, "half" as - 2, "3 bags of 4" as + 4."""
     return [(str(fact[0]), i) for i, fact in enumerate(facts) if fact[0] in ("times", "half", "bags")]
 
 
@@ -154,7 +154,7 @@ def apply_planner_slips(facts: list[Fact], slips: list[Slip]) -> list[Step]:
 
 
 def solver_slips(plan: list[Step]) -> list[Slip]:
-    """List what a Solver may get wrong: skip a step like the one before it, copy "- 12" as "- 2"."""
+    """List the errors that a Solver may make: skip a step like the one before it, copy "- 12" as "- 2"."""
     slips: list[Slip] = []
     for i, step in enumerate(plan):
         if i > 1 and step[0] in ("+", "-") and step[0] == plan[i - 1][0] and ("skip", i - 1) not in slips:
@@ -311,9 +311,9 @@ def write_question(
 
     Args:
         story: The facts.
-        rng: Source of chance.
+        rng: The random generator.
         templates: Phrases per kind of sentence.
-        others: Place of a fact to the templates that it is told with instead.
+        others: Alternative templates for some of the facts, by index of the fact.
 
     Returns:
         The text, the person and the items.

@@ -6,7 +6,7 @@ The agents of the system ``game24`` write one step each, in the format of Yao et
     1 + 7 = 8 (left: 2 4 8)
 
 The last agent writes one formula. `can_make` computes whether the remaining numbers can make
-24, so it is known whether each step is correct.
+24, so the correctness of each step is known.
 
 The puzzles are the 1,362 multisets of four whole numbers up to 13 that can make 24. The split of
 a puzzle depends only on its question.
@@ -60,7 +60,7 @@ def after(numbers: Sequence[Fraction], move: Move) -> Numbers:
     """Return the numbers left after a move, in ascending order.
 
     Raises:
-        ValueError: The move takes a number that is not there.
+        ValueError: The move uses a number that is not available.
     """
     rest = list(numbers)
     rest.remove(move.left)
@@ -132,13 +132,13 @@ def write_move(numbers: Sequence[Fraction], move: Move) -> str:
 
 
 def read_left(message: str) -> Numbers | None:
-    """Return the numbers that a step says are left; None if it does not say."""
+    """Return the remaining numbers that a step lists; None if it lists none."""
     found = _LEFT.findall(message)
     return read_numbers(found[-1]) if found else None
 
 
 def read_question(question: str) -> Numbers | None:
-    """Return the numbers of a question, which stand after its last colon."""
+    """Return the numbers of a question, which follow its last colon."""
     return read_numbers(question.rpartition(":")[2])
 
 
@@ -234,7 +234,7 @@ def puzzle(problem_id: str, numbers: Sequence[int]) -> Problem:
     """Return the problem of four numbers.
 
     Raises:
-        ConfigError: They cannot make 24.
+        ConfigError: The numbers cannot make 24.
     """
     formula = solve(sorted(map(Fraction, numbers)))
     if formula is None:

@@ -1,7 +1,7 @@
 """Ordering: an unlimited supply of puzzles about positions in a queue, with options A to D.
 
-Generated like `Arithmetic`, with the same guarantees: problem ``i`` depends on
-``(seed, split, difficulty, i)`` alone, and splits are disjoint by content.
+Generated like `Arithmetic`, with the same guarantees: problem ``i`` depends only on
+``(seed, split, difficulty, i)``, and splits are disjoint by content.
 
 A queue grows rule by rule, and every rule can be misread:
 
@@ -61,7 +61,7 @@ def states_of(rules: list[Rule]) -> list[State] | None:
 
 
 def reader_slips(rules: list[Rule], phrases: list[str]) -> list[Slip]:
-    """List what a reader of the text may get wrong: "ahead of" as after, a swap left out.
+    """List the errors that a reader of the text may make: "ahead of" as after, a swap left out.
 
     Args:
         rules: The true rules.
@@ -79,7 +79,7 @@ def apply_reader_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
 
 
 def builder_slips(rules: list[Rule]) -> list[Slip]:
-    """List what a builder may get wrong: "after" a person in the middle as last, "last" as first."""
+    """List the errors that a builder may make: "after" a person in the middle as last, "last" as first."""
     states = states_of(rules) or []
     slips: list[Slip] = []
     for i, rule in enumerate(rules[: len(states)]):
@@ -186,7 +186,7 @@ def draw_puzzle(rng: random.Random, difficulty: int) -> Puzzle:
 
 
 def write_question(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[str, str, int, list[str]]:
-    """Return the question text, the right letter, the place asked for (from 0) and the options; samples phrases."""
+    """Return the question text, the right letter, the requested place (from 0) and the options; samples phrases."""
     sentences = [
         rng.choice(TEMPLATES[phrase]).format(*rule[1:])
         for phrase, rule in zip(puzzle.phrases, puzzle.rules, strict=True)
@@ -204,7 +204,7 @@ def write_question(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[st
 
 
 def is_sound(rules: list[Rule], phrases: list[str], place: int) -> bool:
-    """Return whether every misreading puts another person at the place asked for."""
+    """Return whether every misreading puts another person at the requested place."""
     order = (states_of(rules) or [()])[-1]
     misread = misread_states(rules, phrases)
     return bool(order) and all(state is not None and state[place] != order[place] for state in misread)

@@ -2,10 +2,10 @@ r"""Grade a final message: extract its answer and compare it with the reference.
 
 There are two modes. ``"paper"`` follows the paper's App. "Answer extraction and
 normalization" literally (`mas_gym.tasks.grading.paper`). ``"strict"``, the default,
-uses the same rules of equality and corrects errors of the literal rules: the last
+uses the same equality rules and corrects errors of the literal rules: the last
 statement of an answer is used instead of the first, boxes and LaTeX are parsed,
 fractions and roots keep their value, the article "A" is not an option, and an
-announced answer that cannot be parsed is no answer.
+announced answer that cannot be parsed does not count as an answer.
 
 A message may state an answer in many forms ("Final Answer: 18", ``\boxed{18}``,
 "#### 18", "so the answer is **18**.") and more than once. The last explicit
@@ -40,7 +40,7 @@ def check_mode(mode: str) -> GradingMode:
     """Return the mode if it exists.
 
     Raises:
-        ConfigError: There is no such mode.
+        ConfigError: The mode does not exist.
     """
     if mode not in GRADING_MODES:
         raise ConfigError(f"expected a grading mode of {' or '.join(map(repr, GRADING_MODES))}, got {mode!r}")
@@ -130,7 +130,7 @@ NEEDS = {
     "allow_code=True or --allow-code",
     "judge": "kind 'judge' needs a policy that decides; pass judge='openai:MODEL@URL' or --judge",
 }
-"""What the kinds that need more than the message ask for."""
+"""Requirements of the kinds that need more than the message."""
 
 
 def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
@@ -142,11 +142,11 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         mode: ``"strict"`` or ``"paper"``.
 
     Returns:
-        The grade. A message without a readable answer is not correct, nor is one whose comparison times out.
+        The grade. It is not correct if the message has no readable answer or the comparison times out.
 
     Raises:
         MissingDependencyError: The comparison needs math-verify, which is not installed.
-        ConfigError: Code and judged answers need more than a text: a `mas_gym.tasks.grading.graders.KindGrader`.
+        ConfigError: The kind is ``"code"`` or ``"judge"``, which need a `mas_gym.tasks.grading.graders.KindGrader`.
     """
     if problem.kind in ("text", "regex"):
         return _grade_words(problem, text)

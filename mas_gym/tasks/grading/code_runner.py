@@ -23,7 +23,7 @@ _RESULT = "__case_result__"
 
 
 def main() -> None:
-    """Do the job and end the process."""
+    """Run the job and end the process."""
     job = json.load(sys.stdin)
     report = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -31,7 +31,7 @@ def main() -> None:
         os.dup2(nowhere, standard)
     os.close(nowhere)
     sys.path += job["packages"]
-    # `exit` and `quit`, as in any program; the rest of what `site` does takes longer than most tests.
+    # Define only `exit` and `quit`; the full setup by `site` takes longer than most tests.
     site.setquit()
     _limit(job["limits"])
     # The parent's clock starts here.
@@ -42,7 +42,7 @@ def main() -> None:
         error = _run({"solution.py": job["code"], "tests.py": job["tests"]})
         result = {"token": job["token"]} if error is None else {"error": error}
         os.write(report, json.dumps(result).encode() + b"\n")
-    # Without exit handlers: the code may have registered some.
+    # Skip exit handlers, because the code may have registered some.
     os._exit(0)
 
 
@@ -147,7 +147,7 @@ def _described(error: BaseException) -> str:
 def _limit(limits: dict[str, Any]) -> None:
     seconds = int(limits["seconds"]) + 1
     wanted = {
-        # The first limit sends a signal that says what happened; code can ignore it, but not the second.
+        # At the first limit, a signal reports the cause; code can ignore this signal but not the second limit.
         resource.RLIMIT_CPU: (seconds, seconds + 1),
         resource.RLIMIT_AS: (limits["memory"], limits["memory"]),
         resource.RLIMIT_FSIZE: (limits["file"], limits["file"]),
@@ -160,7 +160,7 @@ def _limit(limits: dict[str, Any]) -> None:
         try:
             resource.setrlimit(which, (soft, hard))
         except (ValueError, OSError):
-            # macOS refuses some of them.
+            # macOS rejects some of the limits.
             if sys.platform == "linux":
                 raise
 

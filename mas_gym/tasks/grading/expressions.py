@@ -96,7 +96,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}")
 _PLAIN_WORD = re.compile(
     r"(?<![A-Za-z])(?!(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|exp|max|min|gcd|lcm|mod|inf|base)[A-Za-z]{3,}"
 )
-# "7.5 cups of flour for 2 cakes": a value and words that go on about it; in "3 out of 5" they belong to the value.
+# "7.5 cups of flour for 2 cakes": a value and words that describe it; in "3 out of 5" the words are part of the value.
 _VALUE_IN_PROSE = re.compile(
     r"(?:(?:approximately|about|exactly|still|also|only|just)\s++)*+"
     r"(?P<value>[-+]?[$€£]?\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+%?),?\s++"
@@ -106,25 +106,25 @@ _VALUE_IN_PROSE = re.compile(
 
 
 def is_words(text: str) -> bool:
-    r"""Whether a normalised answer is words and no mathematics: ``\text{Evelyn}``, ``even``."""
+    r"""Whether a normalised answer is words rather than mathematics: ``\text{Evelyn}``, ``even``."""
     return _WORDLIKE.fullmatch(text) is not None
 
 
 def is_prose(text: str) -> bool:
-    """Whether a normalised answer has numbers among words, as in ``36sides of the``; no answer reads like that."""
+    """Whether a normalised answer has numbers among words, as in ``36sides of the``; such text is never an answer."""
     plain_text = _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))
     return any(sign.isdigit() for sign in plain_text) and _PLAIN_WORD.search(plain_text) is not None
 
 
 def words_key(text: str) -> str:
-    r"""Reduce an answer in words to what is compared: ``East.`` to ``east``, ``3:30 p.m.`` to ``3:30pm``."""
+    r"""Reduce an answer in words to its comparison form: ``East.`` to ``east``, ``3:30 p.m.`` to ``3:30pm``."""
     inner = text.replace("\\text", " ").strip()
     return _LETTERS.sub("", inner.replace("{", " ").replace("}", " ")).casefold()
 
 
 @lru_cache(maxsize=8192)
 def normalise(text: str) -> str:
-    r"""Write a mathematical answer in its canonical form; empty if it is longer than `MAX_CHARS`.
+    r"""Return the canonical form of a mathematical answer; empty if it is longer than `MAX_CHARS`.
 
     >>> normalise(r"$\left( \dfrac34 , 2\sqrt5 \right)$."), normalise(r"864 \mbox{ inches}^2"), normalise("$1,000.50")
     ('(\\frac{3}{4},2\\sqrt{5})', '864', '1000.5')
@@ -172,7 +172,7 @@ def _without_frame(text: str) -> str:
 def _without_units(text: str) -> str:
     for tail in (_TEXT_TAIL, _WORD_TAIL, _ATTACHED_UNIT):
         shorter = tail.sub("", text)
-        # a unit follows a value; words alone, and words after an operator, are the answer itself
+        # a unit follows a value; words without a value, and words after an operator, are the answer itself
         if shorter != text and shorter.strip() and shorter.rstrip()[-1] not in "+-*/=^_<>,&":
             text = shorter.strip()
     return text
@@ -238,12 +238,12 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
 
     Args:
         reference: The right answer, as a problem gives it.
-        answer: The answer to judge, as `extract_answer` returns it or as a person would write it.
+        answer: The answer to grade, as returned by `extract_answer` or as written by a person.
         kind: How to compare: by value, by mathematical meaning or by label.
         mode: ``"strict"``, or ``"paper"`` for the literal rule of the appendix.
 
     Raises:
-        MissingDependencyError: The comparison needs the symbolic engine and it is not installed.
+        MissingDependencyError: The comparison needs the symbolic engine, which is not installed.
 
     >>> answers_equal("1000", "$1,000.0"), answers_equal("0.5", r"\frac12"), answers_equal("A", "b", "choice")
     (True, True, False)

@@ -31,7 +31,7 @@ def read_formula(text: str) -> str | None:
         text: One line or the content of a box.
 
     Returns:
-        The formula; None if no side of the text is one.
+        The formula; None if no side of the text is a formula.
     """
     plain = _WORDS.sub(_plain, text.translate(_SIGNS)).strip().rstrip(".,;:!")
     for side in plain.split("="):
@@ -62,7 +62,7 @@ def _plain(found: re.Match[str]) -> str:
 
 
 def _tokens(text: str) -> list[str] | None:
-    """Return the numbers, operators and parentheses of a text; None if it has anything else."""
+    """Return the numbers, operators and parentheses of a text; None if it contains anything else."""
     tokens = []
     place = 0
     text = text.rstrip()
@@ -76,7 +76,7 @@ def _tokens(text: str) -> list[str] | None:
 
 
 def _postfix(tokens: list[str]) -> list[str] | None:
-    """Return the tokens in postfix order (Dijkstra's shunting-yard algorithm); None if they are no formula."""
+    """Return the tokens in postfix order (Dijkstra's shunting-yard algorithm); None if they are not a formula."""
     out: list[str] = []
     waiting: list[str] = []
     operand_next = True

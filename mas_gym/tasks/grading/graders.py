@@ -9,7 +9,7 @@ whole final message::
 
     load_task("my.csv", grader="my.py:grade")       # or grader=grade, or --grader my.py:grade
 
-``FILE.py:NAME`` may also name a class whose instances have this signature, with settings after
+``FILE.py:NAME`` may also name a class with instances of this signature, with settings after
 a second colon. Such a grader runs in a separate process, which is killed if it takes longer
 than `GRADER_SECONDS`. A function object runs on a thread: if it takes longer, its search fails,
 but the thread cannot be killed. In both cases an error in the grader fails only that search, and
@@ -41,7 +41,7 @@ GRADERS = Registry("grader", "mas_gym.graders", {})
 """Names of graders: those of packages. Each is a function ``(problem, text)``, or a class with such instances."""
 
 GRADER_SECONDS = 60.0
-"""Time that a grader of one's own may take for one message."""
+"""Time limit of a custom grader for one message."""
 
 Function = Callable[[Problem, str], "bool | Grade"]
 
@@ -52,8 +52,8 @@ class KindGrader:
 
     Attributes:
         mode: ``"strict"`` or ``"paper"``.
-        limits: What code may use; None refuses to run code.
-        judge: Decides problems of kind ``"judge"``; None refuses them.
+        limits: Resource limits of code; None disables code.
+        judge: Grades problems of kind ``"judge"``; None disables them.
     """
 
     mode: GradingMode = "strict"
@@ -61,13 +61,13 @@ class KindGrader:
     judge: Grader | None = None
 
     def identity(self) -> object:
-        """Return the mode, and what is not the default."""
+        """Return the mode, and the attributes that differ from the defaults."""
         parts = {"limits": self.limits, "judge": self.judge}
         stated = {name: part for name, part in parts.items() if part not in (None, Limits())}
         return {"mode": self.mode, **stated} if stated else self.mode
 
     def refusal(self, kind: str) -> str | None:
-        """Return why problems of a kind cannot be graded; None if they can."""
+        """Return the reason if problems of a kind cannot be graded; else None."""
         missing = (kind == "code" and self.limits is None) or (kind == "judge" and self.judge is None)
         return NEEDS[kind] if missing else None
 
@@ -79,7 +79,7 @@ class KindGrader:
         """Compare the answer in a final message with the reference.
 
         Raises:
-            ConfigError: The kind needs what this grader lacks.
+            ConfigError: The kind needs code execution or a judge, and this grader has none.
         """
         if problem.kind == "judge" and self.judge is not None:
             return self.judge.grade(problem, text)
@@ -96,12 +96,12 @@ class Ungraded(KindGrader):
     """Reads answers by kind and grades none, for questions without a reference."""
 
     def grade(self, problem: Problem, text: str) -> Grade:
-        """Return the answer, as not correct."""
+        """Return the answer, graded as not correct."""
         return Grade(False, self.extract(problem, text), "no reference")
 
 
 class OwnGrader:
-    """Reads answers as for the problem's kind; its subclasses grade with the user's code."""
+    """Reads answers by the problem's kind; its subclasses grade with the user's code."""
 
     base: KindGrader
 
@@ -125,7 +125,7 @@ class OwnGrader:
 
 
 class FunctionGrader(OwnGrader):
-    """Grades with a function; answers are read as for the problem's kind.
+    """Grades with a function; answers are read by the problem's kind.
 
     Attributes:
         function: The function.
@@ -138,7 +138,7 @@ class FunctionGrader(OwnGrader):
         self._worker = ThreadWorker(self._answer)
 
     def identity(self) -> object:
-        """Return the function, by its source, and how answers are read."""
+        """Return the function, by its source, and the identity of the answer reader."""
         return {"code": identity_of(self.function), "answers": self.base.identity()}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -149,7 +149,7 @@ class FunctionGrader(OwnGrader):
         """Call the function.
 
         Raises:
-            UserCodeError: It raised, took too long, or returned neither a bool nor a `Grade`.
+            UserCodeError: The function raised an error, took too long, or returned neither a bool nor a `Grade`.
         """
         try:
             result = self._worker.ask((problem, text), GRADER_SECONDS)
@@ -176,7 +176,7 @@ class FunctionGrader(OwnGrader):
 
 
 class FileGrader(OwnGrader):
-    """Grades with a named function, in a separate process; answers are read as for the problem's kind.
+    """Grades with a named function, in a separate process; answers are read by the problem's kind.
 
     Attributes:
         spec: ``FILE.py:NAME``, or a name in the entry-point group ``mas_gym.graders``; settings may follow.
@@ -184,10 +184,10 @@ class FileGrader(OwnGrader):
     """
 
     def __init__(self, spec: str, base: KindGrader, digest: str | None = None) -> None:
-        """Import the file here too: what is wrong with it shows before anything is graded.
+        """Import the file in this process too, so that its errors are raised before grading.
 
         Raises:
-            MASGymError: As `mas_gym.plugins.Registry.load`; or the code is another than when the grader was pickled.
+            MASGymError: As `mas_gym.plugins.Registry.load`; or the code has changed since the grader was pickled.
         """
         parsed = GRADERS.parse(spec)
         if parsed.file:
@@ -199,7 +199,7 @@ class FileGrader(OwnGrader):
         self._worker = LineProcess("mas_gym.tasks.grading.graders:serve", self.spec)
 
     def identity(self) -> object:
-        """Return the code, by its source, and how answers are read."""
+        """Return the code, by its source, and the identity of the answer reader."""
         return {"code": self._identity, "answers": self.base.identity()}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -210,7 +210,8 @@ class FileGrader(OwnGrader):
         """Call the function in its process.
 
         Raises:
-            UserCodeError: It raised, took too long, ended its process, or returned neither a bool nor a `Grade`.
+            UserCodeError: The function raised an error, took too long, ended its process, or returned neither a bool
+                nor a `Grade`.
         """
         question = {"text": text, "answer": self.extract(problem, text), "problem": _stated(problem)}
         try:
@@ -236,10 +237,10 @@ def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Gra
     Args:
         grader: ``FILE.py:NAME`` or a package's name, a function ``(problem, text) -> bool | Grade``, a `Grader`, or
             None to grade by kind.
-        base: Grades by kind, and reads the answers of the others.
+        base: Grades by kind, and reads the answers for other graders.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The grader is none of these.
         MASGymError: The file cannot be imported, or has no such name.
     """
     if grader is None:
@@ -260,7 +261,7 @@ def call(function: Function, problem: Problem, text: str, answer: str | None) ->
         function: The function.
         problem: The problem.
         text: The final message.
-        answer: The answer in it as read for the problem's kind, for a result that names none.
+        answer: The answer in the message, read by the problem's kind; used if the result contains no answer.
 
     Raises:
         UserCodeError: The result is neither a bool nor a `Grade`.
@@ -304,7 +305,7 @@ def _too_slow(name: str) -> UserCodeError:
 
 
 def serve() -> None:
-    """Answer as the process of a `FileGrader` until the input ends."""
+    """Serve as the process of a `FileGrader` until the input ends."""
     serve_lines(_prepare)
 
 

@@ -33,7 +33,7 @@ JUDGE_SECONDS = 600.0
 
 
 class Verdict(NamedTuple):
-    """What a judge said, and what that cost, replies without a verdict included."""
+    """A judge's verdict and its cost, including replies without a verdict."""
 
     correct: bool
     tokens: int
@@ -56,8 +56,8 @@ class Judge:
         """Load the policy.
 
         Args:
-            policy: The judge, or what `mas_gym.policies.load_policy` takes; only the latter can be pickled for other
-                processes whatever the policy holds.
+            policy: The judge, or an argument of `mas_gym.policies.load_policy`; the latter can be pickled for other
+                processes even if the policy cannot.
             prompt: Its system prompt; the shipped one by default. The message to the judge ends with the lines that
                 state a verdict, correct or incorrect.
         """
@@ -85,9 +85,9 @@ class Judge:
         return extract_answer(problem, text)
 
     def grade(self, problem: Problem, text: str) -> Grade:
-        """Ask for a verdict on the answer in a message; equal answers are judged once, on whatever thread.
+        """Request a verdict on the answer in a message; equal answers are judged once, across all threads.
 
-        The grade states the verdict's whole cost each time, so that a search's cost does not depend on others.
+        Each grade contains the verdict's full cost, so that a search's cost does not depend on other searches.
 
         Raises:
             PolicyError: The policy failed, or no reply had a verdict.
@@ -100,7 +100,7 @@ class Judge:
         return Grade(correct, self.extract(problem, text), said, tokens, read)
 
     def _once(self, key: tuple[str, str, str], problem: Problem) -> Verdict:
-        """Return the verdict on an answer, from whoever asks first."""
+        """Return the verdict on an answer; only the first caller requests it from the policy."""
         with self._lock:
             known = self._known.get(key)
             mine = self._known[key] = Future() if known is None else known
@@ -111,7 +111,7 @@ class Judge:
                 mine.set_result(self._verdict(problem, key[-1]))
             except BaseException as error:
                 with self._lock:
-                    # The next to ask tries again.
+                    # The next caller tries again.
                     self._known.pop(key, None)
                 mine.set_exception(error)
         return mine.result()
@@ -122,7 +122,7 @@ class Judge:
         said, tokens, read = "", 0, 0
         for attempt in range(ATTEMPTS):
             seed = derive_seed(0, problem.id, answer.encode("utf-8", "replace"), attempt)
-            # The first attempt is greedy; another greedy one would say the same.
+            # The first attempt is greedy; another greedy attempt would give the same reply.
             request = SamplingRequest(messages, (seed,), MAX_NEW_TOKENS, 0.7 if attempt else 0.0, agent="Judge")
             reply = self._ask(request)
             with self._lock:

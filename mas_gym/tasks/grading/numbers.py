@@ -103,7 +103,7 @@ _REPEATING = re.compile(r"([-+]?)(\d{0,20})\.(\d{0,20})\\overline\{?\s?(\d{1,20}
 _SIMPLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _LOOSE_SIGN = re.compile(r"([-+])\s+(?=[\d.\\])", re.ASCII)
 
-# What follows a number that is only part of an expression, and so not the answer.
+# Text after a number that is only part of an expression and therefore not the answer.
 _CONTINUES = re.compile(
     r"""[A-Za-z](?<![mgLlshdcCFJWV])(?![A-Za-z]) | \([\d\\] | :\d | _\s?\{?\d
     | \s*+(?:
@@ -114,7 +114,7 @@ _CONTINUES = re.compile(
     ) | \s+[xyzni](?![A-Za-z']) | \.\d | [^\S\n]++\d++(?!-?[A-Za-z])""",
     re.VERBOSE | re.ASCII,
 )
-# What precedes such a number.
+# Text before such a number.
 _PRECEDED = re.compile(
     r"(?:[+*/^]|[\d)}]\s*-|\d:|\\(?:times|cdot|div|sqrt|pm)|(?<!boxed)(?<!text)(?<!textbf)(?<!mathbf)(?<!mathrm)\{)\s*$"
     r"|\d[^\S\n]+$",
@@ -171,7 +171,7 @@ _NO_DIGIT = re.compile(r"\D", re.ASCII)
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALES |= {"lakh": 10**5, "crore": 10**7}
 _SCALE = re.compile("|".join(_SCALES), re.IGNORECASE)
-# With what may stand before it, as in "$1.5$ million" and r"1.5\text{ million}".
+# With possible prefixes, as in "$1.5$ million" and r"1.5\text{ million}".
 MAGNITUDE = re.compile(
     r"(?P<gap>(?:[^\S\n]|[-$*`\"'})\]]|\\[()\[\]]|\\(?:text|mbox|mathrm|textrm|textbf)\s?\{){0,6})"
     rf"(?P<scale>(?:{_SCALE.pattern})s?(?:[^\S\n](?:{_SCALE.pattern})s?){{0,2}})(?!\w)",
@@ -191,7 +191,7 @@ _CLOSING_DOLLAR = re.compile(r"[^$]*\$(?!\s?[-+.\d])")
 
 
 def in_digits(text: str) -> str:
-    r"""Write numbers of a plain text in digits: without separators of thousands, and with their magnitude.
+    r"""Write numbers of a plain text in digits: without thousands separators, and with their magnitude expanded.
 
     >>> in_digits("12 000"), in_digits("1'000.5"), in_digits("1.000.000"), in_digits("1.5 million"), in_digits("7 10")
     ('12000', '1000.5', '1000000', '1500000', '7 10')
@@ -211,10 +211,10 @@ def _scaled(match: re.Match[str]) -> str:
 
 
 def _spelled(match: re.Match[str]) -> str:
-    """Write out a letter that stands for a magnitude; other letters are units.
+    """Expand a letter that denotes a magnitude; other letters are units.
 
-    Beside a currency each letter is one. Without a currency those of "5k", "5M", "5 k" and "5 bn" are, and "5m" and
-    "300 K" have units.
+    Next to a currency, each letter is a magnitude. Without a currency, the letters of "5k", "5M", "5 k" and "5 bn" are
+    magnitudes, and those of "5m" and "300 K" are units.
     """
     letter, value = match["letter"], value_of(match)
     # "$5m$" is a formula.
@@ -359,8 +359,8 @@ _GAP = re.compile(r"\s(?!\d)", re.ASCII)
 def read_number(span: str) -> str | None:
     """Read the single number of a stated answer, such as ``$18 per day`` or ``9 * 2 = 18.``.
 
-    If the span starts with a number, that is the answer. Otherwise the last number
-    of its first sentence is, unless that number is only a count that follows the
+    If the span starts with a number, that number is the answer. Otherwise, the answer is the last
+    number of its first sentence, unless that number is only a count that follows the
     asserted answer ("the total is 18 in 2 days"). The parts of one quantity are
     one number in its first unit: "18 minutes and 30 seconds" is 18.5. An
     unevaluated expression, a list or a hedge ("18 or 20") is not a number.
@@ -369,7 +369,7 @@ def read_number(span: str) -> str | None:
         span: The text after an answer tag, at most `MAX_CHARS` characters.
 
     Returns:
-        The number as `format_number` writes it, a clock time as it stands, or None.
+        The number as `format_number` writes it, a clock time unchanged, or None.
     """
     simple = _SIMPLE.fullmatch(span)
     if simple is not None:
@@ -421,7 +421,7 @@ def _asserted_token(text: str) -> re.Match[str] | None:
 def _with_parts(text: str, match: re.Match[str], value: Fraction) -> tuple[Fraction, int]:
     """Add the smaller parts of a quantity, as in "5 feet 6 inches", to its number; also return where they end.
 
-    The parts of a quantity are of one dimension, each smaller than the one before.
+    The parts of a quantity have the same dimension, and each part is smaller than the one before.
     """
     end, first = match.end(), None
     while (part := _PART.match(text, end)) is not None:

@@ -46,7 +46,7 @@ MAX_CHARS = 65_536
 """Maximum length of the code, and of the tests."""
 
 Sandbox = Literal["bubblewrap", "none"]
-"""How code is isolated."""
+"""The isolation of code."""
 
 _START_SECONDS = 120.0  # to start the interpreter, on a busy machine
 _RESULT_BYTES = 8192
@@ -65,7 +65,7 @@ _ALTERNATIVE = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run of code may use.
+    """Resource limits of one run of code.
 
     Attributes:
         seconds: Wall-clock time; CPU time has the same limit, rounded up.
@@ -114,18 +114,18 @@ def run_cases(
 ) -> list[CaseResult]:
     """Run code once, and then each of many cases in the same module; a case that fails does not end the run.
 
-    A process starts in about 30 milliseconds, so that a program and hundreds of short tests take little longer than one
-    test. The cases share the module's variables, in order.
+    Starting a process takes about 30 milliseconds, so one run of hundreds of short tests takes little longer than one
+    test. The cases run in order and share the module's variables.
 
     Args:
         code: Python code, which must define what the cases use.
         cases: Statements that raise if the code is wrong, such as ``assert f(2) == 4``, or expressions such as
-            ``f(2)``, whose values are returned.
-        limits: What the whole run may use.
+            ``f(2)``; the values of expressions are returned.
+        limits: Limits of the whole run.
         case_seconds: CPU time of the code, and of each case.
 
     Returns:
-        One result per case; all failed if the code itself does.
+        One result per case; all cases fail if the code itself fails.
 
     Raises:
         ConfigError: The sandbox cannot be set up.
@@ -149,13 +149,13 @@ def _case_result(line: bytes, token: str) -> CaseResult | None:
 
 
 def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
-    """Run code and then its tests; both are Python, and one module ``__main__``, as in ``python file.py``.
+    """Run code and then its tests; both are Python in one module ``__main__``, as in ``python file.py``.
 
     Args:
-        code: What the message wrote.
+        code: The code of the message.
         tests: Statements that raise if the code is wrong, such as ``assert f(2) == 4``; or ``unittest`` classes and
             ``unittest.main()``.
-        limits: What the run may use.
+        limits: Limits of the run.
 
     Raises:
         ConfigError: The sandbox cannot be set up.
@@ -170,15 +170,15 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
 
 
 def _run(work: JSONObject, limits: Limits, lines: int) -> tuple[bytes, bool, int | None, str]:
-    """Run a job in a process of its own.
+    """Run a job in a separate process.
 
     Args:
-        work: What the process is to run.
-        limits: What the run may use.
-        lines: How many lines it reports.
+        work: The job.
+        limits: Limits of the run.
+        lines: Number of lines that the process reports.
 
     Returns:
-        What it reported, whether it was late, its exit status, and the token that its reports contain.
+        The reported lines, whether the process timed out, its exit status, and the token that the reports contain.
     """
     if os.name != "posix":
         raise ConfigError("running the code of messages needs an operating system with resource limits (Linux, macOS)")
@@ -209,7 +209,7 @@ def check_sandbox(sandbox: str) -> Sandbox:
     """Return the isolation if code can run in it on this machine.
 
     Raises:
-        ConfigError: There is no such isolation, or it cannot be set up, with the remedy.
+        ConfigError: The isolation does not exist or cannot be set up; the message contains the fix.
     """
     checked = cast(Sandbox, choice("sandbox", sandbox, get_args(Sandbox)))
     _try(checked, shutil.which("bwrap"))
@@ -257,7 +257,7 @@ def _started(sandbox: Sandbox, folder: str, job: IO[bytes], complaints: IO[bytes
 
 
 def _bubblewrap() -> list[str]:
-    """Return the command that isolates a process, without its filter."""
+    """Return the command that isolates a process, without the system-call filter."""
     bwrap = shutil.which("bwrap")
     if not supported():
         raise ConfigError(
@@ -274,7 +274,7 @@ def _bubblewrap() -> list[str]:
     own = [os.path.join(sys.base_prefix, "lib"), os.path.join(sys.base_prefix, "lib64")]
     for path in dict.fromkeys([*_LIBRARIES, *_FILES, *own, *_packages(), _interpreter(), str(_RUNNER)]):
         command += ["--ro-bind-try", path, path]
-    # Without /proc, programs that look for libraries beside themselves do not find them.
+    # Without /proc, programs that look for libraries relative to their own path do not find them.
     command += ["--setenv", "LD_LIBRARY_PATH", own[0]]
     for path in _DEVICES:
         command += ["--dev-bind", path, path]
@@ -294,7 +294,7 @@ def _cannot_isolate(sandbox: Sandbox, reason: str) -> ConfigError:
 
 
 def _interpreter() -> str:
-    """Return the Python program that the environment is based on; an environment's own one is a link to it."""
+    """Return the Python program that the environment is based on; an environment's program is a link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -304,7 +304,7 @@ def _packages() -> list[str]:
 
 
 def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
-    """Return what the process reports, and whether it was late: not done ``seconds`` after it began with the code."""
+    """Return the process's report, and whether it timed out: not finished ``seconds`` after it started the code."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     while said.count(b"\n") <= lines and len(said) <= _RESULT_BYTES * lines:

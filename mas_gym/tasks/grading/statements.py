@@ -19,9 +19,9 @@ class Statement(NamedTuple):
     """One place where a message states its answer.
 
     Attributes:
-        span: The text that holds the answer, one line or the content of a box; may be empty.
-        firm: Whether this is clearly a statement of the answer; others count only if no firm one can be read.
-        declared: Whether it is a tag such as "Final Answer:". If its span cannot be read, nothing is guessed.
+        span: The text that contains the answer, one line or the content of a box; may be empty.
+        firm: Whether this is clearly a statement of the answer; others are used only if no firm one can be parsed.
+        declared: Whether it is a tag such as "Final Answer:". If its span cannot be parsed, no answer is guessed.
     """
 
     span: str
@@ -139,7 +139,7 @@ def _line(text: str, start: int) -> str:
 
 
 def _box_content(text: str, start: int) -> str | None:
-    r"""Return what ``\boxed`` holds, with a magnitude behind it, or None if it never closes or holds too much."""
+    r"""Return the content of ``\boxed`` and a magnitude after it; None if it is unclosed or too long."""
     start += len(text[start : start + 4]) - len(text[start : start + 4].lstrip())
     if text[start : start + 1] != "{":
         return text[start : start + 1] or None

@@ -41,7 +41,7 @@ _DIGITS = re.compile(r"\d+")
 _POWER_OF_GROUP = re.compile(r"[)}]\s*\^")
 _BIG_FACTORIAL = re.compile(r"\d{4}\s*+!|!\s*!|[)}\]]\s*!")
 _COUNT = re.compile(r"\\(?:binom|dbinom|tbinom|prod|sum)(?![A-Za-z])")
-# What the library would drop or misread instead of rejecting: "5 5" as 10, "3:30am" as 1/10, "1 \\ldots 5" as 6.
+# Input that the library would drop or misread instead of rejecting: "5 5" as 10, "3:30am" as 1/10, "1 \\ldots 5" as 6.
 _FOREIGN = re.compile(
     r"[:;?\"'@#]|\.\.|(?<![_\d])\d++\s++[\d.]|\\(?:[lc]?dots|text|mathrm|p?mod|pmod|bmod|prime)(?![A-Za-z])"
     r"|(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|arcsin|arccos|arctan|sinh|cosh|tanh)(?![A-Za-z]))[A-Za-z]{3}"
@@ -54,7 +54,7 @@ def require_math() -> None:
     """Check that the symbolic engine is installed.
 
     Raises:
-        MissingDependencyError: It is not.
+        MissingDependencyError: The engine is not installed.
     """
     from mas_gym.errors import MissingDependencyError
 
@@ -152,7 +152,7 @@ def _out_of_time(number: int, frame: object) -> None:
 
 
 def serve() -> None:
-    """Answer as the worker process until the input ends."""
+    """Serve as the worker process until the input ends."""
     serve_lines(_prepare)
 
 

@@ -81,7 +81,7 @@ def seccomp_program() -> bytes:
         call.split()[machine.column] for call in ", ".join((_FILES, _WAITING, _MEMORY, _PROCESS, _TIME)).split(", ")
     )
     allowed = [int(number) for number in columns if number != "-"]
-    # An instruction is its code, how many to skip if it is true and if it is false, and its operand.
+    # An instruction consists of its code, the numbers of instructions to skip if true and if false, and its operand.
     steps = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, machine.audit), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
     end = [
         (_EQUAL, 0, 2, machine.clone),

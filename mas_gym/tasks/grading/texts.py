@@ -20,7 +20,7 @@ _INFO = re.compile(r"[ \t]*+[\w+.#-]{0,20}+[ \t]*+\r?\n")
 
 
 def normalise_text(text: str) -> str:
-    """Write an answer in words in the form that is compared: case, edges, spaces and a leading article do not count.
+    """Return the comparison form of an answer in words, which ignores case, edges, spaces and a leading article.
 
     >>> normalise_text(' The  "Vienna". '), normalise_text("C++")
     ('vienna', 'c++')
@@ -44,7 +44,7 @@ def accepted_texts(answer: str) -> list[str]:
 
 
 def read_text(text: str) -> str | None:
-    """Read an answer in words: what the last statement says, or the last line."""
+    """Read an answer in words: the last statement, or the last line."""
     loose = None
     for statement in statements(text):
         if statement.span.strip(_EDGES):
@@ -62,7 +62,7 @@ def _short_text(span: str) -> str | None:
 
 
 def read_code(text: str) -> str | None:
-    """Read the code of a message: its last block between triple backticks, or what follows its last answer tag."""
+    """Read the code of a message: its last block between triple backticks, or the text after its last answer tag."""
     for block in reversed(text.split("```")[1::2]):
         info = _INFO.match(block)
         block = block[info.end() :] if info is not None else block

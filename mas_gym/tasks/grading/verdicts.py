@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 REQUIRED = "End your reply with exactly one of these lines, and nothing after it:"
-"""What a prompt says before the lines."""
+"""The text of a prompt before the verdict lines."""
 
 _AROUND = " \t*`."
 
@@ -28,17 +28,17 @@ def verdict_lines(prompt: str, words: Sequence[str]) -> list[str]:
 
 
 def ask_verdict(prompt: str, words: Sequence[str]) -> str:
-    """Return a prompt that ends with the lines of its verdicts."""
+    """Return a prompt that ends with its verdict lines."""
     return "\n".join([f"{prompt}\n\n{REQUIRED}", *verdict_lines(prompt, words)])
 
 
 def read_verdict(reply: str, prompt: str, words: Sequence[str]) -> int | None:
-    """Return the place of the word that a reply states, or None if its last line is not one of the lines.
+    """Return the index of the word in a reply's verdict; None if the last line is not a verdict line.
 
     Args:
         reply: The reply. Spaces, emphasis and a full stop around the line do not matter.
-        prompt: The prompt as `ask_verdict` took it.
-        words: The words as `ask_verdict` took them.
+        prompt: The prompt that was passed to `ask_verdict`.
+        words: The words that were passed to `ask_verdict`.
     """
     last = reply.rstrip().rpartition("\n")[2].strip(_AROUND)
     lines = verdict_lines(prompt, words)
