@@ -114,7 +114,7 @@ class Call:
         usage: Whether a stream ends with the usage.
         extra_body: Further fields for the policy, such as tools; see `mas_gym.policies.SamplingRequest`.
         tools: Whether replies may call tools.
-        text: The request as canonical JSON, after `normalise`: what must be equal when the program is replayed.
+        text: The request as canonical JSON, after `normalise`; it must be equal on replay.
     """
 
     messages: tuple[ChatMessage, ...]

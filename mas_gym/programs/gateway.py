@@ -121,7 +121,7 @@ class Gateway:
             path: The path, which begins with the execution's token.
             headers: Names in lower case.
             body: The body.
-            origin: How the request came.
+            origin: How the request arrived.
             later: Returns the pending reply, which is set when the reply is available.
 
         Raises:
@@ -198,7 +198,7 @@ class Server:
                 path = await self._one(reader, writer, path)
 
     async def _head(self, reader: asyncio.StreamReader, path: str) -> bytes:
-        """Read the head of the next request. Raises `ConnectionError` if the program of the last one has ended."""
+        """Read the head of the next request. Raises `ConnectionError` if the previous request's program has ended."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_SECONDS):

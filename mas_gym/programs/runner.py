@@ -66,7 +66,7 @@ class Described(Protocol):
 
     @property
     def mas(self) -> MAS:
-        """The system that search sees."""
+        """The system that search uses."""
         ...
 
     def agent_of(self, call: Call) -> int:
@@ -222,9 +222,9 @@ class Runner(Watcher):
         for execution in left:
             execution.drop()
 
-    # ---- what executions need
+    # ---- interface for executions
 
-    # ---- what sources need
+    # ---- interface for sources
 
     def url(self, execution: Execution) -> str:
         """Return the base URL for an execution's calls, on a loopback port."""
@@ -350,7 +350,7 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
 
-    # ---- what planners see
+    # ---- interface for planners
 
     def is_terminal(self, state: MASState) -> bool:
         """Return whether the program has ended."""

@@ -49,7 +49,7 @@ class Stage(Protocol):
         ...
 
     def client(self, execution: Execution, asynchronous: bool) -> Any:
-        """Return an OpenAI client that needs no socket."""
+        """Return an OpenAI client that works without a socket."""
         ...
 
     def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
