@@ -77,8 +77,8 @@ class OpenAIOptions:
         max_concurrency: HTTP calls open at once.
         timeout: Seconds for one call, including queueing at the server.
         patience: Seconds to keep retrying a request after its first fault, however often its calls fail.
-        max_attempts: Number of replies unusable for the same reason after which a request fails. Calls that time out
-            are also repeated up to this number, even after ``patience``.
+        max_attempts: Number of replies unusable for the same reason after which a request fails. A request that times
+            out gets at least this number of calls, even after ``patience``.
         key_env: Environment variable with the API key.
         price: Price per million prompt, cached and generated tokens.
         extra_body: Additional parameters of every call, such as ``{"top_k": -1}`` for vLLM.
