@@ -17,17 +17,17 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "README.md")
 _CARD = "README.md"
 PLACEHOLDER = "PATH/TO/THIS/FOLDER"
-"""What a model card loads the critic by until it has a name."""
+"""Placeholder in a model card's example until the critic has a name."""
 
 
 def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message: str = "Upload critic") -> str:
-    """Publish a critic on the hub; the same call again publishes a new version.
+    """Publish a critic on the hub; repeating the call publishes a new version.
 
-    The model card states what the critic was trained on, and loads it by its name. Checkpoints and curves of the
-    training run stay here.
+    The model card describes the training data, and its example loads the critic by name. Checkpoints and curves of
+    the training run are not uploaded.
 
     Args:
-        folder: A folder that training wrote.
+        folder: A folder written by training.
         name: ``"org/name"``; created if it does not exist.
         private: Whether a new repository is visible to its owners only.
         message: The commit's message.
@@ -37,7 +37,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
 
     Raises:
         ConfigError: The name is not ``org/name``, or the folder's model is not safe to load.
-        DataError: The folder holds no whole critic, or the hub refuses it.
+        DataError: The folder contains no complete critic, or the hub rejects it.
         DataNotFoundError: There is no such folder, or the hub cannot be reached.
         MissingDependencyError: huggingface_hub is not installed.
     """
@@ -50,7 +50,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
     own = folder / _CARD
     card = own.read_text(encoding="utf-8") if own.is_file() else model_card(info)
     files = {path.name: path for pattern in _FILES for path in sorted(folder.glob(pattern)) if path.name != _CARD}
-    # Training's own state has the suffix of a model file, and is no part of the model.
+    # The training state has the suffix of a model file, but is not part of the model.
     operations = [hub.CommitOperationAdd(path, str(file)) for path, file in files.items() if path != "run.json"]
     operations.append(hub.CommitOperationAdd(_CARD, card.replace(PLACEHOLDER, name).encode()))
     api = hub.HfApi()
@@ -72,7 +72,7 @@ def download(name: str, revision: str | None = None) -> Path:
         revision: Branch, tag or commit; the newest by default.
 
     Raises:
-        DataError: The hub refuses it, or what it holds is no critic.
+        DataError: The hub rejects the request, or the repository contains no critic.
         DataNotFoundError: The hub does not have it or cannot be reached.
         MissingDependencyError: huggingface_hub is not installed.
     """
@@ -95,7 +95,7 @@ def _library() -> Any:
 
 
 def _refused(hub: Any, error: Exception, what: str) -> Exception:
-    """Return the error to raise for one of the hub's library; the library names no common base."""
+    """Return the error to raise for an error of the hub's library; its errors have no common base class."""
     errors = hub.errors
     if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
         reason = "the hub does not have it, or not for this account; check the name, or log in with hf auth login"

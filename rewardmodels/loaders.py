@@ -7,7 +7,7 @@ from typing import Literal
 
 
 def shipped(kind: Literal["masprm", "orm"]) -> Path:
-    """Return the folder of a shipped critic for the embedded model."""
+    """Return the folder of a shipped critic for the bundled model."""
     return Path(__file__).parent / "shipped" / kind
 
 

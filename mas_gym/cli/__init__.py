@@ -28,7 +28,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. Each is built on first access, from a module that is imported then."""
+    """The commands by name. The first access to a command imports its module and builds it."""
 
     def __init__(self) -> None:
         self._built: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class _Front(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Nothing is added to it.
+        # The mapping is never modified.
         self.commands = _Commands()  # type: ignore[assignment]
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
@@ -142,7 +142,8 @@ def front(
 
         check_folder(Path(traces))
         context.with_resource(recorded_traces(traces, content=trace_content))
-    # What loading decided, such as the kind of a task's answers or a program's agents, and why a run is not resumed.
+    # Show decisions made while loading, such as a task's kind of answer or a program's agents, and why a run is not
+    # resumed.
     levels = {"mas_gym.tasks": logging.INFO, "mas_gym.programs": logging.INFO, "search.store": logging.WARNING}
     for name, level in levels.items():
         noted = logging.getLogger(name)

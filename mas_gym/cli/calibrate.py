@@ -33,7 +33,7 @@ def calibrate(
 ) -> None:
     """Fit the probability that a search's answer is right, and choose the threshold for stopping.
 
-    The threshold is the smallest whose Hit@1 on held-out dev problems is at least that of complete searches.
+    The threshold is the smallest with at least the Hit@1 of complete searches on held-out dev problems.
     """
     from search import planner_spec
     from search.compare.stop_thresholds import calibrate_stop

@@ -109,7 +109,7 @@ def note(message: str, style: str = "dim") -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Escapes records; adds the traceback of a failed search, which its record carries as ``details``."""
+    """Escapes records; adds the traceback of a failed search, which is the record's ``details`` attribute."""
 
     def format(self, record: logging.LogRecord) -> str:
         details = vars(record).get("details")
@@ -133,7 +133,7 @@ def log_handler(level: int) -> logging.Handler:
 
 
 def escape_logs_and_warnings() -> None:
-    """Escape what Python itself prints: warnings, and log records without a handler."""
+    """Escape Python's own output: warnings, and log records without a handler."""
     logging.lastResort = log_handler(logging.WARNING)
     plain = warnings.formatwarning
     warnings.formatwarning = lambda *parts, **more: printable(plain(*parts, **more))
@@ -231,7 +231,7 @@ class RunProgress:
         return table
 
     def _fitted(self, lines: list[_Line]) -> tuple[list[str], list[list[str]], int]:
-        """Return the labels and figures of lines as they fit the width, and the columns that are left over."""
+        """Return labels and figures of lines that fit the width, and the number of remaining columns."""
         longest = max(len(line.label) for line in lines)
         for brief in (False, True):
             figures = [self._figures(line, brief) for line in lines]
@@ -260,7 +260,7 @@ class RunProgress:
         notes += [f"{now.stored} stored"] if now.stored and not brief else []
         rate = now.usage.generated_tokens / now.usage.seconds if now.usage.seconds > 0 else 0.0
         fresh = now.done - now.stored
-        # Concurrent searches end together, so the first few say little about the remaining time.
+        # Concurrent searches end together, so the remaining time cannot be estimated from the first few.
         reliable = fresh and now.done * 10 >= line.total and now.done < line.total
         shown = (
             f"{clock(now.usage.seconds / fresh * (line.total - now.done))} left"
@@ -285,7 +285,7 @@ class RunProgress:
 
 
 def shortened(label: str, width: int) -> str:
-    """Return a label of at most ``width`` characters; a longer one loses its middle.
+    """Return a label of at most ``width`` characters; the middle of a longer one is replaced by an ellipsis.
 
     >>> shortened("mcts:40,3 + models/masprm", 16)
     'mcts:40,…/masprm'

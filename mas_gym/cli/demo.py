@@ -64,7 +64,7 @@ def demo(
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
     arms = _rows(specs)
-    # Rows of one seed have most of their messages in common.
+    # Rows with the same seed share most of their messages.
     samples = out / "samples.db"
     shared = opt.read_workers(workers, POLICY, arms, len(task), cache=samples)
     if shared is None:
@@ -90,7 +90,7 @@ def demo(
 
 
 def _measure(arms: Sequence[Arm], bench: Bench, trees_seen: _BestTree) -> tuple[list[Outcome], BaseException | None]:
-    """Run the rows seed by seed, so that the tree that is kept names its own."""
+    """Run the rows seed by seed, so that the kept tree has the right seed."""
     outcomes: list[Outcome] = []
     for seed in bench.seeds:
         more, stop = measure(arms, replace(bench, seeds=[seed]), partial(trees_seen.look, seed=seed))
@@ -101,7 +101,7 @@ def _measure(arms: Sequence[Arm], bench: Bench, trees_seen: _BestTree) -> tuple[
 
 
 def _rows(specs: Sequence[str]) -> list[Arm]:
-    """Pair the paper's planners with the critics, and best-of-N with the outcome critics; with all if there is none."""
+    """Pair the paper's planners with all critics, and best-of-N with the outcome critics if there are any, else all."""
     from search.compare.arms import PAPER_PLANNERS, named_critics, named_planners, pair
 
     critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
@@ -142,7 +142,7 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
 
 
 def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> None:
-    """Run the scripts of the paper's other tables, which only a source checkout has."""
+    """Run the scripts of the paper's other tables, which exist only in a source checkout."""
     import subprocess
 
     import mas_gym
@@ -162,7 +162,7 @@ def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> No
 
 
 class _BestTree:
-    """Selects the tree to show: a large tree with right and wrong leaves whose answer corrects the single pass.
+    """Selects the tree to show: a large tree with right and wrong leaves, with an answer that corrects the single pass.
 
     The choice does not depend on the order in which searches end.
     """
@@ -183,7 +183,7 @@ class _BestTree:
         learned = arm.critic is not None and not arm.critic.free and not arm.critic.terminal_only
         rank, key = (mixed, learned, len(plan.tree)), (plan.problem_id, bool(plan.correct))
         known = self._found.get(key)
-        # The first row and the first seed settle ties.
+        # Ties are broken by the first row and the first seed.
         place = -self._places[arm.label]
         if known is None or rank > known[0][:3] or (known[1][2] == seed and (*rank, place) > known[0]):
             self._found[key] = ((*rank, place), (arm, plan, seed))

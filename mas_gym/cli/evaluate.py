@@ -43,7 +43,7 @@ PlotFile = Annotated[Path | None, typer.Option("--plot", help="Plot accuracy aga
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")]
 LatexFile = Annotated[Path | None, typer.Option("--latex", help="Write the table as LaTeX.")]
 BUDGET_SPENT = 3
-"""Exit code of a command whose run budget left searches out."""
+"""Exit code of a command if its run budget omitted searches."""
 MATCHED = 1.25
 """Ratio of costs up to which a row counts as matched."""
 
@@ -156,7 +156,7 @@ def _check_allocated(arms: Sequence[Arm], budget: Budget, run_budget: Budget) ->
 def _check_recorded(
     source: opt.TaskSource, agents: opt.AgentSource, options: opt.RunOptions, workers: int | None
 ) -> None:
-    """Refuse options that ``--recorded`` leaves nothing to do for."""
+    """Reject options without an effect under ``--recorded``."""
     flags = ["the options of a task"] if replace(source, number=None) != opt.TaskSource(task="arithmetic") else []
     default = opt.AgentSource()
     flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
@@ -219,7 +219,7 @@ def _evaluate_recorded(
 
 
 def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
-    """Return selection curves if a planner only chooses among complete samples; None otherwise."""
+    """Return selection curves if there is a planner that only chooses among complete samples; otherwise None."""
     from search import BestOfN, SelfConsistency
     from search.compare import select
 
@@ -227,9 +227,9 @@ def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
     chosen = [arm for arm in arms if isinstance(arm.planner, BestOfN | SelfConsistency)]
     if not chosen or bench.recorded.distinct:
         return None
-    # The values of a critic that compares samples depend on the draw.
+    # Values of a critic that compares samples depend on the drawn samples.
     critics = {arm.critic_name: arm.critic for arm in chosen if arm.critic is not None and not arm.critic.reads_peers}
-    # Not stored: the searches behind a curve are no rows of a report.
+    # Not stored: the searches of a curve are not rows of a report.
     return select(bench.recorded, critics, problems=bench.task, concurrency=bench.concurrency)
 
 
@@ -257,7 +257,7 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
 
 
 def _dev(source: opt.TaskSource, problems: Task) -> Task:
-    """Return the dev problems, or those that are compared if the task has none: sizes depend on cost alone."""
+    """Return the dev problems, or the evaluated ones if the task has none: sizes depend only on cost."""
     try:
         return replace(source, split="dev", number=None).load()
     except DataError:
@@ -266,9 +266,9 @@ def _dev(source: opt.TaskSource, problems: Task) -> Task:
 
 
 def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baseline: str) -> tuple[list[Arm], str]:
-    """Set each planner's size so that it spends the target cost on dev problems, and print the sizes.
+    """Set each planner's search parameters to spend the target cost on dev problems, and print them.
 
-    Returns the rows, and the baseline's name among them.
+    Returns the rows, and the baseline's new name.
     """
     from search.compare import matched
     from search.compare.comparison import renamed
@@ -294,15 +294,15 @@ def _check_baseline(arms: Sequence[Arm], name: str) -> None:
 
 
 def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Arm]:
-    """Pair planners with the critics that they take; incompatible pairs are skipped with a note.
+    """Pair planners with compatible critics; incompatible pairs are skipped with a note.
 
     Args:
         planners: Short forms.
         critics: Names or folders; policy likelihood by default.
-        lazy: Leave the weights of trained critics to other processes, or to `mas_gym.cli.options.load_weights`.
+        lazy: Do not load the weights of trained critics; other processes or `mas_gym.cli.options.load_weights` do.
 
     Raises:
-        ConfigError: No pair is left, or a critic is named but no planner takes one.
+        ConfigError: No pair remains, or a critic is given but no planner uses one.
     """
     from search.compare.arms import named_critics, named_planners, pair
 
@@ -350,11 +350,11 @@ def measure(
 
 
 def end_early(stop: BaseException, remark: str) -> NoReturn:
-    """End a command whose run was cut short.
+    """End a command after an interrupted run.
 
     Args:
-        stop: What ended the run: Ctrl-C, its budget or an error.
-        remark: What was kept, and how to resume.
+        stop: The cause of the interruption: Ctrl-C, the budget or an error.
+        remark: A note on the kept results and how to resume.
     """
     if isinstance(stop, KeyboardInterrupt):
         note(f"Interrupted: {remark}.", "yellow")

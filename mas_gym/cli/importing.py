@@ -79,7 +79,7 @@ class _Progress:
         self._bars.stop()
 
     def update(self, step: str, done: int, total: int) -> None:
-        """Show how far a step is."""
+        """Show the progress of a step."""
         if step not in self._tasks:
             self._tasks[step] = self._bars.add_task(step, total=total)
         self._bars.update(self._tasks[step], completed=done)

@@ -147,7 +147,7 @@ def _show(entries: Iterable[Entry], json: bool, usage: str, own: str) -> None:
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:
-    """Return the specs of registered environments by id, other packages' included; by default those of a MAS."""
+    """Return the specs of registered environments by id, including other packages; by default those of a MAS."""
     from gymnasium.envs.registration import registry
 
     import mas_gym  # noqa: F401 - registers the environments
@@ -219,7 +219,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
         for reason, number in by_cause(figures.reasons):
             console.print(Text(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow"))
     if damaged:
-        # The log names the runs.
+        # The log lists the runs.
         raise typer.Exit(1)
 
 
@@ -250,7 +250,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tuple[str, ...]]]) -> Table:
-    """Return a table of runs; the first ``words`` columns after the run hold words, the others numbers."""
+    """Return a table of runs; the first ``words`` columns after the run contain words, the others numbers."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

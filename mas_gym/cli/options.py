@@ -35,7 +35,7 @@ CRITICS = (
     "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, "
     "random, recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
 )
-"""The registered names, for help texts: asking the registries would load the search packages."""
+"""The registered names, for help texts: querying the registries would load the search packages."""
 
 _MODELS = (
     "mas_gym.policies.local.transformers",
@@ -43,12 +43,12 @@ _MODELS = (
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.tokenization_utils_tokenizers",
 )
-"""What policies and critics of this machine import."""
+"""Packages that local policies and critics import."""
 _SHARED_POLICY: dict[str, Any] = {"max_batch": 64, "prefix_megabytes": 32}
 _SHARED_CRITIC: dict[str, Any] = {"memory": 32}
-"""Options of small models in each of several processes: half of what one process alone gives them."""
+"""Options of small models in each of several processes: half of the values for a single process."""
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
-# Models of this size compute on one core each (see mas_gym.policies.local.forward), at 2 bytes per parameter or more.
+# Models up to this size use one core each (see mas_gym.policies.local.forward), at 2 or more bytes per parameter.
 _SMALL_BYTES = 100_000_000
 # A process takes some seconds to start.
 _SEARCHES_PER_WORKER = 50
@@ -229,7 +229,7 @@ Metrics = Annotated[
 
 @dataclass(frozen=True)
 class TaskSource:
-    """The options of a command that name a task; `with_task` adds them to the command, and those of other groups."""
+    """A command's task options; `with_task` adds these and other option groups to a command."""
 
     task: TaskName = None
     data: Data = None
@@ -276,7 +276,7 @@ class TaskSource:
 
 @dataclass(frozen=True)
 class AgentSource:
-    """The options of a command that name the agents: a MAS or a program, and the policy that writes its messages."""
+    """A command's agent options: a MAS or a program, and the policy that generates its messages."""
 
     mas: MASName = None
     program: ProgramSpec = None
@@ -288,9 +288,9 @@ class AgentSource:
     cache: Cache = None
 
     def load(self, task: Task | None, kind: str | None = None) -> tuple[MAS, Program | None]:
-        """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
+        """Load a program and the MAS that represents it, which ``mas`` may name; or a MAS and no program.
 
-        By default the MAS is the task's own, or the one for a kind of answer.
+        By default the MAS is the task's, or the one for a kind of answer.
         """
         from mas_gym import load_mas
         from mas_gym.programs import load_program
@@ -325,7 +325,7 @@ class AgentSource:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a command that runs many searches: how many at once, where, within which limits."""
+    """A command's run options: concurrency, processes and limits of many searches."""
 
     concurrency: Concurrency = 64
     budget: SearchBudget = None
@@ -357,7 +357,7 @@ class RunOptions:
 
     @contextmanager
     def watched(self) -> Iterator[Watch]:
-        """Write events and metrics; yield what is called with every progress update."""
+        """Write events and metrics; yield a function that is called with every progress update."""
         from search.service import telemetry
 
         with telemetry.json_lines(self.log_json), telemetry.metrics(self.metrics) as watch:
@@ -368,10 +368,10 @@ _GROUPS: tuple[type, ...] = (TaskSource, AgentSource, RunOptions)
 
 
 def with_task(**defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of each group, such as `TaskSource`, that is the type of one of its parameters.
+    """Add option groups to a command, one for each parameter with a group, such as `TaskSource`, as its type.
 
     Args:
-        defaults: Other defaults; the type of an option that the command does not have is False.
+        defaults: Changed defaults by option name; False removes an option.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -412,7 +412,7 @@ def with_task(**defaults: object) -> Callable[[Callable[..., None]], Callable[..
 
 
 def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str = "") -> None:
-    """Print one warning if a policy states that it was made for something else."""
+    """Print one warning if a policy was made for a different purpose."""
     from mas_gym.policies.registry import purpose_of
 
     purpose = purpose_of(policy)
@@ -422,7 +422,7 @@ def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str
 
 
 def note_judge(task: Task) -> None:
-    """Print what a judge has spent, which no search's TOK contains."""
+    """Print a judge's cost, which is not included in TOK."""
     from mas_gym.tasks.grading.graders import KindGrader, OwnGrader
     from mas_gym.tasks.grading.judge import Judge
 
@@ -457,7 +457,7 @@ def check_kind(kind: str | None) -> Any:
 
 
 def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Read ``key=value`` options; values are YAML scalars, so ``3`` is a number and ``true`` a truth value."""
+    """Read ``key=value`` options; values are YAML scalars, so ``3`` is a number and ``true`` a boolean."""
     import yaml
 
     read: dict[str, Any] = {}
@@ -473,10 +473,10 @@ def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -> Budget:
-    """Read limits such as ``calls=200``; one of USD needs prices.
+    """Read limits such as ``calls=200``; a limit in USD requires prices.
 
     Raises:
-        ConfigError: A limit is unknown, not a positive number, or of USD without prices.
+        ConfigError: A limit is unknown, not a positive number, or in USD without prices.
     """
     from search.budget import LIMITS, Budget
 
@@ -521,7 +521,7 @@ def policy_label(spec: PolicySpec) -> str:
 def read_policy(
     spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
 ) -> Policy | AsyncPolicy:
-    """Load a policy; with ``cache``, put it behind a response cache; with ``traces``, record its token traces."""
+    """Load a policy; ``cache`` adds a response cache, and ``traces`` records its token traces."""
     from mas_gym.policies import load_policy
     from mas_gym.policies.traces import traced
 
@@ -531,7 +531,7 @@ def read_policy(
 
 
 def traces_folder(wanted: bool, store: Path | None, cache: Path | None) -> Path | None:
-    """Return the folder for token traces beside a store; None if none are wanted."""
+    """Return the folder for token traces next to a store; None if traces are not requested."""
     from mas_gym.policies.traces import beside
 
     if not wanted:
@@ -544,7 +544,7 @@ def traces_folder(wanted: bool, store: Path | None, cache: Path | None) -> Path 
 
 
 def note_order(searches: int) -> None:
-    """Print in how many searches the order of a program's concurrent calls depended on their speed."""
+    """Print the number of searches in which the order of a program's concurrent calls depended on their speed."""
     if searches:
         note(
             f"The order of concurrent calls varied in {searches:,} searches, so another run may give other results; "
@@ -582,16 +582,16 @@ def read_workers(
     seeds: int = 1,
     cache: Path | None = None,
 ) -> Workers | None:
-    """Return the worker processes that share the runs; None if this process does them all.
+    """Return the worker processes that share the runs; None to run all of them in this process.
 
     Args:
-        wanted: The user's choice. By default one per core, but not more than runs or than are worth starting, if
-            policy and critics are small local models.
-        policy: What each process loads.
+        wanted: The user's choice. By default, one process per core if policy and critics are small local models,
+            limited by the number of runs and the start-up cost; otherwise one.
+        policy: The policy that each process loads.
         arms: The rows.
         problems: Searches per run.
         seeds: Runs per row.
-        cache: Response cache that they share.
+        cache: Response cache that the processes share.
     """
     from search.compare import Workers
 
@@ -610,7 +610,7 @@ def read_workers(
 
 
 def critic_maker(spec: str, shared: bool = False) -> Callable[[], Critic]:
-    """Return what loads a critic, here or elsewhere; where processes share the memory, a small one keeps less."""
+    """Return a picklable function that loads a critic; ``shared`` reduces the memory of small critics."""
     return partial(read_critic, spec, **(_SHARED_CRITIC if shared and _is_small(spec) and "#" not in spec else {}))
 
 
@@ -631,7 +631,7 @@ def _is_shipped(planner: Planner) -> bool:
 
 
 def _is_small(spec: PolicySpec) -> bool:
-    """Whether a policy or critic is a shipped model, or one in a folder that is no larger."""
+    """Whether a policy or critic is a shipped model, or a model of at most this size in a folder."""
     if not isinstance(spec, str):
         return False
     name = spec.partition("#")[0]
@@ -651,7 +651,7 @@ def read_critic(spec: str, **options: Any) -> Critic:
 
 
 def load_weights(arms: Iterable[Arm]) -> None:
-    """Load the weights of the rows' critics that were loaded without, so that damaged files are found at once."""
+    """Load the weights of lazily loaded critics, so that damaged files are reported at once."""
     from rewardmodels import LearnedCritic
 
     for arm in arms:

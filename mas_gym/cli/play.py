@@ -125,7 +125,7 @@ def _episode(
 
 
 def _order(env: MASEnv, mine: frozenset[int]) -> str:
-    # Where messages choose who acts next, there is no order to show.
+    # If messages choose the next agent, there is no fixed order to show.
     arrow = " → " if env.mas.max_turns is None else ", "
     return arrow.join(f"[{a.name}, you]" if i in mine else a.name for i, a in enumerate(env.mas.agents))
 
@@ -195,7 +195,7 @@ def _line() -> str:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of one message; the end of input ends a message that has begun."""
+    """Yield the lines of one message; the end of input also ends a started message."""
     begun = False
     while True:
         try:

@@ -190,7 +190,7 @@ def regrade(
 
 
 def _plan(source: opt.TaskSource) -> tuple[Grader, Any, Any, str]:
-    """Return the grader, the source of problems, what determines that source, and a label."""
+    """Return the grader, the source of problems, the identity of that source, and a label."""
     from dataclasses import replace
 
     from mas_gym.internal.identity import digest_of
@@ -238,7 +238,7 @@ def _show_regrade(result: Regrade, most: int, label: str) -> None:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for name in ("Problem", "Answer before", "", "Answer now", ""):
             table.add_column(name, overflow="fold")
-        # Other grades first.
+        # Changed grades first.
         listed = sorted(result.changes, key=lambda change: change.correct == change.new_correct)[:most]
         for change in listed:
             pairs = ((change.answer, change.correct), (change.new_answer, change.new_correct))

@@ -100,7 +100,7 @@ def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
 
 
 def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | None]:
-    """Return what grades the answers, the task that has the references, and the kind of answer, where it is known."""
+    """Return the grader, the task with the reference answers, and the kind of answer, each None if unknown."""
     from mas_gym.tasks.catalogue import make_base
     from mas_gym.tasks.grading.graders import make_grader
 
@@ -129,7 +129,7 @@ def _web() -> tuple[Any, Any, Any]:
 
 
 def _key(variable: str, host: str) -> str | None:
-    """Return the API key; require one if other machines can connect."""
+    """Return the API key, which is required if other machines can connect."""
     key = os.environ.get(variable) or None
     from search.service import is_loopback
 

@@ -91,7 +91,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
 
     Args:
         plan: The plan.
-        bench: The setup of the search; its task holds the problem.
+        bench: The setup of the search; its task contains the problem.
         graded: Whether the problem has a reference answer.
     """
     from rich.text import Text
@@ -141,7 +141,7 @@ def _critic_cost(plan: Plan) -> list[str]:
 
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, graded: bool) -> None:
-    """Write a plan's search tree as a page; print the file, or why there is none."""
+    """Write a plan's search tree as a page; print the file name, or the reason why there is no page."""
     if plan.tree is None:
         note(f"{arm.name} keeps no tree: {path} was not written", "yellow")
         return
@@ -154,7 +154,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, grad
         "seed": ", ".join(map(str, bench.seeds)),
     }
     problem = bench.task.problem(plan.problem_id)
-    # A judge's verdicts cost calls that belong to no search.
+    # A judge's verdicts cost calls that are not part of a search.
     grade = partial(bench.task.grade, problem) if graded and problem.kind != "judge" else None
     plan.write_page(path, facts, reference=problem.answer if graded else None, grade=grade)
     note(f"wrote {path}")

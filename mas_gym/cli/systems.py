@@ -72,7 +72,7 @@ def _load(source: str) -> MAS:
     except ConfigError as error:
         if not error.faults:
             raise
-        # The message of the error itself stops after some faults.
+        # The error's message lists only the first faults.
         lines = [f"{source}: {len(error.faults)} fault{'s' if len(error.faults) > 1 else ''}", *error.faults]
         raise ConfigError("\n".join(lines), error.faults) from None
 
@@ -88,7 +88,7 @@ def _headline(mas: MAS) -> str:
 
 
 def _view(mas: MAS, agent: Agent, seen: Seen) -> str:
-    """Return the lines on one agent: its inputs and the recipients of its message."""
+    """Return the lines about one agent: its inputs and the recipients of its message."""
     reads = ["the question"] if seen.question else []
     reads += [_end(name, condition) for name, condition in seen.hears]
     if mas.history == "private":

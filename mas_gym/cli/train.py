@@ -170,7 +170,7 @@ def _train(
     def trees() -> Iterator[LabelledTree]:
         return chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores)
 
-    # Only one of the processes that torchrun starts prints.
+    # Only one of torchrun's processes prints.
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
     mined: dict[str, Any] = {"view": view, "min_continuations": min_continuations}
@@ -237,7 +237,7 @@ def agents(
     from rewardmodels.agents import agent_config, credited_samples, demonstrations, sibling_pairs, train_agents
 
     settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
-    # Wrong settings end the command before the store is read.
+    # Invalid settings end the command before the store is read.
     config = agent_config(method, 0, settings)
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
@@ -284,7 +284,7 @@ class _Harvest:
         self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
 
     def add(self, arm: Arm, plan: Plan) -> None:
-        """Count one search; a failed one has no tree to learn from."""
+        """Count one search; failed searches have no tree."""
         if plan.error is not None or plan.tree is None:
             self.failed += 1
             return

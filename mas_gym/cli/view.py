@@ -82,14 +82,14 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), partial(_Handler, Pages(store)))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a new thread, or close the connection if there are too many."""
+        """Handle a request on a new thread, or close the connection if there are too many."""
         if self._room.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then release the connection's slot."""
+        """Handle a request, then release the connection's slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -108,7 +108,7 @@ def make_server(store: Path, port: int) -> ThreadingHTTPServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET requests for the listing and for trees."""
+    """Handles GET requests for the listing and for trees."""
 
     timeout = _IDLE_SECONDS
     # Without a version in a request, the reply would have no status line.
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*rest)
 
     def setup(self) -> None:
-        """Close connections whose request is not complete in time, even if they keep sending."""
+        """Close connections without a complete request in time, even if they keep sending."""
         super().setup()
         self._deadline = threading.Timer(_HEAD_SECONDS, self._hang_up)
         self._deadline.daemon = True
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def parse_request(self) -> bool:
-        """Read the rest of the request's head."""
+        """Parse the rest of the request's head."""
         try:
             return super().parse_request()
         finally:
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def do_GET(self) -> None:
-        """Send a page, or the reason why there is none."""
+        """Send a page or an error."""
         # Another site's page could reach this server through DNS rebinding; it must not read the store.
         from search.service import foreign
 
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal quiet."""
+        """Suppress log output."""
 
 
 def _error_page(message: str) -> str:
@@ -182,7 +182,7 @@ def _error_page(message: str) -> str:
 
 
 class _ReadRun(NamedTuple):
-    """A run that has been read: what it was when it was read, and its outcomes."""
+    """A run that has been read: its description at that time, and its outcomes."""
 
     mark: str
     info: RunInfo
@@ -190,7 +190,7 @@ class _ReadRun(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """What the page of problems shows of a run: what it was when it was read, and each search's end and question."""
+    """A run's data for the page of problems: its description when read, and each search's end and question."""
 
     mark: str
     cells: dict[str, Cell]
@@ -200,12 +200,12 @@ class _Cells(NamedTuple):
 class Pages:
     """The pages of a store.
 
-    Each run's outcomes are read once, and again only when the run has changed; its answers and questions too, when
-    its problems are first shown.
+    Each run's outcomes are read once, and again only after the run has changed. The same applies to its answers and
+    questions, which are read when its problems are first shown.
     """
 
     def __init__(self, path: Path) -> None:
-        """Keep the path; nothing is read yet."""
+        """Store the path; nothing is read yet."""
         self._path = path
         self._lock, self._drawing = threading.Lock(), threading.Lock()
         self._stamp: object = None
@@ -251,10 +251,10 @@ class Pages:
         raise ConfigError(f"expected /, /problems?a=ROW&b=ROW or /tree/RUN?problem=ID, got {place[:80]!r}")
 
     def _listing(self) -> tuple[list[StoredRow], list[str], int]:
-        """Return the rows read so far, damage found, and the number of runs not read yet for lack of time."""
+        """Return the rows read so far, the errors found, and the number of runs not read within the time limit."""
         from search import open_store
 
-        # One thread reads at a time; the others wait, then get its result.
+        # One thread reads at a time; the others wait and then use its result.
         with self._lock:
             stamp = [(file.stat().st_mtime_ns, file.stat().st_size) for file in self._files()]
             unread = 0
@@ -324,14 +324,14 @@ class Pages:
                     right = bool(row["correct"]) and row["error"] is None
                     found.cells[row["problem"]] = Cell(row["answer"], right, row["error"])
                     question = row["question"][:_QUESTION]
-                    # Runs of one task share their questions; of two tasks, one id may have two questions.
+                    # Runs of one task share questions; different tasks may use the same id for different questions.
                     found.questions[row["problem"]] = self._texts.setdefault(question, question)
         except StoreError as error:
             self._damage[run.info.run] = str(error)
         return found
 
     def plot(self, place: str) -> str:
-        """Return the picture of the setting of a row, ``/plot/ROW``, as SVG; it is drawn once for the same results.
+        """Return the SVG picture of a row's setting, at ``/plot/ROW``; it is drawn once for the same results.
 
         Raises:
             ConfigError: There is no such row.
@@ -361,7 +361,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 
 
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
-    """Put the runs of one planner and critic together; rows of one setting follow each other, by rising cost."""
+    """Group the runs of each planner and critic; rows of one setting are adjacent, by increasing cost."""
     from search.compare import summarise
     from search.results.stored import settings
 
@@ -403,7 +403,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
 
 
 def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:
-    """Return what grades a text as the run did; None for graders that would need a file, a judge or a sandbox."""
+    """Return the run's grading function for texts; None for graders that need a file, a judge or a sandbox."""
     from mas_gym.tasks.grading.graders import KindGrader
 
     if grading not in GRADING_MODES:

@@ -16,17 +16,17 @@ _FORM = "arms:small=tiny,large=transformers:DIR"
 
 
 class ArmsPolicy(AsyncPolicy):
-    """Sends each request to the model that its ``arm`` names; the first arm answers requests without one.
+    """Sends each request to the model that its ``arm`` names; requests without an arm go to the first one.
 
-    Planners choose arms with `search.Propose`. If they do not, the scheduler takes the arms in turn.
+    Planners choose arms with `search.Propose`. If they do not, the scheduler uses the arms in turn.
 
     Attributes:
         name: Each arm with its policy's name, such as ``"arms:small=tiny|large=openai:m"``.
         max_concurrency: The sum over the policies.
-        max_prompt_bytes: The smallest of its policies.
-        takes_extra_body: What all of its policies support.
-        independent_samples: What holds for all of its policies; False if it is False for one.
-        meters: Those of its policies, each named after its arm.
+        max_prompt_bytes: The minimum over the policies.
+        takes_extra_body: The fields that all policies support.
+        independent_samples: False if it is False for a policy; True if it is True for all; else None.
+        meters: The meters of the policies, each named after its arm.
         policies: As passed in.
     """
 
@@ -64,7 +64,7 @@ class ArmsPolicy(AsyncPolicy):
         }
 
     def identity(self) -> dict[str, Policy | AsyncPolicy]:
-        """Return the policy of each arm, stated by its own identity."""
+        """Return the policy of each arm, represented by its identity."""
         return self.policies
 
     def arms(self, agent: str) -> tuple[str, ...]:
@@ -72,10 +72,10 @@ class ArmsPolicy(AsyncPolicy):
         return tuple(self._views)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request.
+        """Return the reply to one request.
 
         Raises:
-            PolicyError: There is no such arm, or its policy cannot answer.
+            PolicyError: There is no such arm, or its policy fails.
         """
         arm = request.arm or next(iter(self._views))
         if arm not in self._views:
@@ -84,7 +84,7 @@ class ArmsPolicy(AsyncPolicy):
 
 
 def _common(supported: list[bool | Set[str]]) -> bool | Set[str]:
-    """Return the fields of a chat request that all of some policies support."""
+    """Return the fields of a chat request that every one of several policies supports."""
     named = [set(fields) for fields in supported if isinstance(fields, Set)]
     if False in supported:
         return False
@@ -98,10 +98,10 @@ def check_arm(name: object) -> None:
 
 
 def read_arms(spec: str) -> dict[str, str]:
-    """Read ``"arms:small=tiny,large=transformers:DIR"`` as the policy string of each arm.
+    """Parse ``"arms:small=tiny,large=transformers:DIR"`` into the policy string of each arm.
 
     Raises:
-        ConfigError: It names no arm, an arm twice, or an arm without a policy.
+        ConfigError: The spec names no arm, an arm twice, or an arm without a policy.
 
     >>> read_arms("arms:small=tiny,large=transformers:models/large#threads=2")
     {'small': 'tiny', 'large': 'transformers:models/large#threads=2'}

@@ -92,14 +92,14 @@ class SamplingRequest:
     Attributes:
         messages: The chat prompt.
         seeds: One seed in ``[0, 2**63)`` per sample.
-        max_new_tokens: Cap on generated tokens per sample.
-        temperature: Softmax temperature; 0 is greedy decoding, and so is anything below `MIN_TEMPERATURE`.
+        max_new_tokens: Limit on generated tokens per sample.
+        temperature: Softmax temperature; 0 and values below `MIN_TEMPERATURE` mean greedy decoding.
         top_p: Nucleus mass in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
-            ``messages`` has further fields of each message. A policy gets only what it honours, see `fitted`.
-        traced: Whether each sample should have its `TokenTrace`. It does not affect what is sampled.
-        arm: Name of the model that answers, for policies with several (`mas_gym.policies.arms`); empty for the first.
+            ``messages`` has further fields of each message. A policy receives only supported fields, see `fitted`.
+        traced: Whether to return the `TokenTrace` of each sample. It does not affect the samples.
+        arm: Name of the model to use, for policies with several (`mas_gym.policies.arms`); empty for the first.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -132,7 +132,7 @@ class SamplingRequest:
 
 
 def spoken(messages: Messages, extra_body: str) -> tuple[Messages, str]:
-    """Move the names of speakers from ``extra_body`` to the text of their messages, for policies that know roles alone.
+    """Move speaker names from ``extra_body`` into the message texts, for policies that support only roles.
 
     >>> spoken((ChatMessage("user", "Add."),), '{"messages": [{"name": "Planner"}]}')
     ((ChatMessage(role='user', content='Planner: Add.'),), '')
@@ -158,7 +158,7 @@ def mean_logprob(logprob: float | None, tokens: int) -> float | None:
 
 
 class Certainty(NamedTuple):
-    """How sure a policy was of one message, at temperature 1 and without top-p; None for what its engine does not give.
+    """Certainty of a policy about one message, at temperature 1 and without top-p; None for unavailable statistics.
 
     Attributes:
         least: Smallest log-probability of a generated token, in nats.
@@ -173,7 +173,7 @@ class Certainty(NamedTuple):
 
 
 class TokenTrace(NamedTuple):
-    """The tokens of one sample, as the engine read and generated them.
+    """The tokens of one sample, exactly as the engine processed and generated them.
 
     Attributes:
         prompt: Token ids of the prompt; empty if a server returns none.
@@ -216,7 +216,7 @@ class SamplingReply(NamedTuple):
 
     Attributes:
         samples: In the order of the request's seeds.
-        prompt_tokens: Prompt tokens that the engine read: those of the prompt, once for each call to the engine.
+        prompt_tokens: Prompt tokens that the engine processed: the prompt's tokens once per call to the engine.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest input because the prompt did not fit the context window.
     """
@@ -228,11 +228,12 @@ class SamplingReply(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How likely a reply begins with each of some words.
+    """Probabilities that a reply begins with given words.
 
     Attributes:
-        logprobs: Log-probability of each word as the first token, at temperature 1, over its spellings (case, a space
-            before it) that are one token; minus infinity for a word that the engine does not list.
+        logprobs: Log-probability of each word as the first token, at temperature 1. The probabilities of its
+            single-token spellings (case, a leading space) are added up. Minus infinity for a word that the engine does
+            not list.
         prompt_tokens: Tokens of the prompt.
         tokens: Generated tokens.
     """
@@ -243,29 +244,29 @@ class Choice(NamedTuple):
 
 
 def spellings(word: str) -> tuple[str, ...]:
-    """Return the spellings of a word that count as it."""
+    """Return the spellings that count as a word."""
     return tuple(space + form for space in ("", " ") for form in dict.fromkeys((word, word.capitalize(), word.upper())))
 
 
 def log_sum(logprobs: Sequence[float]) -> float:
-    """Return the log of the sum of probabilities; minus infinity of none."""
+    """Return the log of a sum of probabilities; minus infinity for an empty sequence."""
     most = max(logprobs, default=-math.inf)
     return most + math.log(math.fsum(math.exp(value - most) for value in logprobs)) if most > -math.inf else most
 
 
 def first_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> list[list[int]]:
-    """Return for each word the tokens that it may begin with: its spellings of one token, else its first token.
+    """Return the possible first tokens of each word: its spellings that are one token, else the word's first token.
 
     Args:
         words: The words.
         encode: Returns the tokens of a text, without special ones.
 
     Raises:
-        PolicyError: Two words begin with the same token, so that the first token cannot tell them apart.
+        PolicyError: Two words begin with the same token, so the first token cannot distinguish them.
     """
     ids = [[list(encode(spelling)) for spelling in spellings(word)] for word in words]
     single = [{tokens[0] for tokens in forms if len(tokens) == 1} or {forms[0][0]} for forms in ids]
-    # A token of several words, such as the one for unknown text, tells nothing.
+    # A token shared by several words, such as the unknown token, does not distinguish them.
     found = [own.difference(*(other for other in single if other is not own)) for own in single]
     if not all(found):
         raise PolicyError(f"expected words that differ in their first token, got {', '.join(map(repr, words))}")
@@ -286,7 +287,7 @@ class SamplingSession(Protocol):
 
     @property
     def pending(self) -> int:
-        """Requested samples (one per seed) whose request is not answered yet."""
+        """Number of requested samples (one per seed) without a reply so far."""
 
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
         """Queue a request without blocking. ``key`` is returned with the reply and is unique among open requests."""
@@ -294,28 +295,27 @@ class SamplingSession(Protocol):
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
         """Do one short unit of work and return the requests that it finished, often none.
 
-        Returns at once if nothing is pending. A request that cannot be answered yields a `PolicyError`; the others
-        continue.
+        Returns at once if nothing is pending. A failed request yields a `PolicyError`; the others continue.
         """
 
     def close(self) -> None:
-        """Forget every open request and free the memory; the session cannot be used again."""
+        """Discard all open requests and free the memory; the session cannot be used again."""
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """The tasks and systems that a policy was made for; a policy may state it in the attribute ``made_for``.
+    """The tasks and systems that a policy was made for; the value of a policy's attribute ``made_for``.
 
     Attributes:
-        graphs: The MAS that it plays, for each task that it was made for.
-        knows: Whether a question is of its kind; None if only the task tells.
+        graphs: Names of the supported MAS, by task.
+        knows: Returns whether a question without a task is supported; None to accept every such question.
     """
 
     graphs: Mapping[str, Sequence[str]]
     knows: Callable[[str], bool] | None = None
 
     def misuse(self, task: str | None, mas: str, question: str = "") -> str | None:
-        """Return why results mean little, in one sentence; None if the policy was made for this.
+        """Return a one-sentence reason why results are not meaningful; None if the policy was made for this.
 
         Args:
             task: The task's name; None for a question without a task.
@@ -338,15 +338,15 @@ class PolicyBase:
         name: Name shown in reports, such as ``"tiny"``; by default the class's name.
         takes_extra_body: Fields of an OpenAI chat request (`SamplingRequest.extra_body`) that the policy supports: True
             for all, or a set of names.
-        independent_samples: True if each sample is a separate call that depends on its own seed only; False if one call
+        independent_samples: True if each sample is a separate call that depends only on its seed; False if one call
             returns all samples of a request, which a response cache then keeps together; None if each sample depends
-            on its own seed only, whether or not it is a separate call.
+            only on its seed, but may not be a separate call.
         chooses: Whether the policy has log-probabilities of first words, through ``choose`` or ``choose_async``.
         max_prompt_bytes: An upper bound on the UTF-8 bytes of a message that fits the context window; None if unknown.
         meters: Calls, tokens and cost so far, by engine; empty for local models.
         made_for: The tasks and systems that the policy was trained for; None for a general one.
-        identical_to: For a wrapper that changes no sample, such as a cache: the policy behind it, whose identity it
-            shares and whose requests it supports (see `stand_for`).
+        identical_to: For a wrapper that does not change samples, such as a cache: the wrapped policy. The wrapper has
+            the same identity and supports the same requests (see `stand_for`).
     """
 
     name: str = ClassName()  # type: ignore[assignment]
@@ -359,26 +359,26 @@ class PolicyBase:
     identical_to: Any = None
 
     def serving(self, agent: str) -> PolicyBase:
-        """Return the policy that answers an agent's requests: by default the policy itself, or that of `identical_to`.
+        """Return the policy for an agent's requests: by default this policy, or the one that `identical_to` returns.
 
         Raises:
-            PolicyError: There is none for this agent.
+            PolicyError: There is no policy for this agent.
         """
         return self if self.identical_to is None else as_policy(self.identical_to).serving(agent)
 
     def arms(self, agent: str) -> tuple[str, ...]:
-        """Return the names of the models that can answer an agent's requests; empty for a policy without arms."""
+        """Return the names of the models available for an agent's requests; empty for a policy without arms."""
         return () if self.identical_to is None else as_policy(self.identical_to).arms(agent)
 
     def stand_for(self, policy: Policy | AsyncPolicy) -> None:
-        """Set `identical_to`, and take over the attributes of a policy that this one wraps."""
+        """Set `identical_to`, and copy the attributes of the wrapped policy."""
         self.identical_to = policy
         self.name, self.made_for, self.meters = policy.name, policy.made_for, policy.meters
         self.max_prompt_bytes = policy.max_prompt_bytes
 
 
 class Policy(PolicyBase, ABC):
-    """A policy that answers batches. A subclass defines `sample`.
+    """A policy that processes batches of requests. A subclass defines `sample`.
 
     Attributes:
         max_batch: Preferred number of sequences per call; the engine collects up to this many.
@@ -388,19 +388,19 @@ class Policy(PolicyBase, ABC):
 
     @abstractmethod
     def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
-        """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
+        """Return the reply to every request, in order. Raises `mas_gym.errors.PolicyError`."""
 
     def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> Sequence[Choice]:
-        """Return for each prompt how likely the reply begins with each word, if the policy `chooses`.
+        """Return, for each prompt, the probability that the reply begins with each word, if the policy `chooses`.
 
         Raises:
-            PolicyError: It cannot.
+            PolicyError: The policy does not support this.
         """
         raise PolicyError(f"policy {self.name!r} gives no log-probabilities of first words")
 
 
 class StreamingPolicy(Policy):
-    """A batch policy whose engine can also be kept full by submitting requests continuously."""
+    """A batch policy with sessions that accept new requests continuously, which keeps the engine full."""
 
     @abstractmethod
     def open(self) -> SamplingSession:
@@ -408,7 +408,7 @@ class StreamingPolicy(Policy):
 
 
 class AsyncPolicy(PolicyBase, ABC):
-    """A policy that answers single requests; the engine keeps up to ``max_concurrency`` of them open.
+    """A policy that processes single requests; the engine keeps up to ``max_concurrency`` of them open.
 
     Attributes:
         max_concurrency: Preferred number of open requests.
@@ -418,19 +418,19 @@ class AsyncPolicy(PolicyBase, ABC):
 
     @abstractmethod
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
+        """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return how likely the reply begins with each word, if the policy `chooses`.
+        """Return the probability that the reply begins with each word, if the policy `chooses`.
 
         Raises:
-            PolicyError: It cannot.
+            PolicyError: The policy does not support this.
         """
         raise PolicyError(f"policy {self.name!r} gives no log-probabilities of first words")
 
 
 class _Adapted(Adapter, PolicyBase):
-    """A policy made of an object that only has the methods of one."""
+    """A policy adapted from an object that has only a policy's methods."""
 
     def __init__(self, part: object, base: type) -> None:
         self.name = type(part).__name__
@@ -493,16 +493,17 @@ _SHAPES: tuple[_Shape, ...] = (
     (StreamingPolicy, _AdaptedStreamingPolicy, _Streams),
     (Policy, _AdaptedPolicy, _Samples),
 )
-"""The kinds of policies with their adapters and required methods; the first that fits an object is taken."""
+"""The kinds of policies with their adapters and required methods; the first match is used."""
 
 
 def as_policy(part: object) -> Policy | AsyncPolicy:
-    """Return a policy as it is, and an object with a policy's methods as a policy with the attributes it lacks.
+    """Return a policy unchanged, or adapt an object with a policy's methods by adding the missing attributes.
 
-    ``sample_async`` makes an `AsyncPolicy`, ``sample`` and ``open`` a `StreamingPolicy`, ``sample`` a `Policy`.
+    An object with ``sample_async`` becomes an `AsyncPolicy`, one with ``sample`` and ``open`` a `StreamingPolicy`, and
+    one with only ``sample`` a `Policy`.
 
     Raises:
-        ConfigError: It has none of these methods.
+        ConfigError: The object has none of these methods.
     """
     for shape, adapted, methods in _SHAPES:
         if isinstance(part, shape):
@@ -527,7 +528,7 @@ Messages = tuple[ChatMessage, ...]
 def fitted(policy: PolicyBase, agent: str, messages: Messages, extra_body: str) -> tuple[Messages, str]:
     """Return messages and ``extra_body`` in the form that the policy of an agent supports.
 
-    Names of speakers are written in front of the text, except for policies that support every field
+    Speaker names are prepended to the text, except for policies that support every field
     (`PolicyBase.takes_extra_body`).
 
     Raises:
@@ -542,7 +543,7 @@ def fitted(policy: PolicyBase, agent: str, messages: Messages, extra_body: str) 
 
 
 def _refusal(policy: PolicyBase, agent: str, extra_body: str) -> str:
-    """Return which parts of ``extra_body`` a policy does not support, with the fix; empty if it supports all."""
+    """Return the parts of ``extra_body`` that a policy does not support, with the fix; empty if it supports all."""
     taken = policy.takes_extra_body
     some = taken if isinstance(taken, Set) else frozenset()
     if not extra_body or taken is True or not (left := sorted(json.loads(extra_body).keys() - some)):

@@ -75,17 +75,17 @@ class _Entry(NamedTuple):
 
 
 class _Table(Protocol):
-    """Stored samples, found by the request and the seed that they answer."""
+    """Stored samples, indexed by request and seed."""
 
     def find(self, request: SamplingRequest) -> list[_Entry | None]:
-        """Return what is stored for each seed of a request."""
+        """Return the stored entry for each seed of a request, or None."""
 
     def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
-        """Store one entry for each seed of a request; what is stored already stays."""
+        """Store one entry for each seed of a request; existing entries are kept."""
 
 
 class _Lookup(NamedTuple):
-    """What a table holds for a request, and a request for the samples that it lacks."""
+    """The stored samples of a request, and a request for the missing ones."""
 
     found: list[_Entry | None]
     missing: SamplingRequest | None
@@ -102,7 +102,7 @@ def _complete(
 ) -> SamplingReply:
     """Store the inner policy's reply to a lookup's missing samples, and return the reply to the whole request.
 
-    ``one_by_one`` says that each sample is a call of its own, which reads the prompt.
+    ``one_by_one`` means that each sample is a separate call, which processes the prompt again.
     """
     entries = [entry for entry in lookup.found if entry is not None]
     if lookup.missing is not None and reply is not None:
@@ -161,13 +161,13 @@ class RecordedPolicy(Policy):
         return {"samples": self._digest}
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Answer every request, in order. Raises `PolicyError` for a sample that was not recorded."""
+        """Return the reply to every request, in order. Raises `PolicyError` for a sample that was not recorded."""
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: SamplingRequest) -> SamplingReply:
         lookup = _look_up(self._table, request)
         if lookup.missing is not None and request.extra_body:
-            # The recorded policy may have got the names of speakers as text.
+            # The recorded policy may have received speaker names as text.
             messages, extra_body = spoken(request.messages, request.extra_body)
             lookup = _look_up(self._table, replace(request, messages=messages, extra_body=extra_body))
         if lookup.missing is not None:
@@ -183,7 +183,7 @@ class RecordedPolicy(Policy):
 
 
 class RecordingPolicy(StreamingPolicy):
-    """Answers from a recording, and appends to it what another policy answers to the rest.
+    """Replays a recording, and appends the samples that it requests from another policy.
 
     Attributes:
         name: The inner policy's.
@@ -195,12 +195,12 @@ class RecordingPolicy(StreamingPolicy):
         """Open or continue a recording.
 
         Args:
-            policy: The policy to ask for samples that are not in the file.
-            file: The recording; samples in it are taken for this policy's if the names are equal.
+            policy: The policy that generates the missing samples.
+            file: The recording; its samples are attributed to this policy if the names are equal.
 
         Raises:
-            ConfigError: The policy does not answer batches.
-            DataError: The file is not a recording, or it records another policy.
+            ConfigError: The policy does not process batches.
+            DataError: The file is not a recording, or is one of another policy.
         """
         adapted = as_policy(policy)
         if not isinstance(adapted, Policy):
@@ -222,7 +222,7 @@ class RecordingPolicy(StreamingPolicy):
             self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": policy.name}])
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
+        """Return the reply to every request, in order. Raises `mas_gym.errors.PolicyError`."""
         lookups = [_look_up(self._table, request) for request in requests]
         wanted = [lookup.missing for lookup in lookups if lookup.missing is not None]
         replies = list(self.policy.sample(wanted)) if wanted else []
@@ -246,7 +246,7 @@ class _RecordingSession:
 
     @property
     def pending(self) -> int:
-        """Requested samples whose request is not answered yet."""
+        """Number of requested samples without a reply so far."""
         return sum(samples for samples, _ in self._open.values())
 
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
@@ -259,7 +259,7 @@ class _RecordingSession:
         self._open[key] = len(request.seeds), lookup
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Return the requests that the recording answers, and those that one step of the inner session finishes."""
+        """Return the requests with recorded replies, and those that one step of the inner session finishes."""
         ready, self._ready = self._ready, []
         done: list[tuple[Hashable, SamplingReply | PolicyError]]
         done = [(key, _complete(self._table, self._open.pop(key)[1])) for key in ready]
@@ -271,14 +271,14 @@ class _RecordingSession:
         return done
 
     def close(self) -> None:
-        """Forget every open request."""
+        """Discard all open requests."""
         self._inner.close()
         self._open.clear()
         self._ready.clear()
 
 
 class CachedPolicy(AsyncPolicy):
-    """Answers from a response cache, and adds to it what another policy of any shape answers to the rest.
+    """Reads samples from a response cache, and adds the samples that it requests from another policy of any kind.
 
     Two policies share samples if their identities are equal (`mas_gym.internal.identity`).
 
@@ -295,12 +295,12 @@ class CachedPolicy(AsyncPolicy):
         """Open or create the cache.
 
         Args:
-            policy: The policy to ask for samples that are not in the file.
+            policy: The policy that generates the missing samples.
             file: The SQLite file.
 
         Raises:
-            IdentityError: The policy cannot state what its samples depend on.
-            DataError: The file is of another kind or version.
+            IdentityError: The policy's identity cannot be determined.
+            DataError: The file has a different format or version.
         """
         self.file = Path(file)
         self.hits = self.misses = 0
@@ -313,7 +313,7 @@ class CachedPolicy(AsyncPolicy):
         self._table = self._thread.submit(_ResponseCache, policy, self.file).result()
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
+        """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
         loop = asyncio.get_running_loop()
         lookup = await loop.run_in_executor(self._thread, _look_up, self._table, request)
         misses = len(lookup.missing.seeds) if lookup.missing is not None else 0
@@ -363,7 +363,7 @@ class _ResponseCache:
 
     def __init__(self, policy: Policy | AsyncPolicy, file: Path) -> None:
         self._policy, self._file = policy, file
-        # A policy with its own identity() may have to ask its server, so that is left to the first request.
+        # A custom identity() may query a server, so it is called at the first request.
         self._address = None if own_identity(policy) is not None else self._addressed()
         # If one call returns all samples of a prompt, they belong together.
         self._whole = policy.independent_samples is False
@@ -408,7 +408,7 @@ class _ResponseCache:
             with transaction(self._database):
                 self._database.executemany(insert, rows)
         except (sqlite3.OperationalError, UnicodeEncodeError) as error:
-            # The reply is good even if it cannot be stored: a full disk must not fail the search.
+            # The reply is valid even if it cannot be stored: a full disk must not fail the search.
             if not self._warned:
                 self._warned = True
                 logger.warning("%s: replies are not being cached: %s", self._file, error)

@@ -15,15 +15,15 @@ class Connections:
     """Many small connection pools to one server; used on the engine loop only.
 
     The client's pool scans its connections at each call, which dominates the cost of a call when a hundred are open.
-    Pools of a few connections, opened on demand, avoid that; a call takes the fullest pool that has room, so that
-    few connections are open when there is little to do.
+    Pools of a few connections, opened on demand, avoid that; a call uses the fullest pool with capacity, so that
+    few connections are open under low load.
     """
 
     def __init__(self, open_client: Callable[[], Any]) -> None:
-        """Open nothing yet.
+        """Configure the pools; no connection is opened yet.
 
         Args:
-            open_client: Returns a client with a connection pool of its own.
+            open_client: Returns a client with a separate connection pool.
         """
         self._open_client = open_client
         self._pools: list[Any] = []
@@ -31,7 +31,7 @@ class Connections:
 
     @contextmanager
     def one(self) -> Iterator[Any]:
-        """Lend a client for one call."""
+        """Provide a client for one call."""
         free = [i for i, used in enumerate(self._used) if used < POOL_SIZE]
         if free:
             chosen = max(free, key=self._used.__getitem__)

@@ -17,9 +17,9 @@ class Price:
     """Price per million tokens, in any currency.
 
     Attributes:
-        prompt: Of prompt tokens that the engine had not cached.
-        cached: Of those that it had.
-        generated: Of generated tokens.
+        prompt: Price of uncached prompt tokens.
+        cached: Price of cached prompt tokens.
+        generated: Price of generated tokens.
     """
 
     prompt: float
@@ -42,7 +42,7 @@ def check_price(name: str, number: object) -> None:
     """Check that a price is a finite number of at least 0.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The price is invalid.
     """
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
         raise ConfigError(f"{name}: expected a price of at least 0, got {shown(number)}")
@@ -96,6 +96,6 @@ class Meter:
 
 
 def money_of(meters: Mapping[str, Meter]) -> float | None:
-    """Return the cost of a policy's engines so far, from their meters; None if none of them has a price."""
+    """Return the cost of a policy's engines so far, from their meters; None if no meter has a price."""
     charged = [meter.money for meter in meters.values() if meter.money is not None]
     return sum(charged) if charged else None

@@ -56,10 +56,10 @@ class ModelSource:
 
 
 def import_models() -> None:
-    """Import what all models of transformers share, without scikit-learn, which only assisted decoding uses.
+    """Import the modules that all transformers models share, without scikit-learn, which only assisted decoding uses.
 
-    Every process saves 100 MiB and a second. Only transformers is told that scikit-learn is missing, and only while
-    its assisted decoding is imported, so other threads import scikit-learn as usual.
+    This saves 100 MiB and one second per process. scikit-learn is hidden only from transformers, and only while its
+    assisted decoding is imported, so other threads import scikit-learn as usual.
     """
     utils: Any = import_module("transformers.utils")
     with _importing:

@@ -54,7 +54,7 @@ logger = logging.getLogger("mas_gym.policies")
 
 _WRONG_COUNTS_BEFORE_SINGLES = 3
 _EMPTIES_TO_BELIEVE = 2
-# The most that OpenAI and vLLM allow.
+# The maximum that OpenAI and vLLM allow.
 _LISTED = 20
 _CHANGES = 16
 _FAULTS_TO_REPORT = 4
@@ -72,17 +72,17 @@ class OpenAIOptions:
 
     Attributes:
         api: ``"chat"``, or ``"completions"`` for base models: system prompt and inputs joined by a blank line.
-        logprobs: Ask for log-probabilities, which policy likelihood needs.
+        logprobs: Whether to request log-probabilities, which policy likelihood needs.
         choices: ``"seeds"``: one call per sample with its own seed; ``"n"``: one call for all samples of a prompt.
         max_concurrency: HTTP calls open at once.
         timeout: Seconds for one call, including queueing at the server.
         patience: Seconds to keep retrying a request after its first fault, however often its calls fail.
-        max_attempts: Replies of a request that are unusable for the same reason, after which it fails. Timeouts get as
-            many calls before the patience ends them.
+        max_attempts: Number of replies unusable for the same reason after which a request fails. A request that times
+            out gets at least this number of calls, even after ``patience``.
         key_env: Environment variable with the API key.
         price: Price per million prompt, cached and generated tokens.
         extra_body: Additional parameters of every call, such as ``{"top_k": -1}`` for vLLM.
-        revision: Version of the served weights, part of the identity; change it when they change under one name.
+        revision: Version of the served weights, part of the identity; change it when the weights of a name change.
     """
 
     api: Api = "chat"
@@ -117,7 +117,7 @@ class OpenAIOptions:
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
             raise _wrong("extra_body", "a mapping", self.extra_body)
         if self.revision is not None:
-            # In a policy string, YAML reads a date or number as such.
+            # In a policy string, YAML parses dates and numbers.
             object.__setattr__(self, "revision", str(self.revision))
 
 
@@ -142,9 +142,9 @@ class OpenAIPolicy(AsyncPolicy):
         name: ``"openai:MODEL"``.
         max_concurrency: From the options.
         meter: Calls, tokens, faults and money so far.
-        independent_samples: Whether each sample is a call of its own, and so depends on its own seed alone.
-        notes: Descriptions of features that the server turned out not to support; initially empty.
-        takes_extra_body: Whether requests may offer tools and so on: with the chat endpoint.
+        independent_samples: Whether each sample is a separate call, and therefore depends only on its own seed.
+        notes: Descriptions of features found to be unsupported by the server; initially empty.
+        takes_extra_body: Whether requests may have further fields such as tools; True for the chat endpoint.
     """
 
     def __init__(self, model: str, base_url: str | None = None, options: OpenAIOptions | None = None) -> None:
@@ -152,8 +152,8 @@ class OpenAIPolicy(AsyncPolicy):
 
         Args:
             model: The model's name on the server.
-            base_url: Such as ``http://127.0.0.1:8000/v1``; by default ``OPENAI_BASE_URL``, else the OpenAI service.
-            options: How to call it.
+            base_url: URL such as ``http://127.0.0.1:8000/v1``; by default ``OPENAI_BASE_URL``, else the OpenAI service.
+            options: Options for calling the server.
 
         Raises:
             MissingDependencyError: The ``openai`` package is not installed.
@@ -189,13 +189,13 @@ class OpenAIPolicy(AsyncPolicy):
         self._describing = threading.Lock()
 
     def identity(self) -> dict[str, object]:
-        """Return the model, what the server's ``/v1/models`` says about it, and the options that affect samples.
+        """Return the model, its entry in the server's ``/v1/models``, and the options that affect samples.
 
-        The address is left out, so a server may move. The first call queries the server and blocks; do not call it
+        The address is not included, so a server may move. The first call queries the server and blocks; do not call it
         on the engine loop.
 
         Raises:
-            PolicyError: The server does not answer.
+            PolicyError: The server does not respond.
         """
         with self._describing:
             if self._served is None:
@@ -212,19 +212,19 @@ class OpenAIPolicy(AsyncPolicy):
         }
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request.
+        """Return the reply to one request.
 
         Raises:
-            PromptTooLongError: The prompt does not fit the server's window, however much of its input is cut.
+            PromptTooLongError: The prompt does not fit the server's window, even after its input is shortened.
             PolicyError: The retries are exhausted; the message has the last fault's reason.
             EngineUnavailableError: The server is down, rejects the key or does not have the model.
         """
         return await on_engine_loop(self._answer(request))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return how likely the reply begins with each word, among the 20 most likely tokens that the server lists.
+        """Return the probability that the reply begins with each word, among the 20 most likely tokens.
 
-        A server that lists none gives minus infinity for each.
+        If the server lists no tokens, each log-probability is minus infinity.
 
         Raises:
             PolicyError: As `sample_async`.
@@ -275,7 +275,7 @@ class OpenAIPolicy(AsyncPolicy):
             else:
                 if top or all(sample.text for sample in reply.samples) or empties + 1 >= _EMPTIES_TO_BELIEVE:
                     return reply, self._dropped(reply, kept)
-                # The model may have nothing to say: two empty messages in a row are accepted.
+                # The model may generate an empty message: two in a row are accepted.
                 empties += 1
                 self.meter.faults["empty text"] += 1
                 continue
@@ -294,7 +294,7 @@ class OpenAIPolicy(AsyncPolicy):
             await self._wait(fault, tries)
 
     async def post(self, url: str, body: Mapping[str, object], limit: int) -> JSONObject:
-        """Post JSON to an address of the server; return the JSON object of at most ``limit`` bytes that it answers.
+        """Post JSON to an address of the server; return the JSON object in the reply, of at most ``limit`` bytes.
 
         Raises:
             PolicyError: As `sample_async`.
@@ -304,7 +304,7 @@ class OpenAIPolicy(AsyncPolicy):
         return found
 
     async def _describe(self) -> JSONObject:
-        """Return what the server's model list says about this model; empty without a usable list."""
+        """Return this model's fields in the server's model list; empty without a usable list."""
 
         def absent(fault: Fault) -> bool:
             return fault.status in _NO_LIST or fault.kind == "bad reply"
@@ -315,7 +315,7 @@ class OpenAIPolicy(AsyncPolicy):
     async def _json(
         self, call: Callable[[Any], Any], limit: int, absent: Callable[[Fault], bool] = lambda fault: False
     ) -> JSONObject | None:
-        """Make a call until it gives a JSON object; None if a fault means that there is none."""
+        """Repeat a call until it returns a JSON object; None if a fault shows that there is none."""
         tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:
@@ -332,7 +332,7 @@ class OpenAIPolicy(AsyncPolicy):
             await self._wait(fault, tries)
 
     async def _wait(self, fault: Fault, tries: Tries) -> None:
-        """Sleep before the next attempt; raise if there should be none."""
+        """Sleep before the next attempt; raise if no further attempt is allowed."""
         tries.add(fault, asyncio.get_running_loop().time())
         self.meter.faults[fault.kind] += 1
         pause = self._pause(fault, tries)
@@ -381,7 +381,7 @@ class OpenAIPolicy(AsyncPolicy):
         loop = asyncio.get_running_loop()
         slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
         async with slots:
-            # A Retry-After holds every call, not only the one that received it.
+            # A Retry-After delays every call, not only the one that received it.
             while (wait := self._hold_until - loop.time()) > 0:
                 await asyncio.sleep(wait)
             with self._connections.one() as client:
@@ -400,11 +400,11 @@ class OpenAIPolicy(AsyncPolicy):
             body.pop("top_logprobs", None)
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body.pop("max_tokens")
-        # The client spends a quarter of the call on walking through typed parameters, and sends these unchanged.
+        # The client would spend a quarter of the call traversing typed parameters; these are sent unchanged.
         return body | dict(self.options.extra_body or {})
 
     def _lower_cap(self, fault: Fault, request: SamplingRequest) -> bool:
-        """Lower the cap if the server rejects it as too high, and remember that."""
+        """Lower the token limit of this and later requests if the server rejects it as too high."""
         cap = min(request.max_new_tokens, self._cap)
         lower = [number for found in _NUMBER.findall(fault.reason) if (number := int(found)) < cap]
         if fault.kind != "refused" or not _CAP_TOO_HIGH.search(fault.reason) or not lower:
@@ -415,7 +415,7 @@ class OpenAIPolicy(AsyncPolicy):
         return True
 
     def _adapt(self, fault: Fault, seeds: tuple[int, ...], tried_with: frozenset[str]) -> bool:
-        """Leave out the rejected parameter, if it is optional."""
+        """Omit the rejected parameter if it is optional."""
         if fault.kind != "refused" or fault.hopeless:
             return False
         words = {
@@ -440,7 +440,7 @@ class OpenAIPolicy(AsyncPolicy):
             logger.warning("%s: %s", self.name, note)
 
     def _pause(self, fault: Fault, tries: Tries) -> float:
-        """Return the seconds to wait before the next attempt; raise if there should be none."""
+        """Return the seconds to wait before the next attempt; raise if no further attempt is allowed."""
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
             raise EngineUnavailableError(f"{where} cannot be used: {fault.reason}. {self._remedy(fault.status)}")
@@ -449,13 +449,13 @@ class OpenAIPolicy(AsyncPolicy):
         if fault.kind == "refused":
             raise PolicyError(f"{where} refused a request: {fault.reason}")
         now = asyncio.get_running_loop().time()
-        # A server that accepts calls but timed out twice, and answered no other call meanwhile, is as good as down.
+        # A server that accepts calls counts as down if it timed out twice and completed no other call meanwhile.
         away = fault.away or (fault.kind == "timeout" and tries.made > 1 and self._answered < tries.started)
         left = tries.first + (0.0 if away and self._down else self.options.patience) - now
         wait = fault.retry_after or 0.0
         if tries.repeated(fault) >= self.options.max_attempts:
             raise PolicyError(f"{where} failed {tries.repeats} times for one request; the last time {fault.reason}")
-        # A call that times out may take longer than the patience, and so may one whose reply is unusable.
+        # A call that times out, or has an unusable reply, may exceed the patience.
         slow = not away and fault.kind in ("timeout", "bad reply") and tries.made < self.options.max_attempts
         if left <= wait and not slow:
             said = f"{tries.made} tries in {now - tries.started:.0f} s: {fault.reason}"
@@ -494,7 +494,7 @@ class OpenAIPolicy(AsyncPolicy):
             api_key=key or "none",
             base_url=self.base_url,
             max_retries=0,
-            # An unreachable machine refuses no connection, so only a time limit detects it.
+            # An unreachable machine does not refuse connections, so only a time limit detects it.
             timeout=openai.Timeout(self.options.timeout, connect=min(_CONNECT_SECONDS, self.options.timeout / 2)),
             default_headers={"Accept-Encoding": "gzip"},
             http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [raise_for_status]}),
@@ -512,7 +512,7 @@ class _NoManyChoicesError(Exception):
 
 
 def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
-    """Return a smaller request and the share of its prompt that was kept; None if its length is not the fault."""
+    """Return a smaller request and the share of its prompt that was kept; None if the fault is not its length."""
     if fault.kind != "too long":
         return None
     room = _room(fault.reason)
@@ -535,7 +535,7 @@ def _shortened(request: SamplingRequest, reason: str) -> tuple[SamplingRequest, 
     last = request.messages[-1]
     total = sum(len(message.content) for message in request.messages)
     cut = min(max(int(total * (1 - share)), 1), len(last.content) - 1)
-    # A number cut in the middle would be a different number.
+    # A truncated number would be a different number.
     word = re.search(r"\s\S", last.content[cut - 1 :])
     cut += word.start() if word else 0
     shorter = last._replace(content=last.content[cut:])

@@ -69,7 +69,7 @@ async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
     """Read and decompress a streamed response of any status.
 
     Args:
-        response: An httpx response whose body has not been read.
+        response: An httpx response with an unread body.
         limit: Maximum number of bytes, counted after decompression.
 
     Returns:
@@ -133,7 +133,7 @@ def defuse(text: str) -> str:
     """Return ``text`` with chat-template markup broken by a space, so that no server interprets it as a role.
 
     Servers tokenise message contents with special tokens enabled: a message that contains
-    ``<|im_start|>system`` would otherwise speak as the system. Other text is unchanged.
+    ``<|im_start|>system`` would otherwise be read as a system message. Other text is unchanged.
     """
     return _CHAT_MARKUP.sub(lambda match: match.group() + " ", clean(text))
 
@@ -148,8 +148,8 @@ def payload(
         seeds: One per sample.
         model: The model's name on the server.
         api: The endpoint.
-        logprobs: Ask for log-probabilities of the generated tokens.
-        top: And for those of this many most likely tokens.
+        logprobs: Whether to request log-probabilities of the generated tokens.
+        top: Number of most likely tokens whose log-probabilities are also requested.
     """
     body: JSONObject = {
         "model": model,
@@ -239,7 +239,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
 
 
 def model_facts(body: JSONObject, model: str) -> JSONObject:
-    """Return what a server's model list says about ``model`` that affects its samples; empty if it is not listed."""
+    """Return the fields of ``model`` in a server's model list that affect its samples; empty if it is not listed."""
     entries = body.get("data")
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("id") == model:
@@ -322,7 +322,7 @@ def _trace(body: JSONObject, choice: JSONObject, values: list[float] | None) -> 
     """Return the tokens of a choice, with ids if the server sent them; None without log-probabilities."""
     if values is None:
         return None
-    # The prompt's ids stand beside the choices of a chat, and in each choice of a completion.
+    # A chat reply has the prompt's ids at the top level, a completion in each choice.
     prompt, completion = body.get("prompt_token_ids", choice.get("prompt_token_ids")), choice.get("token_ids")
     if prompt is None or completion is None:
         return TokenTrace((), (), tuple(values))
@@ -335,7 +335,7 @@ def _trace(body: JSONObject, choice: JSONObject, values: list[float] | None) -> 
 
 
 def _first_tokens(found: object, api: Api) -> tuple[tuple[str, float], ...]:
-    """Return the most likely first tokens with their log-probabilities, in the order sent; empty if none are."""
+    """Return the most likely first tokens with their log-probabilities, in the order sent; empty if none were sent."""
     steps = found.get("content" if api == "chat" else "top_logprobs") if isinstance(found, dict) else None
     step = steps[0] if isinstance(steps, list) and steps else None
     if not isinstance(step, dict):
@@ -381,15 +381,15 @@ class StatusError(Exception):
     """A response with a status other than 2xx, and the beginning of its body."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Keep them."""
+        """Store the status, the headers and the body."""
         super().__init__(status)
         self.status, self.headers, self.body = status, headers, body
 
 
 async def raise_for_status(response: Any) -> None:
-    """Raise `StatusError` unless an httpx response is 2xx. An event hook, so that it reads the body before the client.
+    """Raise `StatusError` unless an httpx response is 2xx. As an event hook, it reads the body before the client does.
 
-    Redirects are refused too: prompts and the API key are sent to the configured address only.
+    Redirects also raise it: prompts and the API key are sent to the configured address only.
     """
     if not response.is_success:
         try:
@@ -403,9 +403,9 @@ class Fault(NamedTuple):
     """One failed call.
 
     Attributes:
-        kind: What went wrong; all kinds except ``"too long"`` and ``"refused"`` can be retried.
+        kind: Kind of failure; all kinds except ``"too long"`` and ``"refused"`` can be retried.
         reason: Description for the error message.
-        retry_after: Seconds that the server asked to wait, or None.
+        retry_after: Seconds to wait before a retry, if the server sent them; else None.
         status: The HTTP status, or 0.
         param: The rejected parameter, if the server names one.
     """
@@ -423,7 +423,7 @@ class Fault(NamedTuple):
 
     @property
     def transient(self) -> bool:
-        """Whether the same call may succeed later; an unusable reply may be all that the server has."""
+        """Whether the same call may succeed later; False for unusable replies, which the server may always return."""
         return self.kind in ("connection", "rate limit", "server error", "reset", "timeout")
 
     @property
@@ -433,7 +433,7 @@ class Fault(NamedTuple):
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """Return the fault that an exception stands for, or None if no server caused it."""
+    """Return the fault that an exception represents, or None if no server caused it."""
     import openai
 
     # Some versions of the client wrap exceptions from its event hooks.
@@ -448,7 +448,7 @@ def fault_of(error: BaseException) -> Fault | None:
     if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
         return Fault("timeout", "no answer in time")
     if isinstance(error, openai.APIConnectionError):
-        # A refused connection means that the server is down; a later reset may concern this request alone.
+        # A refused connection means that the server is down; a later reset may affect only this request.
         kind: FaultKind = "connection" if type(cause).__name__ == "ConnectError" else "reset"
         return Fault(kind, f"the connection failed ({type(cause).__name__}: {_printable(str(cause))})")
     # A reset in the middle of a body surfaces as the HTTP library's own error, which the client does not wrap.
@@ -541,7 +541,7 @@ class Tries:
             self.reason = fault.reason
 
     def repeated(self, fault: Fault) -> int:
-        """Return how often a reply was unusable for the reason of a fault."""
+        """Return the number of replies that were unusable for a fault's reason."""
         return self.repeats if fault.reason == self.reason else 0
 
 

@@ -22,8 +22,8 @@ class PerAgentPolicy(AsyncPolicy):
     Attributes:
         name: Each agent with its policy's name.
         max_concurrency: The sum over the policies.
-        max_prompt_bytes: The smallest of its policies.
-        meters: Those of its policies, each named after the first agent that uses it.
+        max_prompt_bytes: The minimum over the policies.
+        meters: The meters of the policies, each named after the first agent that uses it.
         policies: As passed in.
     """
 
@@ -51,11 +51,11 @@ class PerAgentPolicy(AsyncPolicy):
         }
 
     def identity(self) -> dict[str, Policy | AsyncPolicy]:
-        """Return the policy of each agent, stated by its own identity."""
+        """Return the policy of each agent, represented by its identity."""
         return self.policies
 
     def serving(self, agent: str) -> PolicyBase:
-        """Return the policy that answers an agent's requests. Raises `PolicyError` if there is none."""
+        """Return the policy for an agent's requests. Raises `PolicyError` if there is none."""
         return self._route(agent).serving(agent)
 
     def arms(self, agent: str) -> tuple[str, ...]:
@@ -63,10 +63,10 @@ class PerAgentPolicy(AsyncPolicy):
         return self._route(agent).arms(agent)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request.
+        """Return the reply to one request.
 
         Raises:
-            PolicyError: The acting agent has no policy, or its policy cannot answer.
+            PolicyError: The acting agent has no policy, or its policy fails.
         """
         return await self._route(request.agent).sample_async(request)
 

@@ -39,7 +39,7 @@ _CLASSES = Registry(
         "vllm": "mas_gym.policies.vllm:VLLMPolicy",
     },
 )
-"""What has each policy's options as parameters, where its loader does not."""
+"""Callables with a policy's options as parameters, for policies with a loader that lacks them."""
 
 
 def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
@@ -62,7 +62,7 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
     Raises:
         UnknownNameError: No loader has this name.
         MissingDependencyError: The loader needs a package that is not installed.
-        ConfigError: An option or argument is wrong.
+        ConfigError: An option or argument is invalid.
         PolicyError: The model or file cannot be loaded.
     """
     if isinstance(spec, str) and spec.startswith("{"):
@@ -84,12 +84,12 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
 
 
 def known_policies() -> list[str]:
-    """Return the names that `load_policy` knows, third parties' included."""
+    """Return the names that `load_policy` accepts, including those of other packages."""
     return POLICIES.names()
 
 
 def policy_makers() -> dict[str, Callable[..., Any]]:
-    """Return for each name the callable whose signature lists its options: a class, or the loader without one."""
+    """Return, by name, the callable with a policy's options in its signature: its class, else its loader."""
     return {name: _class_of(name) for name in known_policies()}
 
 
@@ -193,7 +193,7 @@ def _tiny(argument: str, **options: object) -> Policy:
 
 
 def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | None:
-    """Return what a policy, loaded or not, was made for; None if it does not say."""
+    """Return the purpose of a policy or policy spec; None if it declares none."""
     if isinstance(policy, str) and POLICIES.parse(policy).name == "tiny":
         import mas_gym.tiny
 

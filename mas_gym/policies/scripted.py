@@ -15,7 +15,7 @@ Script = Callable[[SamplingRequest, int], str | Sample]
 
 
 class ScriptedPolicy(Policy):
-    """Answers each sample by calling ``script(request, seed)``.
+    """A policy that calls ``script(request, seed)`` for each sample.
 
     If the script returns a string, each word counts as one token with log-probability -1.
 
@@ -33,15 +33,15 @@ class ScriptedPolicy(Policy):
     """
 
     def __init__(self, script: Script, name: str = "scripted", max_batch: int = 256) -> None:
-        """Keep the script."""
+        """Store the script."""
         self.script, self.name, self.max_batch = script, name, max_batch
 
     def identity(self) -> dict[str, str | Script]:
-        """Return the name and the script, which is stated by its source code and what that refers to."""
+        """Return the name and the script, which is identified by its source code and the code that it refers to."""
         return {"name": self.name, "script": self.script}
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Answer every request, in order."""
+        """Return the reply to every request, in order."""
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: SamplingRequest) -> SamplingReply:

@@ -42,7 +42,7 @@ class BatchSession:
         self.pending += len(request.seeds)
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Answer one batch of the oldest requests."""
+        """Process one batch of the oldest requests."""
         batch: list[tuple[Hashable, SamplingRequest]] = []
         size = 0
         while self._waiting and (not batch or size + len(self._waiting[0][1].seeds) <= self._policy.max_batch):
@@ -61,14 +61,14 @@ class BatchSession:
         except PolicyError as error:
             if len(batch) == 1:
                 return [(batch[0][0], error)]
-            # The failing request is unknown, so each is retried alone.
+            # The failing request is unknown, so each one is retried separately.
             return [answer for item in batch for answer in self._answer([item])]
         if len(replies) != len(batch):
             raise PolicyError(f"{self._policy.name}: expected {len(batch)} replies, got {len(replies)}")
         return [(key, reply) for (key, _), reply in zip(batch, replies, strict=True)]
 
     def close(self) -> None:
-        """Forget every open request."""
+        """Discard all open requests."""
         self._waiting.clear()
         self.pending = 0
 
@@ -109,7 +109,7 @@ class _SessionPolicy(AsyncPolicy):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"mas-gym-{policy.name}")
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
+        """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(request, loop, loop.create_future())
         with self._lock:
@@ -139,7 +139,7 @@ class _SessionPolicy(AsyncPolicy):
             except BaseException as error:
                 # The session's state is unknown: all its requests fail, and the next request opens a new session.
                 failed, self._session = self._session, None
-                # A session that has failed may fail to close, too.
+                # Closing a failed session may fail, too.
                 with contextlib.suppress(Exception):
                     if failed is not None:
                         failed.close()

@@ -57,12 +57,12 @@ def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> Policy | AsyncPo
     """Return a policy with the same replies that writes their token traces to a folder.
 
     Args:
-        policy: A policy whose engine returns tokens: a local model, vLLM, or a server with log-probabilities.
-        folder: Any number of runs and processes may share it.
+        policy: A policy with an engine that returns tokens: a local model, vLLM, or a server with log-probabilities.
+        folder: Folder for the traces; any number of runs and processes may share it.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
-        IdentityError: The policy cannot state its identity.
+        IdentityError: The policy's identity cannot be determined.
     """
     need("pyarrow", "token traces", "data")
     folder, policy = Path(folder), as_policy(policy)
@@ -92,7 +92,7 @@ class _Log:
         """
         import pyarrow as pa
 
-        # A server is asked for its identity, so this is left to the first reply.
+        # The identity may require a server request, so it is determined at the first reply.
         self._digest = self._digest or digest_of(identity_of(self._policy))
         rows = [self._row(request, *one) for request, reply in answered for one in _samples(request, reply)]
         try:
@@ -264,8 +264,8 @@ class Traces:
         policy: Digest of a policy's identity; only its traces are read. None: all.
 
     Raises:
-        DataNotFoundError: The folder holds no traces.
-        DataError: A file is damaged or of another schema.
+        DataNotFoundError: The folder contains no traces.
+        DataError: A file is damaged or has a different schema.
         MissingDependencyError: pyarrow is not installed.
     """
 
@@ -285,14 +285,14 @@ class Traces:
                 raise DataError(f"{stem}: expected token traces, got a damaged file: {error}") from error
             if (table.schema.metadata or {}).get(b"mas_gym") != _schema().metadata[b"mas_gym"]:
                 raise DataError(f"{stem}: expected token traces of schema {SCHEMA}, got other metadata")
-            # Parquet names the elements of lists in its own way.
+            # Parquet uses different names for the elements of lists.
             tables.append(table.cast(_schema()))
         if not tables:
             raise DataNotFoundError(f"expected token traces in {folder}, found none; record some with --token-traces")
         self.table = pa.concat_tables(tables)
         if policy is not None:
             self.table = self.table.filter(compute.equal(self.table["policy"], policy))
-        # Lists are gathered into one chunk each, so that a row is found in constant time.
+        # Each column is combined into one chunk, so that a row is found in constant time.
         self.table = self.table.combine_chunks()
         seeds = self.table["seed"].to_numpy()
         self._order = np.argsort(seeds, kind="stable")
@@ -317,7 +317,7 @@ class Traces:
 
 
 def _read_stream(file: Path) -> Any:
-    """Return the complete batches of a stream, whose writer may have been killed."""
+    """Return the complete batches of a stream; its writer may have been killed."""
     import pyarrow as pa
 
     batches = []

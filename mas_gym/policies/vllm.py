@@ -40,7 +40,7 @@ _engines: dict[tuple[str, str], VLLMEngine] = {}
 _lock = threading.Lock()
 _MAX_RANK = 512
 _SHUTDOWN_SECONDS = 15.0
-# Fields of a chat request that are arguments of vLLM's SamplingParams, too.
+# Fields of a chat request that are also arguments of vLLM's SamplingParams.
 _PARAMETERS = {
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p", "logit_bias"),
 }
@@ -55,7 +55,7 @@ class VLLMEngine:
     """
 
     def __init__(self, model: str, arguments: Mapping[str, object]) -> None:
-        """Keep the arguments; the engine does not start yet."""
+        """Store the arguments; the engine does not start yet."""
         self.model = model
         self.adapters: list[str] = []
         self._arguments = dict(arguments)
@@ -169,7 +169,7 @@ def on_cpu() -> bool:
 def without_spinning(arguments: Mapping[str, object]) -> dict[str, Any]:
     """Return engine arguments under which one worker on a CPU shares the engine's process.
 
-    By default the worker gets its own process, for which the engine waits in a busy loop that occupies one core. vLLM
+    By default the worker gets a separate process; the engine waits for it in a busy loop that occupies one core. vLLM
     uses that process to pin the worker's threads to cores, so this applies only if the user has disabled pinning.
     """
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -199,14 +199,14 @@ _numbers = itertools.count()
 class VLLMPolicy(AsyncPolicy):
     """A policy over vLLM's asynchronous engine, which starts at the first request.
 
-    Policies with the same model and engine arguments share one engine, whatever their
-    adapters, so agents with different adapters need only one copy of the weights.
+    Policies with the same model and engine arguments share one engine, even with
+    different adapters, so agents with different adapters need only one copy of the weights.
 
     Attributes:
         name: Name shown in reports.
         max_concurrency: Preferred number of open requests.
         meter: Calls and tokens so far.
-        takes_extra_body: Fields of a chat request that the engine honours; its server honours tools, too.
+        takes_extra_body: Fields of a chat request that the engine supports; vLLM's server also supports tools.
     """
 
     chooses = True
@@ -225,15 +225,15 @@ class VLLMPolicy(AsyncPolicy):
         engine: Mapping[str, Any] | None = None,
         chat_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check what can be checked before the engine starts.
+        """Validate the options; the engine does not start yet.
 
         Args:
             model: A local folder or a hub id.
             name: Name shown in reports; by default the model's name, with the adapter's.
             lora: Folder of a peft adapter of the model.
             max_concurrency: Maximum number of open requests.
-            max_model_len: Context window in tokens; by default the model's own.
-            dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the model's own.
+            max_model_len: Context window in tokens; by default the model's window.
+            dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the model's dtype.
             gpu_memory_utilization: Share of the GPU's memory that this engine may use.
             engine: Additional arguments of vLLM's ``AsyncEngineArgs``.
             chat_options: Extra variables for the chat template.
@@ -273,19 +273,19 @@ class VLLMPolicy(AsyncPolicy):
         return {"model": self._source.identity(), "adapter": adapter, **self._settings}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request.
+        """Return the reply to one request.
 
         Raises:
-            PolicyError: vLLM could not answer it.
+            PolicyError: vLLM failed to process it.
             EngineUnavailableError: The engine died or did not start.
         """
         return await on_engine_loop(self._answer(request))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return how likely the reply begins with each word, among the 20 most likely tokens.
+        """Return the probability that the reply begins with each word, among the 20 most likely tokens.
 
         Raises:
-            PolicyError: vLLM could not answer, or two words begin with the same token.
+            PolicyError: vLLM failed to process the request, or two words begin with the same token.
             EngineUnavailableError: The engine died or did not start.
         """
         return await on_engine_loop(self._choose(SamplingRequest(tuple(messages), (0,), 1, 1.0, 1.0), words))
@@ -356,7 +356,7 @@ class VLLMPolicy(AsyncPolicy):
             max_tokens=min(request.max_new_tokens, prompt.room),
             seed=seed & SEED_MASK,
             logprobs=0,
-            # Stop sequences are looked for in the text.
+            # vLLM searches for stop sequences in the decoded text.
             detokenize="stop" in more,
             output_kind=RequestOutputKind.FINAL_ONLY,
             **more,
@@ -372,7 +372,7 @@ class VLLMPolicy(AsyncPolicy):
         self.meter.calls += 1
         self.meter.add(len(prompt.ids), cached, len(output.token_ids))
         text = output.text.strip() if "stop" in more else self._format.decode(output.token_ids)
-        # With logprobs=0 vLLM gives the generated tokens' own log-probabilities, and no distribution.
+        # With logprobs=0 vLLM returns only the log-probabilities of the generated tokens, not the distribution.
         each = [steps[token].logprob for token, steps in zip(output.token_ids, output.logprobs or (), strict=False)]
         certainty = Certainty(min(each)) if each else None
         logprob = float(output.cumulative_logprob)
@@ -395,10 +395,10 @@ class VLLMPolicy(AsyncPolicy):
 
 
 def asked_parameters(extra_body: str) -> JSONObject:
-    """Return the arguments of vLLM's ``SamplingParams`` that the further fields of a chat request ask for.
+    """Convert the further fields of a chat request to arguments of vLLM's ``SamplingParams``.
 
     Raises:
-        PolicyError: A field has a form that vLLM's engine does not take.
+        PolicyError: A field has a form that vLLM's engine does not support.
     """
     asked: JSONObject = json.loads(extra_body) if extra_body else {}
     found = {name: value for name, value in asked.items() if name in _PARAMETERS or name == "stop"}
@@ -416,7 +416,7 @@ def asked_parameters(extra_body: str) -> JSONObject:
 
 
 def _form(asked: Any) -> JSONObject:
-    """Return the constraint that a ``response_format`` means. Raises `ValueError`, `KeyError`, `TypeError`."""
+    """Convert a ``response_format`` to a constraint. Raises `ValueError`, `KeyError`, `TypeError`."""
     match asked:
         case None | {"type": "text"}:
             return {}

@@ -47,11 +47,11 @@ CURRENT: ContextVar[Running | None] = ContextVar("mas_gym_program", default=None
 """The execution that a function runs in; None outside of programs."""
 
 BUSY_SECONDS = 3.0
-"""How long a decision waits for what sleeps or waits for a connection."""
+"""Seconds that a decision waits for threads that sleep or wait for a connection."""
 
 Frames = Mapping[int, FrameType]
 _RUNS, _WAKES = 0.05, 0.5
-"""Largest share of the time that a sleeping thread runs, and how often it wakes up per switch interval."""
+"""Maximum share of time that a sleeping thread runs, and maximum wake-ups per switch interval."""
 
 _JOINS = {
     vars(threading.Thread)[name].__code__
@@ -70,12 +70,12 @@ class State(Enum):
 
 
 class Usage(NamedTuple):
-    """What a thread has used by a time.
+    """Processor use of a thread up to a point in time.
 
     Attributes:
         time: The time, in seconds on the clock of `time.monotonic`.
         ran: Seconds in which it ran or waited for a processor.
-        slices: How often it was given a processor.
+        slices: Number of times that it was scheduled on a processor.
     """
 
     time: float
@@ -93,7 +93,7 @@ class Usage(NamedTuple):
 
 
 def usage_of(thread: int) -> Usage:
-    """Return what a thread of this process has used; nothing where the system does not report it.
+    """Return the processor use of a thread of this process; zeros if the system does not report it.
 
     Args:
         thread: The thread's native identifier.
@@ -129,7 +129,7 @@ class Busy(NamedTuple):
 
 
 class Job:
-    """A function of a program on a thread.
+    """A program's function that runs on a thread.
 
     Attributes:
         name: The function's name.
@@ -156,7 +156,7 @@ class Job:
         self.native: int | None = None
 
     def here(self) -> None:
-        """Note that the job runs on the calling thread."""
+        """Record that the job runs on the calling thread."""
         self.native, self.thread = threading.get_native_id(), threading.get_ident()
 
     def run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
@@ -171,16 +171,16 @@ class Job:
             CURRENT.reset(token)
 
     def active(self, frames: Frames) -> bool:
-        """Whether it runs, or will without a reply; False if it waits for another thread."""
+        """Whether the job runs, or will run without a reply; False if it waits for another thread."""
         if self.handle is not None and self.thread is not None and not self.handle.is_alive():
             self.execution.activity.end(self)
-            # If it ended after the frames were taken, the frames do not show what it did last.
+            # If it ended after the frames were taken, they do not show its last action.
             return self.thread in frames
         if self.thread is None:
             # A job that waits for a place in a full pool depends on the jobs that run there.
             full = self.pool is not None and len(_RUNNING.get(self.pool, ())) >= self.pool._max_workers
             return not full
-        # Without a frame it began after the frames were taken.
+        # A job without a frame began after the frames were taken.
         frame = frames.get(self.thread)
         return frame is None or not _waits(frame)
 
@@ -196,10 +196,10 @@ def _waits(frame: FrameType) -> bool:
         if timeout is not None and timeout <= BUSY_SECONDS:
             return False
         if (event := frame.f_back) is not None and event.f_back is not None and event.f_back.f_code is _START:
-            # The operating system starts the other thread, however long that takes.
+            # The operating system will start the other thread, possibly after a long time.
             return False
-        # Whoever wakes the thread removes its lock from the list. The lock itself is held again by the woken thread,
-        # which may then have to wait for the interpreter.
+        # A wake-up removes the thread's lock from the list. The woken thread acquires the lock again and may then wait
+        # for the interpreter.
         return waiter in frame.f_locals["self"]._waiters
     return frame.f_code in _JOINS and frame.f_locals["self"].is_alive()
 
@@ -208,10 +208,10 @@ class Activity:
     """The jobs, sleeps and connections of one execution; thread-safe under the interpreter's lock.
 
     Attributes:
-        alone: Whether only one thread or task of the program was ever started.
-        port: The port of the program's gateway; None if it was not given an address.
+        alone: Whether the program has started at most one thread or task.
+        port: The port of the program's gateway; None if the program has no address.
         executor: The default executor that the program has set on its loop.
-        loop_thread: The native identifier of the thread of its event loop; None if it does not run on one.
+        loop_thread: The native identifier of its event loop's thread; None if it has no event loop.
     """
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ class Activity:
         self._connections: list[ref[asyncio.BaseTransport]] = []
 
     def begin(self, job: Job) -> None:
-        """Note a job; all but the one that is the program itself run beside it."""
+        """Add a job; all jobs except the program itself run concurrently with the program."""
         self.alone = self.alone and job.thread is not None
         self._jobs.add(job)
 
@@ -236,22 +236,22 @@ class Activity:
         return bool(self._jobs)
 
     def clear(self) -> None:
-        """Forget the jobs of an execution that is over."""
+        """Remove the jobs of an execution that is over."""
         self._jobs.clear()
 
     def end(self, job: Job) -> None:
-        """Note that those who wait for a job have been woken."""
+        """Record that the threads waiting for a job have been woken."""
         self._jobs.discard(job)
         if job.pool is not None:
             _RUNNING.get(job.pool, WeakSet[Job]()).discard(job)
 
     def awaits(self, result: asyncio.Future[Any], job: Job | None = None) -> None:
-        """Note a result that arrives on the program's event loop."""
+        """Record a result that arrives on the program's event loop."""
         self._results[result] = job
         result.add_done_callback(lambda done: self._results.pop(done, None))
 
     def sleeps(self, timer: asyncio.Future[Any], seconds: float) -> None:
-        """Note a task that sleeps."""
+        """Record a sleeping task."""
         task = asyncio.current_task()
         coroutine = None if task is None else task.get_coro()
         named = isinstance(coroutine, CoroutineType) and seconds <= BUSY_SECONDS
@@ -259,12 +259,12 @@ class Activity:
         timer.add_done_callback(lambda done: self._sleeps.pop(done, None))
 
     def connected(self, transport: asyncio.BaseTransport, address: object) -> None:
-        """Note a connection; those to the gateway are no activity of their own."""
+        """Record a connection; connections to the gateway do not count as activity."""
         if not (isinstance(address, tuple) and address[1] == self.port):
             self._connections.append(ref(transport))
 
     def state(self, frames: Frames, blocked: int, perhaps: int) -> tuple[State, set[Busy]]:
-        """Return whether another call may come, and what is busy.
+        """Return whether another call may come, and the busy parts of the program.
 
         Args:
             frames: The innermost frame of each thread.
@@ -288,7 +288,7 @@ _RESULT = "a result on the event loop"
 
 
 def job_of(future: Future[Any]) -> Job | None:
-    """Return the job of a program that ends with a future of a pool; None if it is not tracked."""
+    """Return the job that ends with a pool's future; None if the job is not tracked."""
     return _JOBS.get(future)
 
 
@@ -306,7 +306,7 @@ def _end_after_callbacks(future: Future[Any], job: Job) -> None:
 
     future._invoke_callbacks = invoke_tracked  # type: ignore[attr-defined]
     if future.done():
-        # Nobody else has the future yet, so it has no callbacks.
+        # The future has not been returned yet, so it has no callbacks.
         job.execution.activity.end(job)
 
 

@@ -23,11 +23,11 @@ from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
 
 AGENT_HEADER = "x-mas-agent"
-"""The HTTP header in which a program may name the agent that calls."""
+"""The HTTP header in which a program may name the calling agent."""
 NODE_HEADER = "x-mas-node"
-"""The HTTP header with the quoted node of a graph that calls, and its task; see `mas_gym.programs.frameworks`."""
+"""The HTTP header with the calling node (quoted) and its task; see `mas_gym.programs.frameworks`."""
 NODES_HEADER = "x-mas-nodes"
-"""The HTTP header with the quoted nodes of the graphs that the program has started, separated by spaces."""
+"""The HTTP header with the nodes of all started graphs (quoted), separated by spaces."""
 
 MAX_CHOICES = 64
 _LONGEST_NAME = 256
@@ -37,7 +37,7 @@ _READ = {
     *("messages", "model", "metadata", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n"),
     *("stream", "stream_options"),
 }
-# They say who asks and how it is stored and billed; a search has its own seeds.
+# These fields concern users, storage and billing, or seeds; a search has its own seeds.
 _WITHOUT_EFFECT = {
     *("seed", "user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 }
@@ -56,7 +56,7 @@ _PASSED_ON = {
     *("frequency_penalty", "presence_penalty", "logit_bias"),
 }
 _KNOWN = _READ | _WITHOUT_EFFECT | _REFUSED.keys()
-# Values that ask for nothing: clients send them by default.
+# Values without an effect, which clients send by default.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -74,19 +74,19 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 }
 
 
-# Counts of 0: a program cannot depend on them, and a search counts its own.
+# Counts of 0: a program cannot depend on them, and a search counts tokens separately.
 _USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
 class CallError(MASGymError, ValueError):
-    """A request that a program's gateway refuses.
+    """A request that a program's gateway rejects.
 
     Attributes:
         status: The HTTP status.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
-        """Keep the reason and the status."""
+        """Store the reason and the status."""
         super().__init__(message)
         self.status = status
 
@@ -102,19 +102,19 @@ class Call:
 
     Attributes:
         messages: The prompt.
-        model: The model that the program asked for; replies carry it.
-        agent: The agent that the request names, in the header or the metadata; empty if it names none.
-        node: The node of the graph that calls; empty if it is not known.
+        model: The requested model; replies contain it.
+        agent: The agent named in the request's header or metadata; empty if none is named.
+        node: The calling node of a graph; empty if unknown.
         nodes: The nodes of the graphs that the program has started, which may call later.
-        temperature: As requested; None if the program leaves it open.
+        temperature: As requested; None if the request does not set it.
         top_p: As requested, or None.
         max_tokens: As requested, or None.
-        n: Number of choices; each is a decision of its own.
+        n: Number of choices; each is a separate decision.
         stream: Whether the reply is sent as server-sent events.
         usage: Whether a stream ends with the usage.
-        extra_body: What else the policy is to honour, such as tools: see `mas_gym.policies.SamplingRequest`.
+        extra_body: Further fields for the policy, such as tools; see `mas_gym.policies.SamplingRequest`.
         tools: Whether replies may call tools.
-        text: The request as canonical JSON, after `normalise`: what must be equal when the program is replayed.
+        text: The request as canonical JSON, after `normalise`; it must be equal on replay.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -139,7 +139,7 @@ class Call:
 
     @property
     def settings(self) -> JSONObject:
-        """The temperature and top-p that it asks for."""
+        """The requested temperature and top-p."""
         asked = {"temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -150,15 +150,15 @@ class Call:
 
 
 def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None) -> Call:
-    """Read a request.
+    """Parse a request.
 
     Args:
         body: The JSON body.
         headers: The HTTP headers, names in lower case.
-        normalise: A function from the parsed request to what must be equal on replay, JSON-able.
+        normalise: Maps the parsed request to the JSON-able value that must be equal on replay.
 
     Raises:
-        CallError: It is no chat request, or asks for what no policy can do.
+        CallError: The body is not a chat request, or requests a feature that no policy supports.
 
     >>> read_call(b'{"messages": [{"role": "user", "content": "Hi"}], "stop": "."}', {}).extra_body
     '{"stop": "."}'
@@ -207,14 +207,14 @@ def _asks(asked: Mapping[str, object], key: str) -> bool:
 
 
 def _extra(asked: JSONObject, more: list[JSONObject]) -> JSONObject:
-    """Return the fields of a request that are left to the policy, and those of its messages."""
+    """Return the fields of a request and of its messages that are passed to the policy."""
     tools = asked.get("tools")
     if tools and not (isinstance(tools, list) and all(_is_function(tool) for tool in tools)):
         expected = '[{"type": "function", "function": {"name": ...}}]'
         raise CallError(f"tools: expected {expected}, got {shown(tools)}")
     extra = {key: value for key, value in asked.items() if key not in _KNOWN and _asks(asked, key)}
     if tools:
-        # Without tools these are defaults of clients.
+        # Without tools, these are client defaults.
         extra |= {key: asked[key] for key in ("tool_choice", "parallel_tool_calls") if asked.get(key) is not None}
     return extra | ({"messages": more} if any(more) else {})
 
@@ -225,7 +225,7 @@ def _is_function(tool: object) -> bool:
 
 
 def unsupported(asked: Mapping[str, object]) -> str:
-    """Say which field of a chat request changes the reply in a way that no answer of a search can honour, or nothing.
+    """Return a description of a chat request's field that search cannot support; empty if there is none.
 
     >>> unsupported({"model": "m", "messages": [], "tools": []})
     ''
@@ -244,7 +244,7 @@ def _canonical(asked: JSONObject, agent: str, node: str, normalise: Any) -> str:
     if agent:
         kept["agent"] = agent
     if node:
-        # Equal requests of different nodes differ, because the program goes on differently after them.
+        # Equal requests of different nodes count as different, because the program continues differently after them.
         kept["node"] = node
     if normalise is not None:
         try:
@@ -258,7 +258,7 @@ def _canonical(asked: JSONObject, agent: str, node: str, normalise: Any) -> str:
 
 
 def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]:
-    """Return the messages, and for each the fields that a plain one lacks or has otherwise."""
+    """Return the messages, and the fields of each that differ from a plain message."""
     if not isinstance(value, list) or not value:
         raise CallError(f"messages: expected a list of at least one message, got {shown(value)}")
     pairs = [_message(f"messages.{i}", entry) for i, entry in enumerate(value)]
@@ -335,7 +335,7 @@ def reply_to(call: Call, texts: list[str]) -> Reply:
 
 
 def completion(call: Call, texts: list[str]) -> JSONObject:
-    """Return the whole reply, with one choice per text."""
+    """Return the unstreamed reply, with one choice per text."""
     choices = []
     for i, text in enumerate(texts):
         message, reason = _said(call, i, text)
@@ -348,7 +348,7 @@ def _said(call: Call, choice: int, text: str) -> tuple[JSONObject, str]:
     content, calls = split_calls(text) if call.tools else (text, ())
     if not calls:
         return {"role": "assistant", "content": content}, "stop"
-    # Ids follow from the request, so that a replay has the same; nine letters and digits, as some templates demand.
+    # Ids are derived from the request, so replays have equal ids; some templates require nine letters and digits.
     ids = (blake2b(f"{choice} {i}".encode() + call.digest).hexdigest()[:9] for i in range(len(calls)))
     listed = [{"id": id_, "type": "function", "function": use._asdict()} for id_, use in zip(ids, calls, strict=True)]
     return {"role": "assistant", "content": content or None, "tool_calls": listed}, "tool_calls"
@@ -385,7 +385,7 @@ def difference(expected: str, got: str) -> str:
 
 
 def _around(line: str, others: list[str]) -> str:
-    """Cut a long line to the part where it begins to differ from its counterpart."""
+    """Shorten a long line to the part around its first difference from its counterpart."""
     twin = next((other for other in others if other[0] != line[0]), line)
     same = next((i for i, (a, b) in enumerate(zip(line[1:], twin[1:], strict=False), 1) if a != b), 1)
     start = max(1, same - 60)

@@ -32,11 +32,11 @@ from mas_gym.programs.worlds import World
 
 
 class DivergenceError(MASGymError, RuntimeError):
-    """A program asked something else when it was replayed."""
+    """A program made a different call on replay."""
 
 
 class ProgramStopped(BaseException):
-    """Raised inside a program whose execution is over; not an `Exception`, so that programs do not catch it."""
+    """Raised inside a program after the end of its execution; not an `Exception`, so that programs do not catch it."""
 
 
 class Origin(Enum):
@@ -71,21 +71,21 @@ Outcome = Waiting | Ended | Failed
 
 
 class Step(NamedTuple):
-    """A reply of the script, and the call that it answers; None if the call is not known."""
+    """A reply of the script, and its call; None if the call is unknown."""
 
     call: Call | None
     text: str
 
 
 class Script(NamedTuple):
-    """What is answered at once: the replies, and the digests of the calls that waited beside the last one, in order."""
+    """Replies to give at once, and the digests of the other calls that waited at the last reply, in order."""
 
     steps: Sequence[Step] = ()
     beside: Sequence[bytes] = ()
 
 
 Report = Callable[["Execution", Outcome | Exception], None]
-"""Takes an execution's outcome, or the `DivergenceError` that ended it."""
+"""Called with an execution's outcome, or the `DivergenceError` that ended it."""
 
 
 class Recorded(NamedTuple):
@@ -100,7 +100,7 @@ class Tape(dict[str, list[Recorded]]):
     """The recorded results of a search's tools, by use.
 
     Attributes:
-        varied: Whether a call came after the decision that it should have been ordered for.
+        varied: Whether a call arrived after the decision that should have ordered it.
     """
 
     varied = False
@@ -128,7 +128,7 @@ class Use:
         path: tuple[str, ...],
         snapshot: Callable[[], str] = lambda: "",
     ) -> None:
-        """Look for a result that was recorded after replies that this execution gets, too."""
+        """Look up a result that was recorded after the same replies."""
         self._tape, self._key, self._taken, self._snapshot = tape, key, taken, snapshot
         hits = [use for use in tape.get(key, ()) if use.before == path[: len(use.before)]]
         self.found = bool(hits)
@@ -142,23 +142,23 @@ class Use:
 
 
 class Host(Protocol):
-    """What an execution needs from its runner."""
+    """The interface of a runner that an execution uses."""
 
     def watch(self, execution: Execution, seconds: float = 0.0) -> None:
-        """Call `Execution.settle` when the program is quiet, and has been for some seconds."""
+        """Call `Execution.settle` when the program has been idle for some seconds."""
         ...
 
     def late(self, seconds: float) -> None:
-        """Wait longer for calls from now on: one came some seconds after the decision."""
+        """Wait longer for later calls, because one came some seconds after the decision."""
         ...
 
     def rests(self, execution: Execution) -> None:
-        """Make room for others: an execution waits for a reply, or it is over and its program must end."""
+        """Free the slot of an execution that waits for a reply, or is over and must end its program."""
         ...
 
 
 def given(texts: list[str] | Future[list[str]]) -> list[str]:
-    """Return a call's replies, waiting for them if need be.
+    """Return a call's replies, waiting for them if necessary.
 
     Raises:
         ProgramStopped: The execution is over.
@@ -171,15 +171,15 @@ def given(texts: list[str] | Future[list[str]]) -> list[str]:
 
 
 class Later(Protocol):
-    """A reply that is not there yet, such as a future of either kind."""
+    """A pending reply, such as a future of either kind."""
 
     def set_result(self, texts: list[str], /) -> object:
-        """Take one text per choice; none if the execution is over."""
+        """Set one text per choice; none if the execution is over."""
         ...
 
 
 class Place(Protocol):
-    """A loop that executions share."""
+    """An event loop that executions share."""
 
     @property
     def here(self) -> bool:
@@ -192,7 +192,7 @@ class Place(Protocol):
 
 
 def in_thread(execution: Execution) -> Future[list[str]]:
-    """Return a reply for which a thread waits."""
+    """Return a pending reply for a waiting thread."""
     return Future()
 
 
@@ -200,7 +200,7 @@ L = TypeVar("L", bound=Later)
 
 
 class _Open:
-    """A call without its replies."""
+    """A call without replies."""
 
     __slots__ = ("call", "origin", "reply", "texts")
 
@@ -217,15 +217,15 @@ class Execution:
     """One execution of a program on one question; thread-safe.
 
     Attributes:
-        token: Names the execution in the gateway's URLs.
-        key: The API key that the program is given; empty if its calls need none.
-        bearer: The authorization header that its calls must carry.
+        token: Identifies the execution in the gateway's URLs.
+        key: The API key of the program; empty if its calls need none.
+        bearer: The required authorization header of its calls.
         question: The question.
-        touched: When it last made a call or got a reply, on the clock of `time.monotonic`.
-        deadline: When the program counts as hung, on the clock of `time.monotonic`; None while it waits for a reply.
+        touched: Time of its last call or reply, on the clock of `time.monotonic`.
+        deadline: Time from which the program counts as hung, on the same clock; None while it waits for a reply.
         place: The loop that it runs on, if it shares one; set by its runner.
         observed: Whether its threads and tasks can be observed; set by its source.
-        activity: What it does beside its open calls.
+        activity: Its activity besides open calls.
         copy: The name of its copy of the program's world; None if it has none.
     """
 
@@ -248,11 +248,11 @@ class Execution:
             token: See above.
             key: See above.
             question: See above.
-            script: What to answer at once.
+            script: The replies to give at once.
             limits: Maximum number of calls; seconds without a call or an answer, after which the program has hung.
             tape: The recorded results of the search.
             report: Called once per decision, with the outcome or a `DivergenceError`, on any thread.
-            world: What the program's tools change.
+            world: The world that the program's tools change.
         """
         self.token, self.key, self.question = token, key, question
         self.bearer = f"Bearer {key}".encode()
@@ -280,7 +280,7 @@ class Execution:
 
     @property
     def asked(self) -> int:
-        """How many calls the program has made."""
+        """Number of calls that the program has made."""
         return self._asked
 
     @property
@@ -289,7 +289,7 @@ class Execution:
         return self._over
 
     def began(self) -> None:
-        """Start the clock of the program."""
+        """Start the program's timeout."""
         self.touched = monotonic()
         self.deadline = self.touched + self._timeout
 
@@ -307,14 +307,14 @@ class Execution:
         return self._world is not None
 
     def enter(self) -> bool:
-        """Make the program's copy of the world, if it has one; blocks. False if the program must not start."""
+        """Create the program's copy of the world, if any; blocks. Returns False if the program must not start."""
         if self._world is None:
             return True
         self.deadline = None
         try:
             copy = self._world.restore(self._world.start)
         except Exception as error:
-            # No fault of the program, so it is no outcome of the search.
+            # Not an error of the program, so not an outcome of the search.
             self._abort(error)
             return False
         with self._lock:
@@ -352,7 +352,7 @@ class Execution:
 
     @property
     def origins(self) -> list[Origin]:
-        """Where its open calls come from."""
+        """The origins of its open calls."""
         return [item.origin for item in list(self._open)]
 
     @property
@@ -365,14 +365,14 @@ class Execution:
         return only and (self.place is not None or origins[0] in (Origin.CLIENT, Origin.THREAD))
 
     def open_over_http(self) -> tuple[int, int, int]:
-        """Return how many calls wait over HTTP: of threads, of its own event loop's tasks, and of either."""
+        """Return the numbers of calls waiting over HTTP: of threads, of tasks on its own event loop, and of either."""
         origins = self.origins
         tasks = origins.count(Origin.TASK)
         ours = tasks if self.place is not None else 0
         return origins.count(Origin.THREAD), ours, origins.count(Origin.HTTP) + tasks - ours
 
     def ask(self, call: Call, origin: Origin, later: Callable[[Execution], L]) -> list[str] | L:
-        """Take a call of the program; return one text per choice, or what ``later`` returns, which gets them.
+        """Handle a call of the program; return one text per choice, or the pending reply from ``later``.
 
         Raises:
             ProgramStopped: The execution is over.
@@ -398,7 +398,7 @@ class Execution:
                 self._drain()
                 if len(item.texts) < call.n:
                     item.reply = reply = later(self)
-                    # It waits for its reply now, and the wait is bounded.
+                    # The call now waits for its reply, for a bounded time.
                     self.deadline = None
         if self._asked > self._limit:
             most = f"more than {self._limit} calls; raise max_calls if the program needs them"
@@ -421,7 +421,7 @@ class Execution:
         return use
 
     def look_up(self, key: str) -> Use:
-        """Return the next use of a tool in another language; without a result it stays open for `record`."""
+        """Return the next use of a tool in another language; a use without a result remains open for `record`."""
         use = self.use(key)
         if not use.found:
             with self._lock:
@@ -436,7 +436,7 @@ class Execution:
         (self.use(key) if use is None else use).keep(result)
 
     def withdraw(self, reply: Later) -> None:
-        """Forget a call whose client has left; the same call may come again."""
+        """Remove a call with a disconnected client; the same call may come again."""
         with self._lock:
             self._withdrawn.update(item.call.digest for item in self._open if item.reply is reply)
             self._open = [item for item in self._open if item.reply is not reply]
@@ -444,7 +444,7 @@ class Execution:
                 self.deadline = monotonic() + self._timeout
 
     def finish(self, outcome: Ended | Failed) -> None:
-        """Take the program's end."""
+        """Record the program's end."""
         with self._lock:
             if self._over:
                 return
@@ -453,7 +453,7 @@ class Execution:
             self._end()
         self._host.rests(self)
         if parked:
-            # It did not wait for the reply; the next replay shows whether it does again.
+            # The program ended without waiting for the reply; the next replay shows whether this repeats.
             return
         if left is None:
             self._report(self, outcome)
@@ -468,7 +468,7 @@ class Execution:
     # ---- the search's side
 
     def answer(self, text: str, report: Report) -> bool:
-        """Reply to the decision and run on; False if the program did not wait for it."""
+        """Reply to the decision and continue; return False if the program was not waiting for it."""
         with self._lock:
             if self._over or self._parked is None:
                 return False
@@ -496,7 +496,7 @@ class Execution:
         self.finish(Failed(error))
 
     def settle(self) -> None:
-        """Note that the program is quiet: go on with the script, or report the decision."""
+        """Handle an idle program: continue with the script, or report the decision."""
         with self._lock:
             if not self.waits:
                 return
@@ -517,7 +517,7 @@ class Execution:
             self._report(self, Waiting(tuple(item.call for item in ordered)))
 
     def moved(self) -> tuple[Script, Report, Tape] | None:
-        """Drop the execution, and return what another one needs to do the same; None if nothing waits for it."""
+        """Drop the execution, and return the inputs for an identical one; None if no search waits for it."""
         with self._lock:
             busy = not self._over and self._parked is None
             script, report = Script([*self._taken, *self._steps], self._order), self._report
@@ -527,7 +527,7 @@ class Execution:
     # ---- inside the lock
 
     def _drain(self) -> None:
-        """Answer the calls that the script names next."""
+        """Give the script's replies to the next calls."""
         while self._steps and (call := self._steps[0].call) is not None:
             for item in self._open:
                 if item.call is call or item.call.digest == call.digest:
@@ -548,13 +548,13 @@ class Execution:
         self.deadline = self.touched + self._timeout
         if len(item.texts) == item.call.n:
             self._open.remove(item)
-            # The client may have left meanwhile.
+            # The client may have disconnected meanwhile.
             if item.reply is not None:
                 with suppress(Exception):
                     item.reply.set_result(item.texts)
 
     def _ordered(self) -> list[_Open]:
-        """Return the calls that wait in canonical order."""
+        """Return the waiting calls in canonical order."""
         if len(self._open) == 1:
             return list(self._open)
         places: dict[bytes, deque[int]] = defaultdict(deque)
@@ -571,7 +571,7 @@ class Execution:
         return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
 
     def _unstick(self, ordered: list[_Open]) -> DivergenceError | None:
-        """Go on in a script whose next call is not known, or has not come; return an error if it will not."""
+        """Continue a script if its next call is unknown or has not come; return an error if the call will not come."""
         step = self._steps[0]
         if step.call is None:
             self._give(ordered[0])
@@ -590,7 +590,7 @@ class Execution:
         )
 
     def _late(self, seconds: float) -> None:
-        """Note that a call came after the decision that it should have been ordered for."""
+        """Record that a call arrived after the decision that should have ordered it."""
         self._tape.varied = True
         self._host.late(seconds)
 

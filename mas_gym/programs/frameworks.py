@@ -27,18 +27,18 @@ from mas_gym.programs.activity import CURRENT
 from mas_gym.programs.calls import NODE_HEADER, NODES_HEADER
 
 _INNER = ("model", "agent")
-"""Nodes of prebuilt agents, whose own names say nothing; the node that holds the agent has the name."""
+"""Generic node names of prebuilt agents; such agents are named after their enclosing node."""
 
 _GRAPHS = "langgraph.pregel"
 _LIBRARIES = ("langgraph", "langchain")
-"""Their own functions that choose the next node call no model."""
+"""Libraries with routing functions that do not call a model."""
 
 _process_port: int | None = None
 _nodes: ContextVar[tuple[str, ...]] = ContextVar("mas_gym_nodes", default=())
 _routers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""Names of the functions that choose the next node, by the runnable that holds them."""
+"""Names of routing functions (which choose the next node), by their runnable."""
 _router: ContextVar[tuple[str, str]] = ContextVar("mas_gym_router", default=("", ""))
-"""The one of them that runs in this context, after the node before it."""
+"""The routing function that runs in this context, after its node."""
 
 
 def name_nodes(port: int | None = None) -> None:
@@ -68,7 +68,7 @@ def _extend_clients() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Has graphs described as soon as their library is imported, which a program may do while it runs."""
+    """Instruments LangGraph as soon as it is imported, because a program may import it while it runs."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == _GRAPHS else None
@@ -119,7 +119,7 @@ def _describing(run: Any) -> Any:
 
 
 def _nodes_of(graph: Any, above: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the nodes of a graph and of the graphs inside, and the functions that choose the next node.
+    """Yield the nodes of a graph and its subgraphs, and the routing functions.
 
     Args:
         graph: A compiled graph.
@@ -146,7 +146,7 @@ def _nodes_of(graph: Any, above: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _router_name(path: Any) -> str:
-    """Return the name of a function that chooses the next node; empty if it has none, or is the library's own."""
+    """Return the name of a routing function; empty if it has none or belongs to the library."""
     held = vars(path)
     function = inspect.unwrap(held.get("func") or held.get("afunc"))
     if not isinstance(function, FunctionType | MethodType) or function.__module__.partition(".")[0] in _LIBRARIES:
@@ -186,7 +186,7 @@ def _running() -> Mapping[str, Any]:
 
 
 def node_headers() -> dict[str, str]:
-    """Return the header that names the node which runs in this context, and its task, and the one with all nodes.
+    """Return two headers: the node that runs in this context with its task, and all nodes.
 
     Empty if no node runs.
     """
@@ -200,7 +200,7 @@ def node_headers() -> dict[str, str]:
 
 
 def _place(path: Iterable[object]) -> str:
-    """Return the numbers in the path of a task, which tell the tasks apart that `Send` starts at one node.
+    """Return the numbers in a task's path, which distinguish the tasks that `Send` starts at one node.
 
     >>> _place(("__pregel_push", 2, False))
     '2'
@@ -210,7 +210,7 @@ def _place(path: Iterable[object]) -> str:
 
 
 def _node(metadata: Mapping[str, object]) -> str:
-    """Return the node that LangGraph's metadata name.
+    """Return the node name from LangGraph's metadata.
 
     >>> _node({"langgraph_node": "model", "langgraph_checkpoint_ns": "writer:1f|model:2e"})
     'writer'

@@ -45,17 +45,17 @@ from mas_gym.programs.recording import answer_use
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
 IDLE_SECONDS = 5.0
-"""How long a connection waits for a request before it is closed, if its program has ended."""
+"""Seconds that a connection waits for a request before it is closed, if its program has ended."""
 _LINGER_SECONDS = 1.0
 _STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 class Gateway:
-    """Knows the open executions by their path.
+    """Maps paths to open executions.
 
     Attributes:
         normalise: See `mas_gym.programs.Program`.
-        fitted: Returns a call as its policy takes it. Raises `PolicyError` if it cannot be answered as it asks.
+        fitted: Converts a call to the form that its policy supports. Raises `PolicyError` if a part is unsupported.
     """
 
     def __init__(
@@ -69,27 +69,27 @@ class Gateway:
         self._calls: WeakValueDictionary[bytes, Call] = WeakValueDictionary()
 
     def add(self, execution: Execution) -> None:
-        """Answer at an execution's path from now on."""
+        """Accept requests at an execution's path."""
         self._open[execution.token] = execution
 
     def remove(self, execution: Execution) -> None:
-        """Answer there no more."""
+        """Stop accepting requests at an execution's path."""
         self._open.pop(execution.token, None)
 
     def at(self, path: str) -> Execution | None:
-        """Return the execution whose token a path begins with; None if there is none."""
+        """Return the execution with the token at the beginning of a path; None if there is none."""
         return self._open.get(path.strip("/").partition("/")[0])
 
     def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], JSONObject] | None = None) -> Call:
-        """Read a request; one that a search has seen already is looked up.
+        """Parse a request; repeated requests are looked up.
 
         Args:
-            known: The body, or another form of it by which it is looked up.
+            known: The body, or another form of it that serves as the look-up key.
             headers: Names in lower case.
-            asked: Returns what the body would be parsed to, if ``known`` is another form.
+            asked: Returns the parsed body, if ``known`` is another form.
 
         Raises:
-            CallError: See `read_call`; or the call cannot be answered as it asks.
+            CallError: See `read_call`; or the policy does not support a part of the call.
         """
         caller = "".join(f"{headers.get(name, '')}\0" for name in (AGENT_HEADER, NODE_HEADER, NODES_HEADER))
         key = blake2b(caller.encode() + known, digest_size=16).digest()
@@ -114,15 +114,15 @@ class Gateway:
         origin: Origin,
         later: Callable[[Execution], L],
     ) -> Reply | tuple[Call, list[str] | L, Execution]:
-        """Take a request: answer it, or hand it to its execution.
+        """Handle a request: reply to it, or pass it to its execution.
 
         Args:
             method: The HTTP method.
             path: The path, which begins with the execution's token.
             headers: Names in lower case.
             body: The body.
-            origin: How the request came.
-            later: Returns what gets the reply when it is there.
+            origin: How the request arrived.
+            later: Returns the pending reply, which is set when the reply is available.
 
         Raises:
             ProgramStopped: The execution is over.
@@ -153,14 +153,14 @@ class Gateway:
 
 
 class Server:
-    """The gateway on a loopback port: HTTP/1.1, as much of it as clients of an API use.
+    """The gateway on a loopback port, with the subset of HTTP/1.1 that API clients use.
 
     Attributes:
         port: The port.
     """
 
     def __init__(self, gateway: Gateway) -> None:
-        """Open the port; `start` begins to answer."""
+        """Open the port; `start` begins to handle requests."""
         self._gateway = gateway
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._socket.getsockname()[1])
@@ -168,14 +168,14 @@ class Server:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Answer requests on the running loop."""
+        """Handle requests on the running loop."""
         self._server = await asyncio.start_server(self._connect, sock=self._socket, limit=MAX_HEAD)
 
     async def close(self) -> None:
         """Close the port and every connection."""
         if self._server is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
-            # What was accepted has its task two turns later; a server that closes before would leave it open.
+            # An accepted connection gets its task two turns later; closing the server earlier would leave it open.
             for _ in range(2):
                 await asyncio.sleep(0)
             self._server.close()
@@ -188,7 +188,7 @@ class Server:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # A task that is cancelled before its first step would not reach a `finally` of its own.
+        # A task that is cancelled before its first step would not reach its `finally` block.
         task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -198,7 +198,7 @@ class Server:
                 path = await self._one(reader, writer, path)
 
     async def _head(self, reader: asyncio.StreamReader, path: str) -> bytes:
-        """Read the head of the next request. Raises `ConnectionError` if the program of the last one has ended."""
+        """Read the head of the next request. Raises `ConnectionError` if the previous request's program has ended."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_SECONDS):
@@ -211,7 +211,7 @@ class Server:
                 raise ConnectionError
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: str) -> str | None:
-        """Answer one request, after one to the path ``last``; return its path, or None to close the connection."""
+        """Handle one request, after one to the path ``last``; return its path, or None to close the connection."""
         try:
             head = await self._head(reader, last)
             method, path, headers, body = await _request(head, reader, writer)
@@ -235,7 +235,7 @@ class Server:
             try:
                 await asyncio.wait((left, waits), return_when=asyncio.FIRST_COMPLETED)
                 if not waits.done():
-                    # Closed, or a second request before the reply, which no client sends.
+                    # The client disconnected, or sent a second request before the reply, which clients do not do.
                     execution.withdraw(texts)
                     return None
             finally:
@@ -248,7 +248,7 @@ class Server:
 
 
 def _origin(headers: Mapping[str, str]) -> Origin:
-    """Return what sent a request, which clients of openai say."""
+    """Return the origin of a request, which openai clients send in a header."""
     kind = headers.get("x-stainless-async", "")
     if kind == "false":
         return Origin.THREAD
@@ -258,11 +258,11 @@ def _origin(headers: Mapping[str, str]) -> Origin:
 async def _request(
     head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[str, str, dict[str, str], bytes]:
-    """Read one request whose head has been read.
+    """Read the rest of one request after its head.
 
     Raises:
-        CallError: It is malformed or too large.
-        IncompleteReadError: The client has left.
+        CallError: The request is malformed or too large.
+        IncompleteReadError: The client has disconnected.
     """
     first, *lines = head[:-4].decode("latin-1").split("\r\n")
     try:
@@ -294,7 +294,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _send(writer: asyncio.StreamWriter, reply: Reply, stays: bool) -> None:
-    # x-should-retry: a client of openai repeats errors otherwise, though a repeated call gets the same reply.
+    # x-should-retry: otherwise openai clients retry errors, although a repeated call gets the same reply.
     head = (
         f"HTTP/1.1 {reply.status} {_STATUS.get(reply.status, 'Error')}\r\ncontent-type: {reply.kind}\r\n"
         f"content-length: {len(reply.body)}\r\nconnection: {'keep-alive' if stays else 'close'}\r\n"
@@ -320,15 +320,15 @@ class _Template(NamedTuple):
 
 
 class Clients:
-    """Makes the clients of one gateway's executions."""
+    """Creates the clients of one gateway's executions."""
 
     def __init__(self, gateway: Gateway) -> None:
-        """Make no client yet."""
+        """Start without clients."""
         self.gateway = gateway
         self._templates: dict[bool, _Template] = {}
 
     def make(self, execution: Execution, asynchronous: bool) -> Any:
-        """Return an `openai.AsyncOpenAI` or `openai.OpenAI` whose requests belong to an execution.
+        """Return an `openai.AsyncOpenAI` or `openai.OpenAI` that sends requests for an execution.
 
         Raises:
             MissingDependencyError: `openai` is not installed.
@@ -338,11 +338,11 @@ class Clients:
         return client
 
     def whole(self, execution: Execution, asynchronous: bool) -> Any:
-        """Return a client whose requests all take the long way."""
+        """Return a client that sends all requests through the transport."""
         if asynchronous not in self._templates:
             self._templates[asynchronous] = _template(self.gateway, asynchronous)
         template = self._templates[asynchronous].client
-        # What copy.copy does, without asking first how.
+        # Equivalent to copy.copy, without its dispatch overhead.
         client = object.__new__(type(template))
         client.__dict__.update(template.__dict__)
         client.api_key = execution.key or "none"
@@ -361,7 +361,7 @@ def _template(gateway: Gateway, asynchronous: bool) -> _Template:
     inner = (_async_http if asynchronous else _http)(http, gateway)
     make: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
     client = make(base_url="http://mas-gym/v1", api_key="none", max_retries=0, http_client=inner)
-    # Otherwise the first call of an asynchronous client asks a thread for it, and calls made at once come in any order.
+    # Otherwise an asynchronous client computes it on a thread at the first call, which reorders concurrent calls.
     client._platform = "Unknown"
     return _Template(client, _async_chat() if asynchronous else _chat())
 
@@ -425,7 +425,7 @@ def _chat() -> Any:
 
 
 def _completed(resource: Any, kind: Any, name: str, asynchronous: bool) -> Any:
-    """Return an attribute that a resource of openai has once it knows its client, which few programs need."""
+    """Return an attribute of an openai resource that is set only on demand, because few programs need it."""
     own = resource.__dict__
     if not name.startswith("__") and "_client" not in own:
         kind.__init__(resource, own["_clients"].whole(own["_execution"], asynchronous))
@@ -435,21 +435,21 @@ def _completed(resource: Any, kind: Any, name: str, asynchronous: bool) -> Any:
 
 
 def _plain(gateway: Gateway, execution: Execution, named: JSONObject) -> Call | None:
-    """Return the call that a plain request asks for; None if it is not plain, or must be refused."""
+    """Return the call of a plain request; None if the request is not plain or must be rejected."""
     headers: dict[str, str] = {}
     if "extra_headers" in named:
         named = dict(named)
         headers = {str(key).lower(): str(value) for key, value in (named.pop("extra_headers") or {}).items()}
     if not named.keys() <= _PLAIN or not headers.keys() <= _AGENT or execution.over:
         return None
-    # Omitted values of openai, and messages that are objects; a refusal becomes an exception of openai.
+    # openai's omitted values, and messages that are objects; the transport raises rejections as openai exceptions.
     with suppress(TypeError, ValueError, CallError):
         return gateway.read(marshal.dumps(named, 0), headers | node_headers(), partial(_asked, gateway, named))
     return None
 
 
 def _asked(gateway: Gateway, named: JSONObject) -> JSONObject:
-    # A hook may change what it gets, which is JSON.
+    # A hook may change its argument, which is JSON.
     return named if gateway.normalise is None else json.loads(json.dumps(named))
 
 
@@ -464,7 +464,7 @@ def _of_thread(execution: Execution | None) -> Origin:
 
 
 class _Awaited:
-    """A reply that a task of the running loop awaits."""
+    """A pending reply that a task of the running loop awaits."""
 
     __slots__ = ("_context", "_execution", "_here", "_soon")
 
@@ -473,15 +473,15 @@ class _Awaited:
         self._execution = execution
         self._here: asyncio.Future[list[str]] = loop.create_future()
         self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
-        # So that the loop knows whose reply it is.
+        # This tells the loop which execution the reply belongs to.
         self._context = copy_context()
 
     def set_result(self, texts: list[str]) -> None:
-        """Take the texts, on any thread."""
+        """Set the texts, on any thread."""
         self._context.copy().run(self._soon, _done, self._here, texts)
 
     async def texts(self) -> list[str]:
-        """Wait for them; a call whose client leaves is withdrawn. Raises `ProgramStopped`."""
+        """Wait for the texts; withdraw the call if its client disconnects. Raises `ProgramStopped`."""
         try:
             return given(await self._here)
         except asyncio.CancelledError:
@@ -498,7 +498,7 @@ def _done(here: asyncio.Future[list[str]], texts: list[str]) -> None:
 
 
 def _async_http(http: Any, gateway: Gateway) -> Any:
-    """Return an asynchronous client of httpx, or httpx2, that asks the gateway."""
+    """Return an asynchronous httpx or httpx2 client that sends requests to the gateway."""
 
     class Transport(http.AsyncBaseTransport):  # type: ignore[misc]
         async def handle_async_request(self, request: Any) -> Any:
@@ -522,7 +522,7 @@ def _async_http(http: Any, gateway: Gateway) -> Any:
 
 
 def _http(http: Any, gateway: Gateway) -> Any:
-    """Return a synchronous client of httpx, or httpx2, that asks the gateway."""
+    """Return a synchronous httpx or httpx2 client that sends requests to the gateway."""
 
     class Transport(http.BaseTransport):  # type: ignore[misc]
         def handle_request(self, request: Any) -> Any:

@@ -22,7 +22,7 @@ from mas_gym.programs.worlds import WORLD_VARIABLE
 
 
 def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed:
-    """Return what a function answers, or how it failed."""
+    """Return a function's answer or failure."""
     record_at(base_url, api_key)
     name_nodes(urlsplit(base_url).port)
     try:
@@ -49,14 +49,14 @@ def _client(asynchronous: bool, base_url: str, api_key: str) -> Any:
 
 
 def main() -> None:
-    """Run the program of the command line."""
+    """Run the program given on the command line."""
     question = sys.stdin.buffer.read().decode("utf-8", "replace")
     with os.fdopen(os.dup(1), "w", encoding="ascii") as output:
         os.dup2(2, 1)
         outcome = run(sys.argv[1], question, os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
         output.write(json.dumps(outcome._asdict()))
         output.flush()
-        # Threads that the program has left behind hold up nothing.
+        # Leftover threads of the program do not delay the exit.
         os._exit(0)
 
 

@@ -39,23 +39,23 @@ class _IdleSelector(selectors.DefaultSelector):
 
 class _Transport(asyncio.selector_events._SelectorSocketTransport):  # type: ignore[name-defined,misc]
     def __del__(self, *args: object) -> None:
-        # A client of openai that nobody closed closes its connections later, though the collector has closed their
-        # sockets; by then the number of the descriptor may be another connection's, which would be read no more.
+        # An unclosed openai client closes its connections after the garbage collector has closed their sockets. By then
+        # another connection may have the same descriptor, and would not be read any more.
         self._closing, self._conn_lost = True, 1
         super().__del__(*args)
 
 
 class _Task(asyncio.Task[Any]):
     token = ""
-    """Of the execution that started it; empty if none did."""
+    """The token of the execution that started the task; empty if none did."""
 
     @property
     def owner(self) -> str:
-        """The token of the execution that it belongs to, which is the name of an execution's first task."""
+        """The token of the task's execution, which is the name of the execution's first task."""
         return self.token or self.get_name()
 
     def cancel(self, msg: object = None) -> bool:
-        """Cancel the task, unless another program wants to."""
+        """Cancel the task, unless another program requests it."""
         execution = CURRENT.get()
         if execution is not None and execution.token != self.owner:
             execution.fail("the program cancelled a task that it did not start: the event loop is shared by programs")
@@ -64,7 +64,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class _SelectorLoop(asyncio.SelectorEventLoop):
-    """An event loop that programs share: none can end it for the others, and each one's activity is known."""
+    """An event loop that programs share: no program can end it, and the activity of each program is tracked."""
 
     def _make_socket_transport(self, sock: socket.socket, *args: object, **named: object) -> asyncio.Transport:
         return self._observed(_Transport(self, sock, *args, **named), sock)
@@ -135,17 +135,17 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
             super().set_task_factory(factory)  # type: ignore[arg-type]
 
     def set_exception_handler(self, handler: Any) -> None:
-        # Frameworks set one; those of the others would get its errors.
+        # Frameworks set an exception handler, which would receive the errors of other programs.
         if CURRENT.get() is None:
             super().set_exception_handler(handler)
 
 
 _WAKE = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
-"""What ends `asyncio.sleep`."""
+"""The function that ends `asyncio.sleep`."""
 
 
 def _blamed(call: str) -> bool:
-    """Fail the program that calls a method which would harm other programs; False if no program calls it."""
+    """Fail a program that calls a method harmful to other programs; False if the caller is not a program."""
     execution = CURRENT.get()
     if execution is not None:
         execution.fail(f"the program called {call}: the event loop is shared by programs")
@@ -153,7 +153,7 @@ def _blamed(call: str) -> bool:
 
 
 def _owner(error: BaseException) -> Execution | None:
-    """Return the program whose callback raised an error that ended the event loop."""
+    """Return the program that ended the event loop by an error in one of its callbacks."""
     trace, found = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code is asyncio.Handle._run.__code__:
@@ -163,7 +163,7 @@ def _owner(error: BaseException) -> Execution | None:
 
 
 class _Started:
-    """A task of a loop, or one that is about to be."""
+    """A task of a loop, or one that is about to start."""
 
     __slots__ = ("cancelled", "name", "task", "work")
 
@@ -191,13 +191,13 @@ def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> Non
 
 
 class Loop:
-    """An event loop on a thread of its own."""
+    """An event loop on a dedicated thread."""
 
     def __init__(self, name: str) -> None:
         """Start the thread."""
         self.selector = _IdleSelector()
         self.loop = _SelectorLoop(self.selector)
-        # An execution that waits in `asyncio.to_thread` holds a thread, and by default there are a few for all.
+        # An execution that waits in `asyncio.to_thread` occupies a thread, and the default pool has only a few.
         self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "mas-gym-program"))
         self.loop.set_exception_handler(_handled)
         self.loop.set_task_factory(self._task)
@@ -211,7 +211,7 @@ class Loop:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         while not self._ends:
-            # Those of a task or callback leave the loop.
+            # These exceptions propagate from a task or callback out of the loop.
             try:
                 self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
@@ -221,7 +221,7 @@ class Loop:
         self.loop.close()
 
     def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> _Task:
-        """Make a task, and remember the execution that it belongs to."""
+        """Create a task, and store its execution."""
         task = _Task(work, loop=loop, **named)
         execution = CURRENT.get()
         if execution is not None:
@@ -234,10 +234,10 @@ class Loop:
         return self._thread.native_id
 
     def look(self) -> tuple[bool, float]:
-        """Return whether the loop is busy, and for how many seconds it has run nothing but one task.
+        """Return whether the loop is busy, and for how many seconds it has run only one task.
 
-        Both are seen in repeated calls of this: a loop is busy that has not called a function for `_BUSY_SECONDS`.
-        Seconds in which its thread waited for a processor do not count for the task.
+        Both are measured across calls of this method. A loop is busy if it has not called a function for
+        `_BUSY_SECONDS`. The time in which its thread waited for a processor does not count for the task.
         """
 
         def here() -> None:
@@ -254,31 +254,31 @@ class Loop:
         return now - (self._asked or now) > _BUSY_SECONDS, own - self._since
 
     def _queued(self) -> float:
-        """Return for how many seconds the thread has waited for a processor; 0 where the system does not say."""
+        """Return the seconds that the thread has waited for a processor; 0 if the system does not report it."""
         with suppress(OSError):
             _, queued, _ = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text().split()
             return int(queued) / 1e9
         return 0.0
 
     def wait_longer(self, seconds: float) -> None:
-        """Leave some seconds out of what `look` says."""
-        # Time in which the thread waited for a processor is left out already.
+        """Exclude some seconds from the result of `look`."""
+        # The time in which the thread waited for a processor is already excluded.
         self._since += max(0.0, seconds - (self._queued() - self._waited))
         if self._asked is not None:
             self._asked += seconds
 
     def pending(self) -> set[Execution | None]:
-        """Return the programs that have something to run. Only for the loop's thread."""
+        """Return the programs with pending callbacks. Call it only on the loop's thread."""
         contexts = [handle._context for handle in list(self.loop._ready)]  # type: ignore[attr-defined]
         contexts += [context for context, *_ in list(self._inbox)]
         return {context.get(CURRENT) for context in contexts}
 
     def poll(self) -> None:
-        """Run once, so that the selector is asked."""
+        """Run one iteration, which calls the selector."""
 
     @property
     def running(self) -> str:
-        """The token of the execution that runs now, or the name of a task that belongs to none."""
+        """The token of the running execution, or the name of a task without an execution."""
         task = asyncio.current_task(self.loop)
         return task.owner if isinstance(task, _Task) else ""
 
@@ -291,7 +291,7 @@ class Loop:
         """Call a function on the loop; nothing happens if the loop is closed."""
         self._inbox.append((contextvars.copy_context(), work, args))
         if not self._awake:
-            # One wake-up for many functions: each writes to a socket, and gives other threads the interpreter.
+            # One wake-up serves many functions: each wake-up writes to a socket and releases the interpreter lock.
             self._awake = True
             with suppress(RuntimeError):
                 (self.loop.call_soon if self.here else self.loop.call_soon_threadsafe)(self._read)
@@ -318,7 +318,7 @@ class Loop:
             await asyncio.gather(*left, return_exceptions=True)
             if last is not None:
                 await last()
-            # Connections of clients that nobody closed.
+            # Connections of unclosed clients.
             for transport in list(self.loop._transports.values()):  # type: ignore[attr-defined]
                 transport.abort()
             await asyncio.sleep(0)
@@ -331,7 +331,7 @@ class Loop:
             self._ends = True
             self.loop.stop()
 
-        # Not in the context of a program, which may not stop the loop.
+        # Outside of a program's context, because programs may not stop the loop.
         context = contextvars.copy_context()
         context.run(CURRENT.set, None)
         context.run(self.soon, begin)

@@ -36,7 +36,7 @@ from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS, RESERVED
 logger = logging.getLogger("mas_gym.programs")
 
 OTHERS = "other agents"
-"""The last agent of a program whose agents were found in a rehearsal: whoever calls and was not seen there."""
+"""The last agent of a program with agents found in a dry run: it represents all agents that were not found."""
 
 _PARKED, _PARKED_LIGHT = 256, 1024
 _REHEARSED_CALLS = 32
@@ -49,12 +49,12 @@ _OWN_PROMPTS = "(its prompts are the program's)"
 
 
 class Program:
-    """A program that turns a question into an answer by calling a chat model, as something to search over.
+    """A program that answers a question by calling a chat model; search branches at its calls.
 
     Attributes:
         name: Its name in reports.
-        source: What is run.
-        mas: The system that search sees: the agents and, if they were given, the edges between them.
+        source: The function, command or service to run.
+        mas: The system that search uses: the agents and, if given, the edges between them.
         max_calls: See the arguments.
         timeout: See the arguments.
         settle: See the arguments.
@@ -63,7 +63,7 @@ class Program:
         normalise: See the arguments.
         temperature: See the arguments.
         world: See the arguments.
-        spec: The string that it was loaded from; None if it was not.
+        spec: The string from which the program was loaded; None if there is none.
     """
 
     def __init__(
@@ -83,32 +83,32 @@ class Program:
         isolate: bool = False,
         world: World | None = None,
     ) -> None:
-        """Describe a program; nothing of it runs yet.
+        """Describe a program without running it.
 
         Args:
             source: A function; ``FILE.py:NAME``; a command such as ``"python my_agents.py"``; or the URL of a service.
             agents: The agents' names, or a mapping from names to a text in their system prompts. By default they are
-                found in a rehearsal: one run of the program with a fixed reply to every call.
-            mas: A system whose agents, token caps and edges describe the program, such as ``"rpsv"``. A call belongs
-                to the agent whose system prompt it has; messages are routed along the edges.
-            files: The files that determine what a command or a service does; needed for a store.
-            normalise: Maps a request to what must be equal on replay, to mask what may differ.
-            max_calls: Maximum number of model calls in one execution; one more is a failure of the program.
+                found in a dry run of the program with a fixed reply to every call.
+            mas: A system with the program's agents, token limits and edges, such as ``"rpsv"``. A call belongs
+                to the agent with the same system prompt; messages are routed along the edges.
+            files: The files that determine the behaviour of a command or service; required for a store.
+            normalise: Maps a request to the value that must be equal on replay, to mask fields that may differ.
+            max_calls: Maximum number of model calls in one execution; a further call is a failure of the program.
             timeout: Seconds without a call or an answer after which the program has hung.
-            settle: Seconds without a new call after which concurrent calls are ordered where it cannot be observed
-                whether another one comes, as in commands and services; raised if a call comes too late.
-            parked: Maximum number of executions kept waiting, which need not be replayed; at most 16 of commands. By
-                default 1,024 of asynchronous functions that take a client and no ``base_url``, and 256 of others,
-                because those hold a connection or a thread each.
-            running: Maximum number of executions started at once, beside those kept waiting; at most 16 of commands.
-            temperature: The temperature of every call, in place of the one that the program asks for. By default the
-                program's own counts, and the run's where it asks for none.
+            settle: Seconds without a new call after which concurrent calls are ordered if further calls cannot be
+                predicted, as in commands and services; increased automatically if a call comes too late.
+            parked: Maximum number of waiting executions to keep, to avoid replays; at most 16 for commands. The default
+                is 1,024 for asynchronous functions with a client and no ``base_url``, and 256 for others, because each
+                of those uses a connection or a thread.
+            running: Maximum number of concurrent executions, besides the waiting ones; at most 16 for commands.
+            temperature: The temperature of every call, in place of the requested one. By default the requested
+                temperature is used, or the run's for calls without one.
             isolate: Whether a function runs in a new process each time, so that no state outlives an execution.
-            world: What its tools change, such as `mas_gym.programs.Folder`. Each execution gets a copy: a function
-                its name as ``world=``, a command in ``MAS_GYM_WORLD``, a service as ``world``.
+            world: The state that its tools change, such as `mas_gym.programs.Folder`. Each execution gets a copy. A
+                function receives the copy's name as ``world=``, a command in ``MAS_GYM_WORLD``, a service as ``world``.
 
         Raises:
-            ConfigError: An argument does not fit.
+            ConfigError: An argument is invalid.
             DataNotFoundError: A file does not exist.
         """
         self.spec = source if isinstance(source, str) else None
@@ -140,7 +140,7 @@ class Program:
         }  # fmt: skip
 
     def _limit(self, parked: int | None, running: int) -> None:
-        """Set how many executions there are at once."""
+        """Set the maximum numbers of executions."""
         light = isinstance(self.source, FunctionSource) and self.source.light
         default = _PARKED_LIGHT if light else _PARKED
         self.parked = default if parked is None else whole_number("parked", parked, at_least=0)
@@ -149,7 +149,7 @@ class Program:
             self.parked, self.running = min(self.parked, 16), min(self.running, 16)
 
     def report_greedy(self, agent: str) -> None:
-        """Warn, once, that an agent's calls ask for temperature 0 where a search needs several samples."""
+        """Warn once if an agent's calls request temperature 0 although the search needs several samples."""
         told, self._greedy = self._greedy, True
         if not told:
             logger.warning(
@@ -160,7 +160,7 @@ class Program:
             )
 
     def _report_unseen(self, agent: str) -> None:
-        """Warn, once for each, of agents that the dry run has not reached."""
+        """Warn once about each agent that the dry run has not reached."""
         if agent not in self._unseen:
             self._unseen.add(agent)
             logger.warning(
@@ -172,13 +172,13 @@ class Program:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle what it was made from, for other processes."""
+        """Pickle the constructor's arguments, for other processes."""
         own = self.source.function if isinstance(self.source, FunctionSource | IsolatedSource) else self.source
         return _again, (self.spec or own, self._arguments)
 
     @cached_property
     def mas(self) -> MAS:
-        """See the class. The first access may rehearse the program.
+        """See the class. The first access may start a dry run.
 
         Raises:
             ProgramError: The program ended before its first call.
@@ -201,7 +201,7 @@ class Program:
         """Return the index of the agent that makes a call.
 
         Raises:
-            ProgramError: It is none of the agents that were named.
+            ProgramError: The agent is not one of the given agents.
         """
         agents = self.mas.agents
         for i, agent in enumerate(agents):
@@ -211,7 +211,7 @@ class Program:
             for i, text in enumerate(self._given_agents.values()):
                 if any(text in message.content for message in call.messages if message.role == "system"):
                     return i
-        # A node whose prompt depends on its input has many names.
+        # A node has many names if its prompt depends on its input.
         for name in dict.fromkeys((agent_name(call), _shortened(call.node))):
             for i, agent in enumerate(agents):
                 if _plain(agent.name) == _plain(name):
@@ -227,10 +227,10 @@ class Program:
         )
 
     def identity(self) -> object:
-        """Return what determines the program's results.
+        """Return everything that determines the program's results.
 
         Raises:
-            IdentityError: A command or service does not state its files.
+            IdentityError: A command or service has no ``files``.
         """
         stated: JSONObject = {"source": self.source.identity(), "max_calls": self.max_calls}
         if self.normalise is not None:
@@ -251,7 +251,7 @@ class Program:
 
 
 def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> Program:
-    """Return a program as it is, or make one from what `Program` takes; ``FILE.py:NAME`` may name a `Program`, too."""
+    """Return a program unchanged, or create one from a source; ``FILE.py:NAME`` may also name a `Program`."""
     if isinstance(source, str) and _is_function(source):
         found = _named(source)
         source = found if isinstance(found, Program) else source
@@ -268,7 +268,7 @@ def _again(source: Any, arguments: dict[str, Any]) -> Program:
 
 def _is_function(source: str) -> bool:
     spec = PROGRAMS.parse(source)
-    # A command may end in the same way: python my.py:x
+    # A command may have the same ending: python my.py:x
     return (" " not in source or Path(spec.file).is_file()) if spec.file else spec.name in PROGRAMS
 
 
@@ -281,7 +281,7 @@ def _named(source: str) -> Any:
 
 
 def _label(source: str) -> str:
-    """Return a program's name in reports: that of its file."""
+    """Return a program's name in reports: the name of its file."""
     spec = PROGRAMS.parse(source)
     return Path(spec.file).stem if spec.file else spec.name
 
@@ -307,10 +307,10 @@ def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolat
 
 
 def agent_name(call: Call) -> str:
-    """Return the name of the agent that makes a call, read from the call alone.
+    """Return the name of the agent that makes a call, based only on the call.
 
-    That is the name in its header or metadata; else what the system prompt says that "you are"; else the node of the
-    graph that calls; else the beginning of the system prompt; else the model.
+    The sources of the name, in order: the header or metadata; "You are ..." in the system prompt; the calling node of a
+    graph; the beginning of the system prompt; the model.
 
     >>> from mas_gym.systems.prompts import ChatMessage
     >>> agent_name(Call((ChatMessage("system", "You are the Planner. Propose a plan."),)))
@@ -329,29 +329,30 @@ def _shortened(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name as it is compared: a prompt says "math agent" where the node is ``math_agent``."""
+    """Normalise a name for comparison: "math agent" in a prompt corresponds to the node ``math_agent``."""
     return name.replace("_", " ").casefold()
 
 
 def rehearse(program: Program) -> list[str]:
     """Run a program twice with a fixed reply to every call, and return the names of its agents.
 
-    First come those that call, in order, then the other nodes of its graphs: see `mas_gym.programs.frameworks`.
+    The agents that make calls come first, in order, then the other nodes of the graphs (see
+    `mas_gym.programs.frameworks`).
 
     A function that was loaded from a file also runs in a new process, to find requests that depend on the order of a
-    set; not if ``PYTHONHASHSEED`` is set, which makes that order the same in every process.
+    set. This run is skipped if ``PYTHONHASHSEED`` is set, because the order is then the same in every process.
 
-    A call that demands a structure gets a small instance of it. Only tools that hand over to another agent are called,
-    each of them once: others may have effects. The log says where the run ended.
+    A call that requires structured output gets a small instance of its schema. Only tools that hand over to another
+    agent are called, each once, because other tools may have side effects. The log reports where the run ended.
 
     Raises:
-        ProgramError: It ended before its first call, or asks something else in the second run.
+        ProgramError: The program ended before its first call, or made different calls in the second run.
     """
     calls, end = _rehearsed(program)
     again, _ = _rehearsed(program)
     if [call.text for call in calls] != [call.text for call in again]:
         if Counter(call.text for call in calls) == Counter(call.text for call in again):
-            # In another order.
+            # The order differs.
             program.settle = max(program.settle, _LONG_SETTLE)
         else:
             raise ProgramError(f"the program {program.name} {_change(calls, again)}\n{_CHANGES}")
@@ -373,7 +374,7 @@ _CHANGES = (
 
 
 def _compare_elsewhere(program: Program, calls: Sequence[Call]) -> None:
-    """Warn if the requests differ in a new process, where stored searches then cannot be resumed."""
+    """Warn if the requests differ in a new process, because stored searches then cannot be resumed there."""
     fixed = os.environ.get("PYTHONHASHSEED", "random") != "random"
     if fixed or not program.spec or not isinstance(program.source, FunctionSource):
         return
@@ -392,7 +393,7 @@ def _compare_elsewhere(program: Program, calls: Sequence[Call]) -> None:
 
 
 def _first_change(calls: Sequence[Call], again: Sequence[Call]) -> tuple[int, str]:
-    """Return the number of the first call that differs between two rehearsals, and how; 0 if only the numbers do."""
+    """Return the number of the first call that differs between two dry runs, and how; 0 if only the counts differ."""
     for number, (before, now) in enumerate(zip(calls, again, strict=False), 1):
         if before.text != now.text:
             return number, difference(before.text, now.text)
@@ -400,7 +401,7 @@ def _first_change(calls: Sequence[Call], again: Sequence[Call]) -> tuple[int, st
 
 
 def _change(calls: Sequence[Call], again: Sequence[Call]) -> str:
-    """Describe the first difference between two rehearsals."""
+    """Describe the first difference between two dry runs."""
     number, changed = _first_change(calls, again)
     if number:
         return (
@@ -461,13 +462,13 @@ def _rehearsed(program: Program) -> tuple[list[Call], Outcome | Exception]:
 def _log_rehearsal(
     name: str, names: Sequence[str], silent: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception
 ) -> None:
-    """Log who called and where the program ended.
+    """Log the calling agents and where the program ended.
 
     Args:
         name: The program's name.
-        names: The agents that called.
-        silent: The other nodes of its graphs.
-        unnamed: For each call, whether nothing in it names its agent.
+        names: The agents that made calls.
+        silent: The other nodes of the program's graphs.
+        unnamed: For each call, whether it does not name its agent.
         end: The last outcome.
     """
     if isinstance(end, Ended):
@@ -496,11 +497,11 @@ _MOST_PROMPT_BYTES = 2**26
 
 
 class ProgramEnv(MASEnv):
-    """A program that solves problems of a task; each step is a reply to the model call that waits.
+    """A program that solves problems of a task; each step is a reply to the waiting model call.
 
-    It differs from `MASEnv` in this: ``observation["messages"]`` is the prompt of the call; the recipient of an action
-    is `ALL`, because the program decides who acts next; what the program returns is graded, and a program that fails
-    ends the episode with reward -1 and its error in ``info["program_error"]``. `restore_state` replays the program.
+    Differences from `MASEnv`: ``observation["messages"]`` is the prompt of the call. The recipient of an action is
+    `ALL`, because the program chooses the next agent. The program's return value is graded. A program that fails ends
+    the episode with reward -1 and its error in ``info["program_error"]``. `restore_state` replays the program.
 
     Example:
         >>> env = gym.make("MAS-Program-v0", program="my_agents.py:solve", task="arithmetic")  # doctest: +SKIP
@@ -517,7 +518,7 @@ class ProgramEnv(MASEnv):
         """Load the program.
 
         Args:
-            program: What `mas_gym.programs.load_program` takes.
+            program: A program, or a source for `mas_gym.programs.load_program`.
             task: As for `MASEnv`.
             program_options: Options of `mas_gym.programs.Program`, such as ``agents``.
             options: Further arguments of `MASEnv`.
@@ -573,7 +574,7 @@ class ProgramEnv(MASEnv):
         return spoken(call.messages, call.extra_body)[0]
 
     def request(self, seeds: tuple[int, ...], temperature: float = 0.7, top_p: float = 0.95) -> SamplingRequest:
-        """Return the request to a policy for the call that waits; the program's own settings go first."""
+        """Return the request to a policy for the waiting call; the program's settings take precedence."""
         plain = super().request(seeds, temperature, top_p)
         call = self._states(self.state.question).call(self.state)
         cap = min(call.max_tokens or plain.max_new_tokens, plain.max_new_tokens)
@@ -589,11 +590,11 @@ class ProgramEnv(MASEnv):
         return super()._end(reward, facts | more)
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickle without what runs."""
+        """Pickle without running executions."""
         return super().__getstate__() | {"_runner": None, "_session": None}
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProgramEnv:
-        """Copy the episode; the copy runs the program for itself."""
+        """Copy the episode; the copy runs the program separately."""
         held = self._runner, self._session
         self._runner = self._session = None
         memo[id(self.program)] = self.program

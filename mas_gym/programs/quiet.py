@@ -17,26 +17,26 @@ logger = logging.getLogger("mas_gym.programs")
 
 _POLL_SECONDS = 0.002
 _LOAD = 0.1
-"""Largest part of the time that observing programs may take."""
+"""Maximum share of time spent on observing programs."""
 _IN_FLIGHT_SECONDS = 0.01
-"""How long a request of an idle event loop may be in the hands of the operating system."""
+"""Maximum seconds for which the operating system may delay a request of an idle event loop."""
 _ROUNDS = 3
-"""How often both loops must have read their connections before no request is on its way."""
+"""Number of times that both loops must have read their connections to exclude a request in transit."""
 _MOST_TURNS = 50_000
-"""How often a decision lets a program run on its event loop; a task that yields forever makes no call."""
+"""Maximum number of event-loop turns that a decision waits for; a task that yields forever makes no call."""
 _MOST_PUT_OFF = 100
 _LONGEST_SETTLE = 1.0
 
 
 class _Watch:
-    """An execution whose open calls are about to be ordered.
+    """An execution with open calls that are about to be ordered.
 
     Attributes:
-        seconds: For how long it must be quiet at least.
-        busy: When something of it ran for the last time.
-        since: When the program made its last call.
-        turns: How often it has been seen since with something to run on its event loop.
-        rounds: How often nothing of it ran, in a row, while the gateway had no request to read.
+        seconds: Minimum seconds for which it must be idle.
+        busy: Time of its last observed activity.
+        since: Time of the program's last call.
+        turns: Number of observations since then with pending work on its event loop.
+        rounds: Number of consecutive observations without activity or a request for the gateway.
         poll: The number of the last such round.
     """
 
@@ -48,13 +48,13 @@ class _Watch:
         self.turns, self._usage = 0, dict[int, Usage]()
 
     def called(self, when: float) -> None:
-        """Begin anew to measure what is busy, if the program has made a call since."""
+        """Restart the measurement if the program has made a call since."""
         if when > self.since:
             self.since, self.turns = when, 0
             self._usage = {}
 
     def sleeps(self, busy: Iterable[Busy], seconds: float) -> bool:
-        """Whether all that is busy has slept for some seconds; what has not begun does not sleep."""
+        """Whether all busy parts have slept for some seconds; a part that has not begun does not sleep."""
         threads = {item.thread for item in busy if item.thread is not None}
         known = threads <= self._usage.keys()
         if known and monotonic() - min((self._usage[thread].time for thread in threads), default=0.0) < seconds:
@@ -70,11 +70,11 @@ class Watcher(ABC):
     """Watches the executions of a runner that have open calls.
 
     Attributes:
-        settle: See `mas_gym.programs.Program`; raised if a call comes too late.
+        settle: See `mas_gym.programs.Program`; increased if a call comes too late.
     """
 
     def __init__(self, name: str, settle: float, longest: float) -> None:
-        """Watch nothing yet.
+        """Start without executions.
 
         Args:
             name: The program's name.
@@ -92,10 +92,10 @@ class Watcher(ABC):
 
     @abstractmethod
     def _side_loop(self) -> Loop:
-        """Return the loop that nothing of a user blocks."""
+        """Return the internal loop, which user code never blocks."""
 
     def watch(self, execution: Execution, seconds: float = 0.0) -> None:
-        """Call `Execution.settle` when the program is quiet, and has been for some seconds."""
+        """Call `Execution.settle` when the program has been idle for some seconds."""
         if not seconds and execution.exact:
             execution.settle()
             return
@@ -104,7 +104,7 @@ class Watcher(ABC):
             self._poll_soon()
 
     def late(self, seconds: float) -> None:
-        """Wait longer for calls that cannot be foreseen: one came some seconds after the decision."""
+        """Wait longer for unobservable calls, because one came some seconds after the decision."""
         if not self._late:
             logger.warning(
                 "program %s: a call came %.2g s after the decision for which it should have been ordered, so another "
@@ -123,7 +123,7 @@ class Watcher(ABC):
             self._side_loop().soon(self._poll)
 
     def _poll(self) -> None:
-        """Look at the programs that run on threads, and have the loop of the others look at those."""
+        """Check the programs on threads, and make the event loop check its programs."""
         began = thread_time()
         programs, side = self._programs, self._side_loop()
         if side.pending() and self._put_off < _MOST_PUT_OFF:
@@ -140,35 +140,35 @@ class Watcher(ABC):
             elif execution.place is not programs or (
                 programs.running == execution.token and not {Origin.THREAD, Origin.LOOP}.isdisjoint(execution.origins)
             ):
-                # Its loop waits for the call, or is gone.
+                # Its loop waits for the call or has ended.
                 on_threads.append(execution)
         self._look(on_threads)
         if programs is not None and len(on_threads) < len(self._watched):
             programs.soon(programs.poll)
         with self._poll_lock:
-            # Whoever adds one from now on begins anew.
+            # From here on, adding an execution restarts the polling.
             self._polling = bool(self._watched)
         if self._polling:
             side.loop.call_later(max(_POLL_SECONDS, (thread_time() - began) / _LOAD), self._poll)
 
     def _look(self, executions: list[Execution], running: Container[Execution | None] = ()) -> None:
-        """Order the calls of those programs that cannot make another one.
+        """Order the calls of the programs that cannot make another call.
 
         Args:
             executions: The programs.
-            running: Those among them that have something to run on their event loop.
+            running: The programs among them with pending work on their event loop.
         """
         quiet, began = [], monotonic()
         frames = sys._current_frames() if any(execution.activity.jobs for execution in executions) else {}
         for execution in executions:
             watch = self._watched.get(execution)
-            # What was seen before the last call or reply of a program says nothing about it.
+            # Observations from before a program's last call or reply are not valid.
             if watch is None or max(watch.since, execution.touched) > began:
                 continue
             if self._is_quiet(execution, watch, frames, execution in running):
                 self._watched.pop(execution, None)
                 quiet.append(execution)
-        # Frames keep alive what their threads hold.
+        # Frames keep the objects of their threads alive.
         del frames
         for execution in quiet:
             execution.settle()
@@ -195,13 +195,13 @@ class Watcher(ABC):
         if state is State.UNKNOWN:
             seconds = max(seconds, self.settle)
         elif ours:
-            # A request on its way: the event loop has polled its connections in between.
+            # A request in transit: the event loop has polled its connections in between.
             seconds = max(seconds, min(self.settle, _IN_FLIGHT_SECONDS))
         enough = watch.rounds >= _ROUNDS or not ours
         return enough and now - max(watch.busy, execution.touched) >= seconds
 
     def _sleeps(self, watch: _Watch, busy: set[Busy]) -> bool:
-        """Whether all that is busy sleeps, and has for `BUSY_SECONDS`, or for `settle` if it did before."""
+        """Whether all busy parts have slept for `BUSY_SECONDS`, or for `settle` if they slept before."""
         names = {item.name for item in busy}
         if not watch.sleeps(busy, self.settle if names <= self._unknown else BUSY_SECONDS):
             return False
@@ -209,7 +209,7 @@ class Watcher(ABC):
         return True
 
     def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:
-        """Look at the programs of the event loop, before it waits or polls; return whether one was quiet."""
+        """Check the event loop's programs before it waits or polls; return whether one was idle."""
         watched = [execution for execution in list(self._watched) if execution.place is self._programs]
         if not watched:
             return False

@@ -27,7 +27,7 @@ from mas_gym.programs.execution import Execution, Use, key_of
 
 
 class _RemoteUse:
-    """One use of a recorded tool in a process of its own, which asks the gateway for the result."""
+    """One use of a recorded tool in a separate process, which requests the result from the gateway."""
 
     def __init__(self, base_url: str, api_key: str, key: str) -> None:
         self._url, self._sent = f"{base_url}/recorded", {"tool": key, "arguments": None}
@@ -37,7 +37,7 @@ class _RemoteUse:
         self.result = reply.get("result")
 
     def keep(self, result: object) -> Any:
-        """Record the result, which must be JSON-able, and return it as it will be found."""
+        """Record the result, which must be JSON-able, and return its JSON form, as later uses receive it."""
         self._send("PUT", {**self._sent, "result": result})
         return json.loads(json.dumps(result))
 
@@ -52,7 +52,7 @@ _gateway: tuple[str, str] | None = None
 
 
 def record_at(base_url: str, api_key: str) -> None:
-    """Have `recorded` tools of this process ask a gateway, because its only program was started by another process."""
+    """Make this process's `recorded` tools use a gateway, because another process started its only program."""
     global _gateway
     _gateway = base_url, api_key
 
@@ -69,12 +69,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def recorded(tool: F) -> F:
-    """Return a tool that runs once per branch of a program; outside of a search it is the tool itself.
+    """Return a tool that runs once per branch of a program; outside of a search it behaves as usual.
 
-    What is recorded is the result itself, so treat it as immutable. An exception is not recorded.
+    The result object itself is recorded, not a copy, so treat it as immutable. Exceptions are not recorded.
 
     Args:
-        tool: A function, synchronous or asynchronous, whose arguments have a ``repr`` that determines them.
+        tool: A synchronous or asynchronous function; the ``repr`` of each argument must determine its value.
     """
     name = f"{tool.__module__}.{tool.__qualname__}"
 
@@ -100,7 +100,7 @@ def recorded(tool: F) -> F:
 
 
 def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
-    """Answer a request for a recorded result, or record one. Raises `CallError`."""
+    """Return a recorded result, or record one, as a request demands. Raises `CallError`."""
     try:
         asked = json.loads(body)
         key = key_of(asked["tool"], asked.get("arguments"))

@@ -51,7 +51,7 @@ _STOPPED_SECONDS = 2.0
 
 
 class Described(Protocol):
-    """What a runner needs to know of a program: see `mas_gym.programs.Program`."""
+    """The interface of a program that a runner uses; see `mas_gym.programs.Program`."""
 
     name: str
     source: Source
@@ -66,7 +66,7 @@ class Described(Protocol):
 
     @property
     def mas(self) -> MAS:
-        """The system that search sees."""
+        """The system that search uses."""
         ...
 
     def agent_of(self, call: Call) -> int:
@@ -82,7 +82,7 @@ class Runner(Watcher):
     """Runs one program for many searches; thread-safe."""
 
     def __init__(self, program: Described, policy: PolicyBase | None = None) -> None:
-        """Start nothing yet; ``policy`` says what calls may ask for, None that they may ask for anything."""
+        """Configure the runner; calls may use the fields that ``policy`` supports, or all fields if it is None."""
         super().__init__(program.name, program.settle, program.timeout)
         self.program = program
         self.policy = policy
@@ -109,7 +109,7 @@ class Runner(Watcher):
         return Session(self, question)
 
     def _fitted(self, call: Call) -> Call:
-        """Return a call as the policy of its agent takes it. Raises `PolicyError` if that would drop a part."""
+        """Convert a call for the policy of its agent. Raises `PolicyError` if this would drop a part."""
         if self.program.temperature is not None:
             call = replace(call, temperature=self.program.temperature)
         if not call.extra_body or self.policy is None:
@@ -117,13 +117,13 @@ class Runner(Watcher):
         try:
             agent = self.program.mas.agents[self.program.agent_of(call)].name
         except MASGymError:
-            # The search fails with it, when the call is the decision.
+            # The search fails with this error when the call is the decision.
             return call
         messages, extra_body = fitted(self.policy, agent, call.messages, call.extra_body)
         return replace(call, messages=messages, extra_body=extra_body)
 
     def close(self) -> None:
-        """End every execution and let threads and port go; safe to call twice."""
+        """End every execution and release threads and port; safe to call twice."""
         with self._lock:
             if self._closed:
                 return
@@ -145,7 +145,7 @@ class Runner(Watcher):
         """Start the program on a question; ``report`` is called with every outcome, on any thread."""
         tape = Tape() if tape is None else tape
         program = self.program
-        # One call of the operating system per runner, because each takes longer than a replayed call.
+        # One system call per runner, because a system call takes longer than a replayed call.
         secret = blake2b(next(self._numbers).to_bytes(8), key=self._secret, digest_size=32).hexdigest()
         token, key = secret[:32], secret[32:] if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
@@ -163,7 +163,7 @@ class Runner(Watcher):
         return execution
 
     def _start_next(self) -> None:
-        """Start the executions that wait for a place."""
+        """Start the executions that wait for a slot."""
         while True:
             with self._lock:
                 if not self._queue or len(self._busy) >= self.program.running:
@@ -173,7 +173,7 @@ class Runner(Watcher):
                 if not dropped:
                     self._busy.add(execution)
             if not dropped:
-                # Not in the context of another program, whose call or end made room.
+                # Outside of the context of the program that freed the slot.
                 self._context.copy().run(self._launch, execution)
 
     def _launch(self, execution: Execution) -> None:
@@ -183,7 +183,7 @@ class Runner(Watcher):
             self.rests(execution)
 
     def rests(self, execution: Execution) -> None:
-        """Start another execution, because this one waits for a reply, or is over; then its program is ended."""
+        """Start another execution, because this one waits for a reply or is over; end its program if it is over."""
         stop = None
         with self._lock:
             self._busy.discard(execution)
@@ -196,11 +196,11 @@ class Runner(Watcher):
         if stop is not None:
             stop()
         if waits and self._side is not None:
-            # Not on this thread: it may be the program's, which the end of an execution interrupts.
+            # On a different thread: this one may be the program's thread, which is interrupted when its execution ends.
             self._side.soon(self._start_next)
 
     def park(self, session: int, digest: bytes, execution: Execution) -> None:
-        """Keep an execution that waits at a state; beyond the limit the oldest one is dropped."""
+        """Store an execution that waits at a state; beyond the limit, the oldest one is dropped."""
         dropped = []
         with self._lock:
             self._parked[session, digest] = execution
@@ -210,24 +210,24 @@ class Runner(Watcher):
             old.drop()
 
     def unpark(self, session: int, digest: bytes) -> Execution | None:
-        """Take the execution that waits at a state, if there is one."""
+        """Remove and return the execution that waits at a state, if any."""
         with self._lock:
             return self._parked.pop((session, digest), None)
 
     def forget(self, session: int) -> None:
-        """Drop what a search has parked."""
+        """Drop a search's parked executions."""
         with self._lock:
             keys = [key for key in self._parked if key[0] == session]
             left = [self._parked.pop(key) for key in keys]
         for execution in left:
             execution.drop()
 
-    # ---- what executions need
+    # ---- interface for executions
 
-    # ---- what sources need
+    # ---- interface for sources
 
     def url(self, execution: Execution) -> str:
-        """Return the base URL at which an execution's calls are answered, on a loopback port."""
+        """Return the base URL for an execution's calls, on a loopback port."""
         with self._lock:
             if self._server is None:
                 self._server = Server(self.gateway)
@@ -251,7 +251,7 @@ class Runner(Watcher):
         return programs.task(work, execution.token)
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
-        """Run a coroutine on the loop that nothing of a user blocks."""
+        """Run a coroutine on the internal loop, which user code never blocks."""
         return self._side_loop().task(work)
 
     def _side_loop(self) -> Loop:
@@ -262,12 +262,12 @@ class Runner(Watcher):
             return self._side
 
     def _sweep(self) -> None:
-        """End the programs that hang. The clock of a program stands still while another one has its loop."""
+        """End hung programs. A program's timeout pauses while another program occupies the shared loop."""
         now = monotonic()
         with self._lock:
             programs, timed = self._programs, [e for e in self._open if e.deadline is not None]
-        # While the process stands still, as after Ctrl-Z, or gets no processor, no program hangs. One that keeps the
-        # interpreter from this thread uses the processor.
+        # No program counts as hung while the process is stopped, as after Ctrl-Z, or has no processor. A program that
+        # blocks this thread by holding the interpreter lock does use the processor.
         worked = process_time()
         if (idle := now - self._swept - _SWEEP_SECONDS - (worked - self._worked)) > _STOPPED_SECONDS:
             self._swept += idle
@@ -288,13 +288,13 @@ class Runner(Watcher):
             self._side.loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     def _leave(self, blocked: Loop) -> None:
-        """Leave a loop that one program blocks: fail that one, and run the others anew elsewhere."""
+        """Abandon a loop that one program blocks: fail this program, and restart the others on a new loop."""
         culprit = blocked.running
         with self._lock:
             stranded = [execution for execution in self._open if execution.place is blocked]
             self._programs = None
         known = any(execution.token == culprit for execution in stranded)
-        # Before the loop is closed, which ends every program on it with an error.
+        # Before the loop is closed, because closing it ends every program on it with an error.
         moved: list[tuple[str, tuple[Any, ...]]] = []
         for execution in stranded:
             if execution.token == culprit or not known:
@@ -308,14 +308,14 @@ class Runner(Watcher):
 
 
 Then = Callable[[MASState | Exception], object]
-"""Takes the state that a program has reached, or why it was not reached."""
+"""Called with the state that a program has reached, or with the error that prevented it."""
 
 _Key = tuple[bytes, str]
 _ROOT: _Key = b"", ""
 
 
 def _awaited(work: Callable[[Then], None]) -> MASState:
-    """Do work that hands out a state later, and wait for it."""
+    """Do work that returns a state through a callback, and wait for the state."""
     found: SimpleQueue[MASState | Exception] = SimpleQueue()
     work(found.put)
     reached = found.get()
@@ -325,17 +325,17 @@ def _awaited(work: Callable[[Then], None]) -> MASState:
 
 
 class Session:
-    """The states of one search over a program; the model that its planner sees.
+    """The states of one search over a program; the planner's model.
 
-    `transition` is a look-up: whoever runs the planner calls `extend` for a reply before the planner sees it.
+    `transition` is a look-up: the scheduler calls `extend` for a reply before the planner receives the reply.
 
     Attributes:
         mas: The program's system.
-        max_depth: The most messages of a program with known edges; 1 if it has none.
+        max_depth: Maximum number of messages of a program with known edges; 1 without edges.
     """
 
     def __init__(self, runner: Runner, question: str) -> None:
-        """Know nothing yet; `begin` runs the program to its first call."""
+        """Start without states; `begin` runs the program to its first call."""
         program = runner.program
         self.mas = program.mas
         self._dynamics = Dynamics(self.mas)
@@ -350,7 +350,7 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
 
-    # ---- what planners see
+    # ---- interface for planners
 
     def is_terminal(self, state: MASState) -> bool:
         """Return whether the program has ended."""
@@ -375,7 +375,7 @@ class Session:
     # ---- running the program
 
     def begin(self, then: Then) -> None:
-        """Run the program to its first call; ``then`` takes the initial state, or a `ProgramError`, on any thread."""
+        """Run the program to its first call; ``then`` receives the initial state or a `ProgramError`, on any thread."""
         if self._asked(_ROOT, then):
             self._start(Script(), None, "")
 
@@ -384,10 +384,10 @@ class Session:
         return self._waiting[state.digest][0]
 
     def reach(self, state: MASState) -> None:
-        """Run the program to a state of an earlier session, and wait; it is then known here like any other.
+        """Run the program to a state of an earlier session, wait, and add the state to this session.
 
         Raises:
-            DivergenceError: The program does not get there any more.
+            DivergenceError: The program no longer reaches this state.
         """
         if state.digest in self._waiting or self.is_terminal(state):
             return
@@ -398,15 +398,15 @@ class Session:
             raise DivergenceError("the program does not reach this state any more: it asks other agents, or ends")
 
     def first(self) -> MASState:
-        """Run the program to its first call, and wait. Raises what `begin` hands out."""
+        """Run the program to its first call, and wait. Raises the errors of `begin`."""
         return _awaited(self.begin)
 
     def after(self, state: MASState, text: str) -> MASState:
-        """Give a reply at a state, and wait for the next state. Raises what `extend` hands out."""
+        """Give a reply at a state, and wait for the next state. Raises the errors of `extend`."""
         return _awaited(partial(self.extend, state, text))
 
     def knows(self, state: MASState, text: str) -> bool:
-        """Whether the state that a reply leads to is known or being found."""
+        """Whether the state after a reply is known or being computed."""
         return (state.digest, text) in self._next
 
     def extend(self, state: MASState, text: str, then: Then) -> None:
@@ -415,8 +415,8 @@ class Session:
         Args:
             state: The state.
             text: The reply.
-            then: Takes the next state, on any thread; or a `DivergenceError` if the program asks something else when
-                replayed.
+            then: Called on any thread with the next state, or with a `DivergenceError` if the program makes a
+                different call on replay.
         """
         if not self._asked((state.digest, text), then):
             return
@@ -431,7 +431,7 @@ class Session:
         self._start(Script(steps, beside), state, text)
 
     def _asked(self, key: _Key, then: Then) -> bool:
-        """Note who waits for a state; whether the program must be run for it."""
+        """Add a callback for a state; return whether the program must be run to reach it."""
         with self._lock:
             found = self._next.get(key)
             if found is None:
@@ -453,7 +453,7 @@ class Session:
 
     @property
     def order_varied(self) -> bool:
-        """Whether a call came after the decision that it should have been ordered for."""
+        """Whether a call arrived after the decision that should have ordered it."""
         return self._tape.varied
 
     def close(self) -> None:
@@ -492,7 +492,7 @@ class Session:
             execution.drop()
 
     def _reporter(self, state: MASState | None, text: str) -> Report:
-        """Return what takes the outcome of the next step, parks the execution and hands out the state."""
+        """Return a callback for the next step's outcome that parks the execution and passes on the state."""
 
         def report(execution: Execution, outcome: Outcome | Exception) -> None:
             with self._lock:
@@ -507,7 +507,7 @@ class Session:
                 self._runner.park(id(self), reached.digest, execution)
                 if self._closed:
                     self._runner.forget(id(self))
-            # This comes last, so that whoever waits for the state finds the execution parked.
+            # This comes last, so that the execution is already parked when the callbacks run.
             self._found(state, text, reached)
 
         return report
@@ -516,8 +516,8 @@ class Session:
         """Return the state after a reply.
 
         Raises:
-            DivergenceError: The program asked something else on replay.
-            ProgramError: It ended before its first call.
+            DivergenceError: The program made a different call on replay.
+            ProgramError: The program ended before its first call.
         """
         if isinstance(outcome, Exception):
             raise outcome
@@ -537,7 +537,7 @@ class Session:
 
     def _agent(self, outcome: Waiting) -> int:
         call = outcome.calls[0]
-        # All that says whose call it is.
+        # All fields that identify the calling agent.
         known = (
             call.agent,
             call.node,
@@ -553,7 +553,7 @@ class Session:
         return state
 
     def _routed(self, state: MASState, text: str, acting: int) -> MASState:
-        """Return the successor in which ``acting`` acts; along the system's edges if they lead there."""
+        """Return the successor in which ``acting`` acts, along the system's edges if possible."""
         direct = self._dynamics.transition(state, Action(text, acting))
         if not self.mas.edges:
             return direct

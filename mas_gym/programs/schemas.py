@@ -24,14 +24,14 @@ _FORMATS = {
 
 
 def structured_reply(call: Call, words: str) -> str | None:
-    """Return a reply with the structure that a call demands, by its format or by a tool that it forces.
+    """Return a reply with the structure that a call requires by its format or by a forced tool.
 
     Args:
         call: The call.
-        words: The value of texts.
+        words: The value of strings.
 
     Returns:
-        The reply; None if the call leaves its form open.
+        The reply; None if the call requires no structure.
     """
     asked = json.loads(call.extra_body) if call.extra_body else {}
     choice, tools = asked.get("tool_choice"), [tool["function"] for tool in asked.get("tools", ())]
@@ -86,7 +86,7 @@ class _Builder:
         return None
 
     def _plain(self, schema: object, depth: int) -> JSONMapping:
-        """Resolve references, and choose among alternatives."""
+        """Resolve references and choose one of the alternatives."""
         for _ in range(100):
             if not isinstance(schema, dict):
                 break
@@ -137,7 +137,7 @@ class _Builder:
 
 
 def _joined(one: object, other: object) -> JSONObject:
-    """Return a schema with the demands of two."""
+    """Return a schema that combines the constraints of two schemas."""
     one, other = (part if isinstance(part, Mapping) else {} for part in (one, other))
     both = {**one, **other}
     if "properties" in one and "properties" in other:

@@ -29,7 +29,7 @@ from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
 from mas_gym.programs.worlds import WORLD_VARIABLE
 
 PROGRAMS = Registry("program", "mas_gym.programs", {})
-"""Names of programs: those of packages, each a function or a `mas_gym.programs.Program`."""
+"""Programs of packages by name, each a function or a `mas_gym.programs.Program`."""
 
 _PAUSES = (0.05, 0.2, 0.4)
 """Seconds between attempts to reach a service."""
@@ -38,18 +38,18 @@ MAX_ANSWER = 2**20
 """Longest answer, in characters of a function's text and bytes of a command's output."""
 
 MAX_ERROR = 2000
-"""Bytes of a command's standard error that are kept, the last ones."""
+"""Number of last bytes kept of a command's standard error."""
 
 
 class Stage(Protocol):
-    """What a source needs from the runner of its executions."""
+    """The interface of a runner that a source uses."""
 
     def url(self, execution: Execution) -> str:
-        """Return the base URL at which an execution's calls are answered, on a loopback port."""
+        """Return the base URL for an execution's calls, on a loopback port."""
         ...
 
     def client(self, execution: Execution, asynchronous: bool) -> Any:
-        """Return an OpenAI client that needs no socket."""
+        """Return an OpenAI client that works without a socket."""
         ...
 
     def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
@@ -57,7 +57,7 @@ class Stage(Protocol):
         ...
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
-        """The same on the loop that nothing of a user blocks."""
+        """Run it on the internal loop, which user code never blocks."""
         ...
 
 
@@ -66,7 +66,7 @@ class Source(Protocol):
 
     Attributes:
         name: Its name in reports.
-        needs_key: Whether the program is given the API key that its calls must carry.
+        needs_key: Whether the program receives an API key, which its calls must then send.
     """
 
     @property
@@ -80,29 +80,29 @@ class Source(Protocol):
         ...
 
     def identity(self) -> object:
-        """Return what determines what it does. Raises `IdentityError`."""
+        """Return everything that determines the program's behaviour. Raises `IdentityError`."""
         ...
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
-        """Start it on an execution's question, and return a function that ends it."""
+        """Start the program on an execution's question, and return a function that ends it."""
         ...
 
 
 class FunctionSource:
     """A Python function, called as ``solve(question, base_url=...)`` or ``solve(question, client=...)``.
 
-    An asynchronous function runs on one event loop with others; a synchronous one has a thread of its own.
+    Asynchronous functions share one event loop; each execution of a synchronous function has a separate thread.
 
     Attributes:
         function: The function.
         name: Its name in reports.
-        named: Those of ``client``, ``base_url``, ``api_key`` and ``world`` that it takes.
+        named: Its parameters among ``client``, ``base_url``, ``api_key`` and ``world``.
         asynchronous: Whether it is a coroutine function.
         async_client: Whether its client is an `openai.AsyncOpenAI`.
     """
 
     def __init__(self, function: Callable[..., Any], name: str = "") -> None:
-        """Look at the function's parameters. Raises `ConfigError`."""
+        """Inspect the function's parameters. Raises `ConfigError`."""
         self.function, self.name = function, name or name_of(function).rpartition(".")[2]
         try:
             parameters = inspect.signature(function).parameters
@@ -121,7 +121,7 @@ class FunctionSource:
         self.async_client = "Async" in hint or (self.asynchronous and "OpenAI" not in hint)
 
     def check_world(self, given: bool) -> None:
-        """Raise `ConfigError` unless the function takes a world exactly if one is given."""
+        """Raise `ConfigError` if a given world has no parameter, or if a required world is not given."""
         takes = "world" in self.named
         required = takes and inspect.signature(self.function).parameters["world"].default is inspect.Parameter.empty
         if (given and not takes) or (required and not given):
@@ -133,12 +133,12 @@ class FunctionSource:
 
     @property
     def light(self) -> bool:
-        """Whether an execution that waits holds neither a thread nor a connection."""
+        """Whether waiting executions use neither a thread nor a connection."""
         return self.asynchronous and self.async_client and "base_url" not in self.named
 
     @property
     def needs_key(self) -> bool:
-        """Whether the program has a parameter for the key; a base URL alone is unguessable, too."""
+        """Whether the program has a parameter for the key; the base URL is also unguessable without a key."""
         return "api_key" in self.named or "client" in self.named
 
     def identity(self) -> object:
@@ -151,7 +151,7 @@ class FunctionSource:
             return stage.on_loop(execution, lambda: self._awaited(execution, stage))
         thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
         if execution.has_world:
-            # The copy is made and removed by a thread that is never interrupted.
+            # A thread that is never interrupted creates and removes the copy.
             threading.Thread(target=_in_world, args=(execution, thread), name="mas-gym-world", daemon=True).start()
         else:
             thread.start()
@@ -178,7 +178,7 @@ class FunctionSource:
             CURRENT.set(execution)
             execution.finish(ended(await self.function(execution.question, **given)))
         except BaseException as error:
-            # After a stop nobody listens.
+            # After a stop, the outcome is not used.
             execution.finish(failed(error))
         finally:
             left(execution)
@@ -197,7 +197,7 @@ class FunctionSource:
 
 
 def _in_world(execution: Execution, thread: threading.Thread) -> None:
-    """Run a thread with the program's copy of its world."""
+    """Run a thread with a copy of the program's world."""
     if execution.enter():
         thread.start()
         thread.join()
@@ -205,7 +205,7 @@ def _in_world(execution: Execution, thread: threading.Thread) -> None:
 
 
 async def entered(execution: Execution) -> bool:
-    """Make the program's copy of its world without blocking the loop; see `Execution.enter`."""
+    """Create the program's copy of its world without blocking the loop; see `Execution.enter`."""
     return not execution.has_world or await asyncio.to_thread(execution.enter)
 
 
@@ -224,7 +224,7 @@ def interrupt(thread: threading.Thread) -> None:
 class CommandSource:
     """A command that reads the question from standard input, or as the argument ``{question}``, and prints the answer.
 
-    It finds ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment, and ``PYTHONHASHSEED=0`` unless that is set.
+    Its environment has ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and ``PYTHONHASHSEED=0`` unless this is already set.
     """
 
     needs_key = True
@@ -250,7 +250,7 @@ class CommandSource:
         return {"command": self.words, "files": contents(self.files)}
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
-        """Start a process in a group of its own; stopping kills the group."""
+        """Start a process in a new group; stopping kills the group."""
         return stage.beside(lambda: self._run(execution, stage))
 
     async def _run(self, execution: Execution, stage: Stage) -> None:
@@ -265,7 +265,7 @@ class CommandSource:
         given = {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
         if execution.copy is not None:
             given[WORLD_VARIABLE] = execution.copy
-        # Otherwise the sets of a Python program have another order in each replay.
+        # Otherwise the sets of a Python program have a different order in each replay.
         environment = {"PYTHONHASHSEED": "0"} | os.environ | self.environment() | given
         pipe = asyncio.subprocess.PIPE
         try:
@@ -285,16 +285,16 @@ class CommandSource:
         execution.finish(self.read(outcome))
 
     def environment(self) -> dict[str, str]:
-        """Return further variables of the command's environment."""
+        """Return additional variables of the command's environment."""
         return {}
 
     def read(self, outcome: Ended | Failed) -> Ended | Failed:
-        """Return the outcome that the output means."""
+        """Convert the output to an outcome."""
         return outcome
 
 
 class IsolatedSource(CommandSource):
-    """A Python function that runs in a process of its own each time, so that no state outlives it."""
+    """A Python function that runs in a new process each time, so that no state outlives an execution."""
 
     def __init__(self, function: Callable[..., Any], spec: str | None = None, name: str = "") -> None:
         """Find the function's file. Raises `ConfigError`."""
@@ -313,15 +313,15 @@ class IsolatedSource(CommandSource):
         return self._inner.needs_key
 
     def identity(self) -> object:
-        """Return the identity of the function, which no earlier execution changes."""
+        """Return the identity of the function, which does not depend on earlier executions."""
         return {"function": identity_of(self.function), "isolate": True}
 
     def environment(self) -> dict[str, str]:
-        """Return variables with which the process imports what this one can."""
+        """Return variables that make this process's modules importable in the new process."""
         return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def read(self, outcome: Ended | Failed) -> Ended | Failed:
-        """Return what the function answered, or how it failed."""
+        """Return the function's answer or failure."""
         if isinstance(outcome, Failed):
             return outcome
         try:
@@ -345,7 +345,7 @@ def _spec_of(function: Callable[..., Any]) -> str:
 
 
 async def _talked(process: asyncio.subprocess.Process, text: bytes) -> Ended | Failed:
-    """Give a process its input, and return the outcome that its output and its status mean."""
+    """Send a process its input, and return the outcome from its output and exit status."""
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
         out, err, _ = await asyncio.gather(_read(process.stdout), _tail(process.stderr), _feed(process.stdin, text))
@@ -359,7 +359,7 @@ async def _talked(process: asyncio.subprocess.Process, text: bytes) -> Ended | F
 async def _killed(process: asyncio.subprocess.Process) -> None:
     """Kill a process with its group, and reap it even if the caller is cancelled meanwhile."""
     kill(process.pid)
-    # wait() waits for the ends of the pipes too, and nobody reads what a flood has left in them.
+    # wait() also waits for the ends of the pipes, and excess output in them is never read.
     process._transport.close()  # type: ignore[attr-defined]
     while process.returncode is None:
         with suppress(asyncio.CancelledError):
@@ -374,7 +374,7 @@ async def _feed(pipe: asyncio.StreamWriter, text: bytes) -> None:
 
 
 async def _read(pipe: asyncio.StreamReader) -> bytes:
-    """Read to the end. Raises `OverflowError` if there is more than `MAX_ANSWER`."""
+    """Read to the end. Raises `OverflowError` for more than `MAX_ANSWER` bytes."""
     found = bytearray()
     while part := await pipe.read(2**16):
         found += part
@@ -392,9 +392,9 @@ async def _tail(pipe: asyncio.StreamReader) -> bytes:
 
 
 class ServiceSource:
-    """An HTTP service: by POST it gets ``question``, ``base_url`` and ``api_key``; its reply is ``answer``, or text.
+    """An HTTP service: a POST sends ``question``, ``base_url`` and ``api_key``; the reply has ``answer``, or is text.
 
-    With a world it also gets ``world``, the name of the copy that is its own until it replies.
+    With a world, the request also has ``world``: the name of a copy reserved for this request until the reply.
     """
 
     needs_key = True
@@ -412,7 +412,7 @@ class ServiceSource:
         self.files = stated_files(files)
 
     def identity(self) -> object:
-        """Return the path and the contents of the stated files; a server may move."""
+        """Return the path and the contents of the given files; the host is not included, so a server may move."""
         if not self.files:
             raise IdentityError(
                 f"the service {self.url} does not say which files determine what it does: name them with "
@@ -447,7 +447,7 @@ class ServiceSource:
             try:
                 outcome = self._reply(connection, asked)
             except ConnectionError as error:
-                # A service that is full, or starts again, has done nothing yet.
+                # A service that is full or restarting has not processed the request.
                 pause = next(pauses, None)
                 if pause is None or execution.asked or execution.over:
                     outcome = failed(error)
@@ -476,7 +476,7 @@ class ServiceSource:
 
 
 def contents(files: Sequence[Path]) -> dict[str, bytes]:
-    """Return the files' contents by name; equal names are numbered, because where files lie does not matter."""
+    """Return the files' contents by name; equal names are numbered, because folders are ignored."""
     found: dict[str, bytes] = {}
     for place, path in enumerate(files):
         alike = sum(other.name == path.name for other in files[:place])

@@ -32,13 +32,13 @@ _PART = 2**20
 _CLONE = 0x40049409
 """FICLONE of Linux: the copy shares its blocks with the original until one of them is written."""
 _TIME = 946_684_800
-"""Modification time of restored files, 1 January 2000: a copy is determined by its content alone."""
+"""Modification time of restored files, 1 January 2000: a copy is determined only by its content."""
 
 
 class World:
-    """Something outside of a program's process that its tools change, such as a database.
+    """State outside of a program's process that its tools change, such as a database.
 
-    A *token* names a kept content, and a *copy* is the name under which one execution uses it, such as a path or a URL.
+    A *token* identifies a stored content. A *copy* is the name of one execution's instance, such as a path or a URL.
     The methods are called from several threads at once.
 
     Example:
@@ -51,18 +51,18 @@ class World:
     """
 
     def snapshot(self, copy: str | None = None) -> str:
-        """Keep the content of a copy, or that of the original if ``copy`` is None, and return its token.
+        """Store the content of a copy, or of the original if ``copy`` is None, and return its token.
 
         Equal contents have equal tokens: the token of the original is part of a run's identity.
         """
         raise NotImplementedError
 
     def restore(self, token: str, copy: str | None = None) -> str:
-        """Give a copy a kept content, or make a new copy if ``copy`` is None; return the copy's name."""
+        """Restore a stored content into a copy, or into a new copy if ``copy`` is None; return the copy's name."""
         raise NotImplementedError
 
     def release(self, copy: str) -> None:
-        """Remove a copy that is no longer used; by default nothing is done."""
+        """Remove an unused copy; does nothing by default."""
 
     @cached_property
     def start(self) -> str:
@@ -70,18 +70,18 @@ class World:
         return self.snapshot()
 
     def identity(self) -> object:
-        """Return what determines the results of programs that use it."""
+        """Return everything about the world that determines the results of programs."""
         return {"world": type(self), "start": self.start}
 
 
 class _Entry(NamedTuple):
-    """A part of a folder.
+    """An entry of a folder.
 
     Attributes:
         name: Its path inside the folder.
         kind: ``file``, ``folder`` or ``link``.
         mode: Its permissions; 0 for links.
-        content: The digest of a file, the target of a link; empty for folders.
+        content: The digest of a file, or the target of a link; empty for folders.
     """
 
     name: bytes
@@ -93,11 +93,11 @@ class _Entry(NamedTuple):
 class Folder(World):
     """A folder as a program's world; copies are folders in the directory for temporary files.
 
-    Files are stored once per content, and copied without their data where the file system can share blocks (Btrfs,
-    XFS). Contents, permissions, empty folders and symbolic links are kept; owners and times are not.
+    Files are stored once per content. Copies share their blocks if the file system supports it (Btrfs, XFS).
+    Contents, permissions, empty folders and symbolic links are kept; owners and times are not.
 
     Attributes:
-        path: The original, which is only read.
+        path: The original folder, which is never changed.
         ignore: See the arguments.
         max_bytes: See the arguments.
     """
@@ -109,15 +109,15 @@ class Folder(World):
         ignore: Sequence[str] = ("__pycache__",),
         max_bytes: int = 2**30,
     ) -> None:
-        """Read nothing yet; `start` takes the snapshot.
+        """Configure the folder; `start` takes the snapshot.
 
         Args:
             path: The folder.
             ignore: Patterns of names, such as ``".venv"`` or ``"*.log"``, that are not part of the world.
-            max_bytes: Largest total size of the files, because each execution that runs or waits holds a copy.
+            max_bytes: Maximum total size of the files, because each running or waiting execution has a copy.
 
         Raises:
-            ConfigError: An argument does not fit.
+            ConfigError: An argument is invalid.
             DataNotFoundError: There is no such folder.
         """
         self.path = Path(path).absolute()
@@ -129,7 +129,7 @@ class Folder(World):
         self._kept: dict[str, tuple[_Entry, ...]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the path, and the token if it is known, which must then be that of the folder elsewhere, too."""
+        """Pickle the path and the token, if known; the folder must have the same token where it is unpickled."""
         return _again, (str(self.path), self.ignore, self.max_bytes, self.__dict__.get("start"))
 
     def identity(self) -> object:
@@ -140,7 +140,7 @@ class Folder(World):
         """See `World`.
 
         Raises:
-            DataError: It has more than ``max_bytes``, a symbolic link that leads outside, or a special file.
+            DataError: The folder exceeds ``max_bytes``, or has a special file or a symbolic link that leads outside.
         """
         root = os.fsencode(copy or self.path)
         entries = tuple(self._read(root, os.path.realpath(root)))
@@ -168,13 +168,13 @@ class Folder(World):
                     _copy(source, target)
                 os.chmod(path, entry.mode)
                 os.utime(path, (_TIME, _TIME))
-        # From within outwards: nothing can be made in a folder that is read-only.
+        # Innermost folders first, because nothing can be created in a read-only folder.
         for path, mode in reversed(folders):
             os.chmod(path, mode)
         return copy
 
     def release(self, copy: str) -> None:
-        """Remove the copy; what cannot be removed is removed with the store, when the process ends."""
+        """Remove the copy; remaining files are removed with the store when the process ends."""
         _remove(copy)
 
     @cached_property
@@ -188,7 +188,7 @@ class Folder(World):
         return os.path.join(self._store, digest.decode())
 
     def _read(self, root: bytes, real: bytes) -> Iterator[_Entry]:
-        """Store the files of a folder and return its parts, each folder before what is in it."""
+        """Store the files of a folder and yield its entries, each folder before its contents."""
         left = self.max_bytes
         waiting = [root]
         while waiting:
@@ -196,7 +196,7 @@ class Folder(World):
             try:
                 found = sorted(os.scandir(folder), key=lambda item: item.name)
             except FileNotFoundError:
-                # A process that was left behind removed it meanwhile; or the folder itself is gone.
+                # A leftover process removed it meanwhile, or the folder itself is gone.
                 if folder == root:
                     raise
                 continue
@@ -213,7 +213,7 @@ class Folder(World):
                         waiting.append(item.path)
                         yield _Entry(name, "folder", mode)
                     elif stat.S_ISREG(status.st_mode):
-                        # Before any of it is read.
+                        # Checked before the file is read.
                         digest, size = self._keep(item.path, left) if status.st_size <= left else (b"", left + 1)
                         if size > left:
                             raise DataError(
@@ -240,7 +240,7 @@ class Folder(World):
                     target.write(part)
             found = digest.hexdigest().encode()
             if size <= most:
-                # What was hashed is what is stored, even if the file changes meanwhile.
+                # The stored bytes are the hashed bytes, even if the file changes meanwhile.
                 os.replace(name, self._blob(found))
         finally:
             with suppress(FileNotFoundError):
@@ -276,8 +276,8 @@ def _target(path: bytes, name: bytes, real: bytes) -> bytes:
 
 
 def _copy(source: IO[bytes], target: IO[bytes]) -> None:
-    """Copy a file, without its data where the file system can share it."""
-    # Not at the top, because Windows has none and programs without a world need none.
+    """Copy a file, sharing its blocks if the file system supports it."""
+    # Imported here, because Windows does not have fcntl and programs without a world do not need it.
     import fcntl
 
     with suppress(OSError):
@@ -287,7 +287,7 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> None:
 
 
 def _writable(folder: str) -> None:
-    """Let the owner change every folder inside, so that it can be removed."""
+    """Make every folder inside writable by the owner, so that it can be removed."""
     for at, folders, _ in os.walk(folder):
         for path in (os.path.join(at, name) for name in folders):
             if not os.path.islink(path):
@@ -313,25 +313,25 @@ _STORE = "mas-gym-world-"
 
 
 def _new_store() -> tuple[str, int]:
-    """Return a new folder and its lock, held as long as this process lives, and remove those of killed processes."""
+    """Return a new folder and its lock, held until this process ends, and remove the stores of killed processes."""
     _remove_abandoned()
     path = tempfile.mkdtemp(prefix="mas-gym-new-")
     lock = _lock(os.path.join(path, "lock"))
-    # Under this name it counts as abandoned once its lock is free.
+    # With this name, the folder counts as abandoned once its lock is free.
     named = os.path.join(os.path.dirname(path), _STORE + os.path.basename(path).removeprefix("mas-gym-new-"))
     os.rename(path, named)
     return named, lock
 
 
 def _remove_store(path: str, lock: int, owner: int) -> None:
-    # A forked child shares it with its parent.
+    # A forked child shares the lock with its parent.
     if os.getpid() == owner:
         _remove(path)
         os.close(lock)
 
 
 def _lock(path: str) -> int:
-    """Return the descriptor of a new lock file, or of an old one that nobody holds. Raises `OSError`."""
+    """Return the descriptor of a new lock file, or of an old unlocked one. Raises `OSError`."""
     import fcntl
 
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -344,7 +344,7 @@ def _lock(path: str) -> int:
 
 
 def _remove_abandoned() -> None:
-    """Remove the stores of processes of this user that no longer live."""
+    """Remove the stores of this user's ended processes."""
     for item in os.scandir(tempfile.gettempdir()):
         if item.name.startswith(_STORE):
             with suppress(OSError):

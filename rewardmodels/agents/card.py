@@ -18,7 +18,7 @@ def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int
         config: The hyper-parameters.
         base: The model that training started from.
         agents: Number of examples by agent.
-        rows: Rows learned from.
+        rows: Number of training rows.
         versions: Version by package.
     """
     credit = f" Credit: `{config.credit}`." if config.method == "grpo" else ""

@@ -12,12 +12,12 @@ from search.credit import METHODS
 Method = Literal["sft", "dpo", "grpo"]
 TRAINING_METHODS = ("sft", "dpo", "grpo")
 CREDITS = tuple(name for name in METHODS if name != "exact")
-"""The credit methods for training; ``exact`` needs the truth, which only an enumeration of all messages gives."""
+"""The credit methods for training; ``exact`` is excluded, because it requires an enumeration of all messages."""
 VALUE_CREDITS = ("value", "control-variate", "value-baseline")
-"""Those that need a critic."""
+"""The credit methods that need a critic."""
 
 SMALL = 50_000_000
-"""Bases with fewer parameters are trained whole by default, larger ones with LoRA."""
+"""By default, bases with fewer parameters are fully trained, and larger ones with LoRA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class AgentConfig:
             ``"grpo"`` on sampled tokens with an advantage per message.
         credit: How ``"grpo"`` computes advantages: a method of `search.credit`.
         adapters: ``"shared"`` trains one model for all agents, ``"per-agent"`` one for each.
-        best: ``"sft"``: transcripts per problem, those with the highest mean reward below their messages.
+        best: ``"sft"``: number of transcripts per problem with the highest mean reward below their messages.
         least: ``"dpo"``: smallest difference of two siblings' mean rewards, in ``(0, 2]``.
         beta: ``"dpo"``: the factor of the log-ratios in the loss.
         clip: ``"grpo"``: bound on the relative change of a token's probability within one run (PPO's epsilon).
@@ -40,10 +40,10 @@ class AgentConfig:
         lora_dropout: Dropout before the adapters.
         batch_size: Messages (pairs for ``"dpo"``) per update.
         max_rows: Messages in one forward pass; a larger batch is computed in several, with the same gradient up to
-            rounding. It bounds memory.
+            rounding. This limits memory use.
         learning_rate: Peak of the schedule.
         epochs: Passes over the rows.
-        weight_decay: Of AdamW.
+        weight_decay: Weight decay of AdamW.
         warmup: Share of the updates with an increasing learning rate; a linear decay to 0 follows.
         checkpoints: Number of checkpoints in a run.
         gradient_checkpointing: Whether to recompute activations, which saves memory and takes longer.

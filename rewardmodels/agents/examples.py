@@ -32,7 +32,7 @@ class Demonstration(NamedTuple):
 
     Attributes:
         agent: Name of the agent.
-        prompt: The chat that it was sent.
+        prompt: The chat prompt of the agent.
         text: The message.
     """
 
@@ -46,7 +46,7 @@ class Preference(NamedTuple):
 
     Attributes:
         agent: Name of the agent.
-        prompt: The chat that it was sent.
+        prompt: The chat prompt of the agent.
         chosen: The message with the higher mean reward below it.
         rejected: The other message.
     """
@@ -83,7 +83,7 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
         run: One run's name or fingerprint; None for all of them.
 
     Raises:
-        DataError: There is none, with what the store holds.
+        DataError: There is none; the message describes the store's contents.
     """
     runs = [store.find(run)] if run is not None else store.runs()
     chosen = [info for info in runs if info.config["training"]]
@@ -99,8 +99,8 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
 def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[Demonstration]:
     """Return the distinct messages of the best correct transcripts of each problem (expert iteration).
 
-    Transcripts are ranked by the mean of W / N over their messages, that is, by how often the messages led to correct
-    answers. Messages that reached their token limit are left out.
+    Transcripts are ranked by the mean of W / N over their messages, that is, by the messages' mean reward. Messages
+    that reached their token limit are excluded.
 
     Source: expert iteration (Anthony et al. 2017, arXiv 1705.08439).
 
@@ -183,9 +183,9 @@ def credited_samples(
         path: The store.
         traces: The folder of its token traces.
         method: A method of `search.credit.credit`.
-        critic: Values states, for the methods that need values.
+        critic: Critic for the methods that need state values.
         run: One training run; None reads all. Advantages are compared within a run.
-        reward: Its values of the final states replace the true rewards.
+        reward: Critic that replaces the true rewards by its values of the final states.
 
     Raises:
         ConfigError: The method needs a critic.
@@ -215,9 +215,9 @@ def sampled_messages(
         path: The store.
         traces: The folder of its token traces.
         method: A method of `search.credit.credit`.
-        critic: Values states, for the methods that need values.
+        critic: Critic for the methods that need state values.
         run: One training run; None reads all. Advantages are compared within a run.
-        reward: Its values of the final states replace the true rewards.
+        reward: Critic that replaces the true rewards by its values of the final states.
 
     Raises:
         ConfigError: The method needs a critic.
@@ -270,7 +270,7 @@ def _refuse_programs(store: Store, info: RunInfo) -> None:
 
 
 def fingerprint(examples: Sequence[Example]) -> str:
-    """Return 32 hexadecimal digits that change with any example."""
+    """Return a digest of 32 hexadecimal digits that changes with any example."""
     digest = blake2b(str(len(examples)).encode(), digest_size=16)
     for example in examples:
         digest.update(repr(example).encode("utf-8", "surrogatepass"))

@@ -33,7 +33,7 @@ RUN = "improve.json"
 STORE = "runs.db"
 CURVES = "curves"
 PLANNERS = {"sft": "mcts:20,3", "dpo": "mcts:20,3", "grpo": "siblings:2"}
-"""How each method's training problems are searched: grpo needs independent samples, the others good ones."""
+"""Planner for training problems by method: grpo needs independent samples, the other methods high-quality ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def improve(
         The generations, from 0 to ``config.rounds``.
 
     Raises:
-        ConfigError: A setting is wrong, there are too few problems, or ``out`` belongs to other settings.
-        DataError: The searches give nothing to learn from.
+        ConfigError: A setting is invalid, there are too few problems, or ``out`` belongs to other settings.
+        DataError: The searches yield no training examples.
         TrainingError: A loss is not a number, or the disk is full.
     """
     need("tensorboard", "improve", "agents")
@@ -221,7 +221,7 @@ class _Stage:
         if stop is not None:
             raise stop
         first = critic if not self.number else load_critic(str(self.folder.with_name("generation-0") / "masprm"))
-        # In a fixed order, so that sums are equal to the last bit.
+        # In a fixed order, so that sums are bitwise equal.
         plans = [passes[name] for name in sorted(passes)]
         values = {
             "reward": _mean(1.0 if plan.correct else -1.0 for plan in plans),

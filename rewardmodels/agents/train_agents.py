@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rewardmodels.agents")
 
 STATE = "training"
-"""Folder beside the weights with the state of the run: its settings, checkpoints, metrics and TensorBoard curves.
+"""Folder next to the weights with the state of the run: its settings, checkpoints, metrics and TensorBoard curves.
 
-The model's own folder holds nothing else, so that its identity depends on the model alone.
+The model's folder contains nothing else, so that its identity depends only on the model.
 """
 METRICS = "metrics.json"
 ALL = "*"
@@ -83,17 +83,17 @@ def train_agents(
     Repeating the call resumes from the last checkpoint and gives the same weights; a finished run returns immediately.
 
     Args:
-        examples: What `rewardmodels.agents.examples` reads from a store for the method.
+        examples: The method's examples, from `rewardmodels.agents.examples`.
         out: Folder of the model, or with ``adapters="per-agent"`` of one folder per agent.
         method: ``"sft"``, ``"dpo"`` or ``"grpo"``.
         base: ``"tiny"``, or a folder or hub id; with ``adapters="per-agent"`` also a mapping from agents to bases.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
-        resume: False refuses a folder that is not empty.
+        resume: False rejects a folder that is not empty.
         log: Receives progress lines.
         overrides: Fields of `AgentConfig`; the rest depends on the method and the size of the base.
 
     Raises:
-        ConfigError: A setting is wrong, or ``out`` belongs to another run.
+        ConfigError: A setting is invalid, or ``out`` belongs to another run.
         DataError: The examples or the base cannot be used.
         TrainingError: The loss is not a number, or the disk is full.
         MissingDependencyError: A package is not installed.
@@ -259,7 +259,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path,
 def _encoded(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
 ) -> list[dict[str, Any]]:
-    """Return the rows of a trainer; rows that exceed the model's context window are left out."""
+    """Return the rows of a trainer; rows that exceed the model's context window are omitted."""
     from mas_gym.policies.local.chat import ChatFormat
     from mas_gym.policies.local.transformers import context_window
 

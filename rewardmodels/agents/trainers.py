@@ -51,7 +51,7 @@ class PreferenceTrainer(GuardedLoop, DPOTrainer):
     """TRL's DPO trainer for rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     def _prepare_dataset(self, dataset: Any, *arguments: Any, **options: Any) -> Any:
-        # The rows are tokenised.
+        # The rows are already tokenised.
         return dataset
 
 
@@ -104,7 +104,7 @@ class Padded:
     """Collates rows for GRPO: prompts are padded on the left, messages on the right."""
 
     def __init__(self, pad: int) -> None:
-        """Keep the padding id."""
+        """Store the padding id."""
         self.pad = pad
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
@@ -151,7 +151,7 @@ def make_trainer(
         rows: Rows of the method's form.
         model: The model, without adapters.
         tokenizer: Its tokenizer.
-        folder: For checkpoints.
+        folder: Folder for checkpoints.
         device: ``"cpu"`` or ``"cuda"``.
         callbacks: Callbacks of transformers.
     """

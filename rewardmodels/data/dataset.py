@@ -32,7 +32,7 @@ from search.store import RunInfo, open_store
 DataKind = Literal["pairs", "points", "outcomes"]
 
 LOOPS: dict[str, object] = {"max_turns": None, "min_turns": 1, "history": "inputs"}
-"""The settings of a MAS with loops and their defaults; a graph's description names those that differ."""
+"""The loop settings of a MAS and their defaults; a graph's description lists the settings that differ."""
 
 _SHOWN = 5
 
@@ -58,7 +58,7 @@ class LabelledTree(NamedTuple):
 
 
 class Example(NamedTuple):
-    """One training example. A pair has ``rejected``; a labelled state has None there, and a ``margin`` of 0.
+    """One training example. For a labelled state, ``rejected`` is None and ``margin`` is 0.
 
     Attributes:
         tree: Name of the tree it comes from.
@@ -93,7 +93,7 @@ class RewardData:
 
     Attributes:
         kind: ``"pairs"``, ``"points"`` or ``"outcomes"``.
-        view: What the critic sees of a state.
+        view: Part of a state that the critic reads.
         graphs: The MAS graphs that the examples come from, by name, as `graph_of` describes them.
         examples: The examples.
         trees: Number of trees read, including those without an example.
@@ -113,7 +113,7 @@ class RewardData:
         return len(self.examples)
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits that change with any example."""
+        """Return a digest of 32 hexadecimal digits that changes with any example."""
         digest = blake2b(f"{self.kind}|{self.view}|{len(self.examples)}".encode(), digest_size=16)
         for example in self.examples:
             digest.update(repr(example).encode("utf-8", "surrogatepass"))
@@ -123,7 +123,7 @@ class RewardData:
 def graph_of(mas: MAS) -> dict[str, object]:
     """Return the part of a MAS that a critic depends on: names, edges and loops, not prompts."""
     edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
-    # In a program without edges, such as a log, any agent may follow any other, and the longest run bounds the turns.
+    # In a program without edges, such as a log, any agent may follow any other; the longest run limits the turns.
     free = mas.program and not mas.edges
     stated = {"max_turns": mas.max_turns, "min_turns": mas.min_turns, "history": mas.history}
     loops = {name: value for name, value in stated.items() if value != LOOPS[name] and not free}
@@ -141,23 +141,23 @@ def collect(
 ) -> RewardData:
     """Mine a training set from trees.
 
-    A target is the mean reward of the episodes through a state. In trees of a search they are simulations; in imported
-    trees, the recorded samples that share the messages so far. Where only one sample does, the target is its outcome.
+    A target is the mean reward of the episodes through a state. In search trees, episodes are simulations. In imported
+    trees, they are the recorded samples with the same messages so far; for a single sample, the target is its outcome.
 
     Args:
         trees: The trees; read once, in order.
-        kind: What to mine.
-        view: What the critic sees of a state.
-        pairs_per_tree: The paper's cap of 8.
+        kind: Kind of examples.
+        view: Part of a state that the critic reads.
+        pairs_per_tree: Maximum number of pairs per tree; 8 in the paper.
         min_margin: Smallest margin of a pair; 0 is the paper's rule.
-        same: When siblings are duplicates: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None: the
-            rule of each tree's task, which is ``"text"`` unless the task has its own.
-        min_continuations: Least recorded continuations behind the target of a non-terminal state of an imported tree.
-            None takes all states, and refuses pairs and points if there is only one continuation behind each target.
+        same: The rule for duplicate siblings: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None uses
+            the rule of each tree's task, which is ``"text"`` by default.
+        min_continuations: Minimum number of recorded continuations for a non-terminal state of an imported tree.
+            None uses all states, but raises an error for pairs and points if each target has only one continuation.
 
     Raises:
-        DataError: There is no tree, no example, or only one class, with the problems and what to change; or each target
-            is the outcome of a single sample.
+        DataError: There is no tree, no example, or only one class (the message lists the problems and a fix); or each
+            target is the outcome of a single sample.
     """
     examples: list[Example] = []
     graphs: dict[str, dict[str, object]] = {}
@@ -262,7 +262,7 @@ def merge(parts: Sequence[RewardData]) -> RewardData:
     """Merge sets of one kind and view, such as those of two tasks.
 
     Raises:
-        ConfigError: The kinds or views differ, or there is none.
+        ConfigError: The kinds or views differ, or there are no sets.
         DataError: Two different graphs share a name.
     """
     if not parts or len({(part.kind, part.view) for part in parts}) != 1:
@@ -287,8 +287,8 @@ def merge(parts: Sequence[RewardData]) -> RewardData:
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
     """Split by problem into a training and a held-out set.
 
-    The side of a problem depends only on its name and the seed, not on the run or the rest of the set; only if a
-    small set would leave one side empty, one problem changes sides.
+    A problem's assignment depends only on its name and the seed, not on the run or the other problems. As an exception,
+    one problem is moved if one of the sets would be empty.
 
     Args:
         data: The examples.
@@ -336,8 +336,8 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
         The trees, run by run in order of start, and by problem id within a run.
 
     Raises:
-        StoreError: There is no store, its schema is another, or there is no such run.
-        DataError: It holds no training run, or one of another MAS.
+        StoreError: There is no store, it has a different schema, or there is no such run.
+        DataError: The store contains no training run, or one of another MAS.
     """
     with open_store(path) as store:
         runs = [store.find(run)] if run is not None else store.runs()
@@ -429,11 +429,11 @@ def export(data: RewardData, folder: str | Path) -> Path:
 
 
 def load_data(folder: str | Path) -> RewardData:
-    """Read a set that `export` wrote.
+    """Read a set written by `export`.
 
     Raises:
         DataNotFoundError: There is no such folder.
-        DataError: It is no exported set, or it is damaged or of another version.
+        DataError: The folder is not an exported set, is damaged or has a different version.
         MissingDependencyError: pyarrow is not installed.
     """
     need("pyarrow", "reading exported data")
@@ -460,7 +460,7 @@ def load_data(folder: str | Path) -> RewardData:
 
 
 def _ends(parts: Parts | None) -> list[int] | None:
-    """Return where each part ends in the joined text."""
+    """Return the end position of each part in the joined text."""
     return None if parts is None else list(accumulate(map(len, parts)))
 
 

@@ -48,7 +48,7 @@ FORMAT = 1
 """Version of the text form; saved with each critic and with each exported data set."""
 
 View = Literal["full", "local"]
-"""``"full"``: the whole transcript. ``"local"``: what the last speaker saw, and its new message."""
+"""``"full"``: the whole transcript. ``"local"``: the last speaker's inputs and its new message."""
 
 Parts = tuple[str, ...]
 """The parts of a state's text: legend, question, and one per message."""
@@ -82,7 +82,7 @@ def state_parts(mas: MAS, state: MASState, view: View = "full") -> list[str]:
     Args:
         mas: The system.
         state: Any state.
-        view: What the critic sees; see `View` (paper, App. "Local observability ablation").
+        view: Part of the state that the critic reads; see `View` (paper, App. "Local observability ablation").
 
     Returns:
         The legend, the question, and one part per message shown.
@@ -109,7 +109,7 @@ def _heard(turns: list[tuple[int, tuple[int, ...], str]], agent: int) -> list[tu
 
 
 def state_text(mas: MAS, state: MASState, view: View = "full") -> str:
-    """Return a state's text: its parts, joined."""
+    """Return a state's text: the joined parts."""
     return "".join(state_parts(mas, state, view))
 
 
@@ -118,7 +118,7 @@ def drop_oldest(parts: list[str], count: int) -> list[str]:
 
     Args:
         parts: As `state_parts` returns them.
-        count: Number of messages to drop, fewer than there are.
+        count: Number of messages to drop, less than the total.
     """
     question = parts[1].rpartition("\n")[0]
     speaker = parts[1 + count].rpartition("\n")[2]
@@ -136,7 +136,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         parts: Ids of each part; joined, they are the input.
-        dropped: Number of tokens left out because the state was longer than ``max_length``.
+        dropped: Number of tokens omitted because the state was longer than ``max_length``.
     """
 
     parts: tuple[Ids, ...]
@@ -149,17 +149,17 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Turns states into token ids.
+    """Converts states to token ids.
 
     Args:
         tokenizer: Any fast tokenizer of transformers.
-        max_length: Longest input, in tokens. A longer one loses its oldest messages, then the start of the
-            question, but no token of the newest message.
-        view: What the critic sees.
+        max_length: Longest input, in tokens. From longer inputs, the oldest messages are dropped, then the start of the
+            question, but never tokens of the newest message.
+        view: Part of a state that the critic reads.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, view: View = "full") -> None:
-        """Keep the settings and tokenize the opening."""
+        """Store the settings and tokenize the opening."""
         self.tokenizer, self.max_length, self.view = tokenizer, max_length, view
         self._known: dict[str, Ids] = {}
         with_special: list[int] = tokenizer("a")["input_ids"]
@@ -170,7 +170,7 @@ class Encoder:
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 
     def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[Encoded]:
-        """Encode states; raises `CriticError` when a newest message alone is longer than ``max_length``."""
+        """Encode states; raises `CriticError` if a newest message exceeds ``max_length``."""
         return self.encode_parts([state_parts(mas, state, self.view) for mas, state in states])
 
     def encode_parts(self, states: Sequence[Sequence[str]]) -> list[Encoded]:
@@ -231,9 +231,9 @@ class Packed(NamedTuple):
 
     Attributes:
         ids: Token ids, shape (S,).
-        positions: Position of each token in its own state, shape (S,).
-        sees: Whether token i may look at token j, shape (S, S).
-        ends: For each state the place of its last token, shape (K,).
+        positions: Position of each token in its state, shape (S,).
+        sees: Whether token i may attend to token j, shape (S, S).
+        ends: Index of each state's last token, shape (K,).
     """
 
     ids: Ints
@@ -243,7 +243,7 @@ class Packed(NamedTuple):
 
 
 class Trie(NamedTuple):
-    """States with their shared beginnings merged; a node is one part of a text after everything before it.
+    """States with merged shared prefixes; a node is one part of a text, in the context of all preceding parts.
 
     Attributes:
         parents: Parent of each node, -1 for a first part; parents come before their children.
@@ -256,7 +256,7 @@ class Trie(NamedTuple):
     ends: list[int]
 
     def path(self, node: int) -> list[int]:
-        """Return a node's ancestors and itself, first part first."""
+        """Return a node's ancestors and the node, from the first part."""
         found = []
         while node >= 0:
             found.append(node)
@@ -265,7 +265,7 @@ class Trie(NamedTuple):
 
 
 def merge_beginnings(states: Sequence[Sequence[Ids]]) -> Trie:
-    """Merge the shared beginnings of states; each state has parts, none of them empty."""
+    """Merge the shared prefixes of states; each state has at least one part, and parts are not empty."""
     known: dict[tuple[int, Ids], int] = {}
     trie = Trie([], [], [])
     for state in states:
@@ -280,7 +280,7 @@ def merge_beginnings(states: Sequence[Sequence[Ids]]) -> Trie:
 
 
 def pack(states: Sequence[Sequence[Ids]]) -> Packed:
-    """Lay out states in one row of tokens, each node of their trie once."""
+    """Arrange states in one row of tokens, with each node of their trie once."""
     trie = merge_beginnings(states)
     starts = np.cumsum([0, *map(len, trie.parts)])
     total = int(starts[-1])
@@ -300,13 +300,13 @@ def pack(states: Sequence[Sequence[Ids]]) -> Packed:
 
 
 class ModelInput(NamedTuple):
-    """Rows of tokens as tensors, and where states end in them.
+    """Rows of tokens as tensors, and the positions of the states' ends.
 
     Attributes:
-        inputs: What the backbone takes: ``input_ids`` (R, S), and ``position_ids`` (R, S) with a 4-D additive
+        inputs: Inputs of the backbone: ``input_ids`` (R, S), and ``position_ids`` (R, S) with a 4-D additive
             ``attention_mask`` (R, 1, S, S), or a plain 2-D mask.
         rows: Row of each state, shape (K,).
-        columns: Place of each state's last token, shape (K,).
+        columns: Column of each state's last token, shape (K,).
     """
 
     inputs: dict[str, torch.Tensor]
@@ -319,8 +319,8 @@ def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
 
     Args:
         rows: The rows.
-        pad: Id to pad with.
-        dtype: Of the additive mask: the model's.
+        pad: Padding id.
+        dtype: Data type of the additive mask, which is the model's.
     """
     import torch
 
@@ -328,7 +328,7 @@ def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
     ids = np.full((count, width), pad, np.int64)
     positions = np.zeros((count, width), np.int64)
     sees = np.zeros((count, 1, width, width), np.bool_)
-    # A padded token must see something, or its softmax has nothing to sum over.
+    # A padding token must attend to a token; otherwise its softmax is over an empty set.
     sees[:, :, :, 0] = True
     for i, row in enumerate(rows):
         size = len(row.ids)
@@ -342,7 +342,7 @@ def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
 
 
 def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> ModelInput:
-    """Write each state out whole, one row each, padded on the right; for models that take no mask of ours."""
+    """Return each complete state as one row, padded on the right; for models that do not support custom masks."""
     import torch
 
     lengths = [sum(map(len, state)) for state in states]
@@ -355,13 +355,13 @@ def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> ModelInput:
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False, limit: int = MOST_TOKENS) -> list[list[T]]:
-    """Cut items into forward passes of a bounded number of tokens.
+    """Split items into forward passes of a limited number of tokens.
 
     Args:
         items: In order.
         sizes: Tokens of each; ascending, if ``padded``.
         padded: Whether a forward pass pads all items to its longest.
-        limit: Largest number of tokens; an item that is larger gets a forward pass of its own.
+        limit: Largest number of tokens; a larger item gets a separate forward pass.
     """
     cut: list[list[T]] = []
     total = 0

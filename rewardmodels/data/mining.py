@@ -79,8 +79,8 @@ def process_targets(tree: TreeView) -> list[Labelled]:
 def pointwise(tree: TreeView) -> list[Labelled]:
     """Return the samples of the MSE head: each step of each path to a terminal state with reward +1 or -1.
 
-    Exact duplicates occur once. A path has ``D + 1`` nodes in a fixed schedule, and may have fewer in
-    a dynamic one.
+    Exact duplicates occur once. A path has ``D + 1`` nodes in a fixed schedule; in a dynamic schedule,
+    it may have fewer nodes.
     """
     on_path: set[int] = set()
     for node in _decided(tree):
@@ -110,14 +110,14 @@ def pairs(
 
     Choices that the rules leave open: the most visited of several duplicates is kept; eight siblings or fewer are split
     at the widest gap between neighbours; under the limit, pairs are taken in turn from each depth, and within a depth
-    from each parent, most visited first and largest margin first, so that no branch fills the limit alone.
+    from each parent, most visited first and largest margin first, so that a single branch does not fill the limit.
 
     Args:
         tree: The tree.
         max_depth: The scheduled depth ``D``.
-        limit: The cap of rule (v).
-        min_margin: Pairs with a smaller margin are left out; 0 is the paper's rule.
-        same: When two messages are duplicates; by default when their normalised texts are equal.
+        limit: The limit of rule (v).
+        min_margin: Pairs with a smaller margin are omitted; 0 is the paper's rule.
+        same: Returns whether two messages are duplicates; by default, whether their normalised texts are equal.
     """
     families: dict[int, list[int]] = defaultdict(list)
     for node in range(1, len(tree.parents)):
@@ -160,7 +160,7 @@ def _ranked(tree: TreeView, siblings: Sequence[int], same: Same) -> list[Labelle
 
 
 def _split(ranked: Sequence[float]) -> int:
-    """Return how many of the siblings, ranked by target, form the top set."""
+    """Return the size of the top set of siblings ranked by target."""
     count = len(ranked)
     if count > TOP + BOTTOM:
         return TOP

@@ -24,7 +24,7 @@ _TOLERANCE = 2e-2
 
 
 def base_path(base: str) -> str:
-    """Return the folder or hub id of a base; ``"tiny"`` is the embedded model."""
+    """Return the folder or hub id of a base; ``"tiny"`` is the bundled model."""
     if base == "tiny":
         import mas_gym.tiny
 
@@ -65,7 +65,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
 
 def _source(folder: str) -> dict[str, Any]:
-    """Return the options of every load: no code of a model's folder runs, and a local folder asks no hub."""
+    """Return the options of every load: code in a model's folder is never run, and local folders do not use the hub."""
     return {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
 
 
@@ -76,7 +76,7 @@ def load_scalar(
 
     Args:
         folder: A folder or a hub id.
-        dtype: Of the weights.
+        dtype: Data type of the weights.
         pad: The tokenizer's padding id.
         new_head: Whether the head may be missing, because it will be trained.
         quantization: A quantisation config of transformers.
@@ -102,16 +102,16 @@ def load_scalar(
 
 
 def load_pretrained(kind: str, folder: str, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a model of transformers from safetensors, without running code of its folder.
+    """Load a transformers model from safetensors, without running code from its folder.
 
     Args:
         kind: The class that loads it, such as ``"AutoModel"``.
         folder: A folder or a hub id.
-        dtype: Of the weights.
+        dtype: Data type of the weights.
         options: Further options of ``from_pretrained``.
 
     Returns:
-        The model, and which keys of the weights were missing or unexpected.
+        The model, and the missing and unexpected keys of the weights.
 
     Raises:
         DataNotFoundError: There is no model there.
@@ -130,7 +130,7 @@ def load_pretrained(kind: str, folder: str, dtype: torch.dtype, **options: Any) 
             f"cannot read the weights in {folder}: {error}; the file is cut off or damaged: copy or train it again"
         ) from error
     except Exception as error:
-        # A damaged config makes transformers raise errors of any class.
+        # A damaged config can cause any exception class in transformers.
         raise _not_loaded(folder, "model", error) from error
     return model, info
 
@@ -193,18 +193,18 @@ def inner(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
-    """Whether a model is one of peft, which wraps the transformers model."""
+    """Whether a model is a peft model, which wraps the transformers model."""
     return hasattr(model, "get_base_model")
 
 
 def window_of(config: PretrainedConfig) -> int | None:
-    """Return the most tokens that a model of transformers reads; None if its config states no limit."""
+    """Return the maximum number of tokens of a transformers model; None if its config specifies no limit."""
     window = getattr(config, "max_position_embeddings", None)
     return window if isinstance(window, int) and window > 0 else None
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's type of a name, such as ``"bfloat16"``."""
+    """Return the torch type with a name such as ``"bfloat16"``."""
     import torch
 
     found: torch.dtype = getattr(torch, name)
@@ -219,7 +219,7 @@ def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
         batch: Rows on the model's device.
 
     Returns:
-        Raw logits in float32 (float64 of a model in float64), shape (K,).
+        Raw logits in float32 (float64 for a float64 model), shape (K,).
     """
     out = model(**batch.inputs, use_cache=False, output_hidden_states=True)
     return read_head(model, out.hidden_states[-1][batch.rows, batch.columns])
@@ -228,7 +228,7 @@ def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
 def read_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """Return the head's logits for last hidden states of shape (K, hidden size)."""
     logits: torch.Tensor = inner(model).score(hidden)[:, 0]
-    # float64 stays, because it is chosen when results must not depend on the batch.
+    # float64 is kept, because it is used when results must not depend on the batch.
     return logits if logits.dtype.itemsize == 8 else logits.float()
 
 
@@ -244,7 +244,7 @@ def alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def can_share(model: PreTrainedModel, pad: int) -> bool:
-    """Return whether the model computes the same for packed states as for each alone, and can be trained on them.
+    """Return whether the model computes equal logits for packed and separate states, and can be trained on packed ones.
 
     This holds for decoders with full causal attention; it is measured, not assumed.
     """

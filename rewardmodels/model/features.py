@@ -27,7 +27,7 @@ FEATURES = (
     *("agents agree", "answered", "answer is a number", "answer length", "samples agree", "samples", "logprob"),
     "logprob known",
 )
-"""What is read of each state, in this order; after these, one for each agent that wrote messages in training."""
+"""Features of each state, in order; followed by one feature per agent that wrote messages in training."""
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:[.,][0-9]{1,15})*")
 _HEDGE = re.compile(r"(?i)\b(?:sorry|cannot|can't|unable|error|maybe|perhaps|unsure|wait|however|apologize)\b")
@@ -38,7 +38,7 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
     """Return the features of a state.
 
     Args:
-        context: The state; the answers of its peers count.
+        context: The state; its peers' answers are also used.
         agents: The agents that get a feature.
 
     Returns:
@@ -71,7 +71,7 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
         float(answer is not None and parse_number(answer) is not None),
         math.log1p(len(answer or "")),
         others.count(answer) / len(others) if answer is not None and others else 0.0,
-        # Before the end, searches differ in how many samples have ended.
+        # Before a search ends, the number of finished samples varies.
         math.log1p(len(others)) if state.acting == mas.sink else 0.0,
         0.0 if logprob is None else logprob,
         float(logprob is not None),
@@ -104,7 +104,7 @@ class FeatureModel:
     metrics: JSONMapping = field(default_factory=dict)
 
     def probability(self, row: Sequence[float]) -> float:
-        """Return the probability that an episode through a state with these features is right."""
+        """Return the probability that an episode through a state with these features is correct."""
         parts = zip(row, self.mean, self.scale, self.weights, strict=True)
         logit = self.bias + math.fsum(w * (x - mean) / scale for x, mean, scale, w in parts)
         return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
@@ -118,7 +118,7 @@ def read_features(folder: Path) -> FeatureModel:
     """Read and check ``features.json``.
 
     Raises:
-        DataError: The file is missing, damaged or of another version.
+        DataError: The file is missing or damaged, or has a different version.
     """
     path = folder / FILE
     data = read_object(path)

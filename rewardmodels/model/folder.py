@@ -42,7 +42,7 @@ HEADS: dict[str, dict[str, DataKind]] = {
     "masprm": {"bt": "pairs", "mse": "points"},
     "orm": {"bce": "outcomes", "mse": "outcomes"},
 }
-"""For each kind of critic its heads, and the kind of training set that each head learns from."""
+"""Heads by kind of critic, each with the kind of training set for it."""
 
 MAX_LENGTH = 2**20
 """Largest ``max_length``, in tokens."""
@@ -57,12 +57,12 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 @dataclass(frozen=True, slots=True)
 class CriticInfo:
-    """What a saved critic is.
+    """Description of a saved critic.
 
     Attributes:
         kind: ``"masprm"`` or ``"orm"``.
         head: The loss that it was trained with.
-        view: What it sees of a state.
+        view: Part of a state that it reads.
         max_length: Longest state, in tokens.
         graphs: The MAS graphs that it was trained on, by name, each with its agents, edges and loops.
         tasks: The tasks that it was trained on.
@@ -70,9 +70,9 @@ class CriticInfo:
         settings: Hyper-parameters.
         data: Counts of the training data.
         metrics: Metrics on held-out problems.
-        versions: Versions of the packages that trained it.
-        weights: Digest of the weights as training wrote them. The identity of a loaded critic is computed from the
-            files that are there, never read from this field.
+        versions: Package versions used in training.
+        weights: Digest of the weights that training wrote. The identity of a loaded critic is always computed from the
+            current files, never read from this field.
     """
 
     kind: str
@@ -98,8 +98,8 @@ def read_info(folder: Path) -> CriticInfo:
 
     Raises:
         DataNotFoundError: There is no such folder.
-        DataError: The folder holds no finished critic, or one of another version.
-        ConfigError: A value is not what it should be, with every fault.
+        DataError: The folder contains no finished critic, or one of a different version.
+        ConfigError: A value is invalid; the message lists all errors.
     """
     if not folder.is_dir():
         raise DataNotFoundError(f"no critic at {folder}: expected a folder that training wrote")
@@ -132,7 +132,7 @@ def read_object(path: Path) -> JSONObject:
     """Read a JSON object from a regular file of bounded size.
 
     Raises:
-        DataError: It is no regular file, too large, or no JSON object.
+        DataError: The path is not a regular file, is too large, or does not contain a JSON object.
     """
     remedy = "copy the folder again from its source, or train the critic again"
     try:
@@ -153,12 +153,12 @@ def read_object(path: Path) -> JSONObject:
 
 
 def show(value: object) -> str:
-    """Return a short, escaped form of a value from outside."""
+    """Return a short, escaped form of an untrusted value."""
     return _short.repr(value)
 
 
 def _faults(fields: JSONMapping) -> Iterator[str]:
-    """Yield one line per field that is wrong: what was expected, and what came."""
+    """Yield one line per invalid field, with the expected and the actual value."""
     heads = HEADS.get(fields["kind"], {}) if isinstance(fields["kind"], str) else {}
     expected: dict[str, tuple[Callable[[object], bool], str]] = {
         "kind": (lambda v: isinstance(v, str) and v in HEADS, _either(HEADS)),
@@ -196,7 +196,7 @@ def _is_length(value: object) -> bool:
 
 
 def _is_name(value: object) -> TypeGuard[str]:
-    # A lone surrogate can be neither tokenized nor printed.
+    # Lone surrogates cannot be tokenized or printed.
     return isinstance(value, str) and 0 < len(value) <= 1000 and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -253,15 +253,15 @@ def load_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
 
     Raises:
         DataNotFoundError: There is no such folder.
-        DataError: Something in it is missing, damaged or of another version.
-        ConfigError: A value in it is not what it should be.
+        DataError: A file is missing or damaged, or has a different version.
+        ConfigError: A value is invalid.
     """
     info = read_info(folder)
     check_folder(folder)
     tokenizer = load_tokenizer(str(folder))
     model = load_scalar(str(folder), dtype, tokenizer.pad_token_id, new_head=False)
     for parameter in model.parameters():
-        # Else they stay mapped to the file, and change when it is overwritten.
+        # Otherwise the weights stay mapped to the file, and change when it is overwritten.
         parameter.data = parameter.data.clone()
     return model.eval(), tokenizer, info
 
@@ -287,15 +287,15 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path, labels: int = 1) -> None:
-    """Refuse a folder that would make transformers wait, allocate without limit, or read outside of it.
+    """Reject a folder that could make transformers block, allocate without limit, or read outside of it.
 
     Args:
-        folder: With a model of transformers.
-        labels: The largest ``num_labels`` of its config.
+        folder: A folder with a transformers model.
+        labels: The largest allowed ``num_labels`` in its config.
 
     Raises:
-        DataError: A file is not regular, or no JSON object.
-        ConfigError: A file names weights outside the folder, or a config has impossible sizes, with every fault.
+        DataError: A file is not a regular file or not a JSON object.
+        ConfigError: A file refers to weights outside the folder, or a config has impossible sizes; lists all errors.
     """
     for path in _files(folder):
         if not path.is_file():
@@ -331,13 +331,13 @@ def _config_faults(config: JSONObject, tensors: int, labels: int) -> Iterator[st
         elif key == "num_labels" and not 1 <= value <= labels:
             yield f"config.json: num_labels: expected {'1' if labels == 1 else f'1 to {labels}'}, got {value}"
     for key in ("attn_implementation", "_attn_implementation", "transformers_weights"):
-        # Names of kernels on a hub, whose code would run, and of other files.
+        # These fields name hub kernels, which contain code that would run, and other files.
         if "/" in str(config.get(key, "")):
             yield f"config.json: {key}: expected no path or repository, got {show(config[key])}"
 
 
 def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
-    """Yield every integer of a JSON value with the key that it stands under."""
+    """Yield every integer of a JSON value with its key."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _integers(item, name)
@@ -349,7 +349,7 @@ def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _tensors(path: Path) -> int:
-    """Return how many tensors the header of a safetensors file lists."""
+    """Return the number of tensors in the header of a safetensors file."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -373,7 +373,7 @@ def digest_of_weights(folder: Path) -> str:
 def save_folder(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, info: CriticInfo, card: str
 ) -> CriticInfo:
-    """Write a critic; an earlier one stays until everything is written.
+    """Write a critic; an earlier one is kept until everything is written.
 
     Returns:
         The description as written, with the digest of the weights.
@@ -401,13 +401,13 @@ def save_folder(
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: str) -> None:
-    """Write a model into a folder; the files of an earlier one stay until everything is written.
+    """Write a model into a folder; the files of an earlier one are kept until everything is written.
 
     Args:
-        folder: The folder; its other files stay.
-        write: Writes everything into the folder that it is given.
-        mark: The file that marks a whole model; it is removed first and moved last.
-        what: What is written, for the message of an error.
+        folder: The folder; its other files are kept.
+        write: Writes everything into a given folder.
+        mark: The file that marks a complete model; it is removed first and moved last.
+        what: Description of the model, for error messages.
 
     Raises:
         TrainingError: The disk is full or cannot be written.

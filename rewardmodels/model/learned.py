@@ -36,29 +36,29 @@ DType = Literal["float32", "float64", "bfloat16"]
 class LearnedCritic(Critic):
     """Scores states with a trained model: ``tanh`` of its logit.
 
-    Each state is scored once and its score is kept. The encoded beginnings of transcripts are
+    Each state is scored once and its score is stored. Encoded prefixes of transcripts are
     cached, so a new state costs only its newest message (`rewardmodels.model.prefixes`).
 
     Scores are rounded to a millionth. In float64, which small models on a CPU use by default, a
-    state's score is the same in every run and at any concurrency: the rounding of kernels depends
-    on the other states of the batch by about 1e-15 only. In float32 it depends on them by 1e-7 to
+    state's score is the same in every run and at any concurrency: the other states of the batch
+    change kernel results by only about 1e-15. In float32 they change results by 1e-7 to
     1e-5, so about one score in 30 differs by a millionth between concurrency 1 and 64. In bfloat16
     the differences are larger.
 
     Args:
-        folder: A folder that training wrote.
-        view: The expected view; None accepts the critic's own.
-        force: Score graphs and views that the critic was not trained for.
-        prefixes: Let an outcome critic score states that are not terminal.
+        folder: A folder written by training.
+        view: The expected view; None accepts the critic's view.
+        force: Allow graphs and views that the critic was not trained for.
+        prefixes: Allow non-terminal states for an outcome critic.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
         dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None means bfloat16 on a GPU, and on a CPU float64 for
             weights of up to 400 MB, otherwise float32.
         memory: Size of the cache of encoded prefixes, in megabytes.
         max_batch: Preferred number of states per call.
-        share: Encode shared beginnings once; False encodes each state whole.
+        share: Encode shared prefixes once; False encodes each state completely.
         concurrent: Score in a separate thread while agents generate; None does so on a GPU. On a CPU this helps if a
             core is free.
-        lazy: Read the weights at the first score (or `load`), not now; until then no torch is imported.
+        lazy: Load the weights at the first score (or `load`); torch is not imported before that.
 
     Attributes:
         name: ``"masprm"`` or ``"orm"``.
@@ -100,11 +100,11 @@ class LearnedCritic(Critic):
             self.load()
 
     def load(self) -> None:
-        """Load the model, unless it is loaded already.
+        """Load the model, unless it is already loaded.
 
         Raises:
             DataError: A file is missing or damaged.
-            ConfigError: A value in a file is not what it should be.
+            ConfigError: A value in a file is invalid.
         """
         if self._scorer is not None:
             return
@@ -151,7 +151,7 @@ class LearnedCritic(Critic):
         return counts
 
     def _begin(self, info: CriticInfo, view: View | None, force: bool, prefixes: bool) -> None:
-        """Set up everything that does not depend on where the model runs."""
+        """Set up everything that does not depend on the model's device."""
         self._view: View = view or info.view
         self.info: CriticInfo = info
         self._identity: JSONObject = {
@@ -169,7 +169,7 @@ class LearnedCritic(Critic):
         self._known: dict[tuple[str, MASState], float] = {}
 
     def identity(self) -> JSONObject:
-        """Return what determines the scores: a digest of the model's files, and the settings.
+        """Return everything that determines the scores: a digest of the model's files, and the settings.
 
         Raises:
             DataError: A file cannot be read.
@@ -182,8 +182,8 @@ class LearnedCritic(Critic):
         """Return one value in ``[-1, 1]`` per state, in order.
 
         Raises:
-            CriticError: A state is not terminal and this is an outcome critic, the graph is another than the critic
-                was trained for, or a newest message is longer than the critic reads.
+            CriticError: A state is not terminal and this is an outcome critic, the critic was not trained for the
+                graph, or a newest message exceeds the critic's maximum length.
         """
         if len(self._known) > _REMEMBERED:
             self._known.clear()
@@ -232,10 +232,10 @@ class LearnedCritic(Critic):
         self.check_graph(mas)
 
     def check_graph(self, mas: MAS) -> None:
-        """Check that the critic was trained on this graph; a run asks before its searches.
+        """Check that the critic was trained on this graph; a run calls this before its searches.
 
         Raises:
-            CriticError: It was trained on others, and ``force`` is not set.
+            CriticError: It was trained on other graphs, and ``force`` is not set.
         """
         if mas.fingerprint in self._checked:
             return
@@ -258,18 +258,18 @@ class VLLMCritic(LearnedCritic):
     vLLM's prefix cache shares common prefixes; scoring overlaps with generation.
 
     Args:
-        folder: A folder that training wrote.
-        view: The expected view; None accepts the critic's own.
-        force: Score graphs and views that the critic was not trained for.
-        prefixes: Let an outcome critic score states that are not terminal.
-        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the folder's own.
+        folder: A folder written by training.
+        view: The expected view; None accepts the critic's view.
+        force: Allow graphs and views that the critic was not trained for.
+        prefixes: Allow non-terminal states for an outcome critic.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the folder's dtype.
         max_batch: Preferred number of states per call.
-        gpu_memory_utilization: Share of the GPU's memory for the critic, if agents need the rest.
+        gpu_memory_utilization: Share of the GPU's memory for the critic, to leave memory for agents.
         engine: Further arguments of ``vllm.LLM``.
 
     Raises:
         MissingDependencyError: vLLM is not installed.
-        ConfigError: No folder is named, or the view is another than the critic's.
+        ConfigError: No folder is given, or the view differs from the critic's.
         CriticError: vLLM does not start.
     """
 
@@ -331,7 +331,7 @@ class _PoolingScorer:
         from vllm.inputs import tokens_input
 
         prompts = [tokens_input([token for part in state.parts for token in part]) for state in states]
-        # With its activation vLLM would return the sigmoid of the logit.
+        # With the default activation, vLLM would return the sigmoid of the logit.
         params = PoolingParams(use_activation=False)
         outputs = self._llm.encode(prompts, params, use_tqdm=False, pooling_task="classify")
         self.counts.states += len(states)

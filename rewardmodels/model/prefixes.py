@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ATTENTION = "mas_gym_parts"
 """Name of this attention implementation in transformers."""
 
-# Arguments of attention that is not plain: a window, capped scores, sinks.
+# Arguments of unsupported attention: a window, capped scores, sinks.
 _SPECIAL = ("sliding_window", "softcap", "s_aux")
 
 
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     Attributes:
         ids: Their ids.
         past: Cached keys and values of their predecessors, shape (L, 2, H, tokens, D); None if there are none.
-        above: Indices of the parts of this forward pass that come between.
+        above: Indices of the preceding parts of this forward pass that follow ``past``.
     """
 
     ids: Ids
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 @dataclass
 class _Layout:
-    """Where each part lies in the sequence, and the keys and values computed so far.
+    """The position of each part in the sequence, and the keys and values computed so far.
 
     Attributes:
         parts: The parts.
@@ -85,7 +85,7 @@ def attend(
     """Attend part by part; called by transformers in each layer.
 
     Raises:
-        TypeError: The model does not pass the layout on to its layers, or its attention is not plain.
+        TypeError: The model does not pass the layout to its layers, or uses unsupported attention.
     """
     special = [name for name in _SPECIAL if options.get(name) is not None]
     if layout is None or special:
@@ -112,7 +112,7 @@ def forward_parts(model: PreTrainedModel, parts: Sequence[Part]) -> tuple[torch.
 
     Args:
         model: One that `enable_parts` has accepted.
-        parts: At least one; a part comes after those above it.
+        parts: At least one; a part comes after the parts in its ``above``.
 
     Returns:
         Raw logits, shape (N,), and for each part the keys and values of its tokens, shape (L, 2, H, S, D).
@@ -137,22 +137,22 @@ def forward_parts(model: PreTrainedModel, parts: Sequence[Part]) -> tuple[torch.
         use_cache=False,
         layout=layout,
     )[0]
-    # One by one, because the rounding of a product with one column depends on the number of rows.
+    # One row at a time, because the rounding of a product with one column depends on the number of rows.
     logits = torch.cat([read_head(model, hidden[0, b - 1 : b]) for _, b in spans])
     fresh = torch.stack(layout.fresh)
     return logits, [fresh[:, :, :, a:b] for a, b in spans]
 
 
 def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
-    """Return how many tokens precede a part."""
+    """Return the number of tokens before a part."""
     kept = 0 if part.past is None else part.past.shape[3]
     return kept + sum(spans[i][1] - spans[i][0] for i in part.above)
 
 
 def enable_parts(model: PreTrainedModel, pad: int) -> bool:
-    """Give a model this attention if it then computes the same for shared prefixes as for whole states.
+    """Enable this attention in a model if it gives equal results for shared prefixes and for whole states.
 
-    This holds for decoders with full causal attention; it is measured, not assumed. Other models stay unchanged.
+    This holds for decoders with full causal attention; it is measured, not assumed. Other models are not changed.
 
     Args:
         model: A scalar model in evaluation mode.
@@ -192,7 +192,7 @@ class Counts:
         states: States scored.
         encoded: Tokens computed by the model.
         whole: Tokens that it would have computed without sharing.
-        shortened: States longer than ``max_length``, whose oldest messages were dropped.
+        shortened: States longer than ``max_length``; their oldest messages were dropped.
     """
 
     states: int = 0
@@ -248,7 +248,7 @@ class PrefixScorer:
     """
 
     def __init__(self, model: PreTrainedModel, pad: int, share: bool, capacity: int) -> None:
-        """Keep the model and start with an empty cache."""
+        """Store the model and start with an empty cache."""
         self.model, self.pad = model, pad
         self.parameters = sum(p.numel() for p in model.parameters())
         self.share = share and enable_parts(model, pad)
@@ -272,7 +272,7 @@ class PrefixScorer:
         found = [0.0] * len(states)
         device = next(self.model.parameters()).device
         order = sorted(range(len(states)), key=lambda i: states[i].length)
-        # States are sorted by length, so the others of a chunk are padded to its last.
+        # States are sorted by length, so a chunk is padded to the length of its last state.
         for chunk in chunks(order, [states[i].length for i in order], padded=True):
             batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), device)
             self.counts.encoded += sum(states[i].length for i in chunk)
@@ -287,7 +287,7 @@ class PrefixScorer:
         new: dict[int, None] = {}
         for end in trie.ends:
             path = trie.path(end)
-            # The last part is computed even if it is cached: its keys and values do not hold its logit.
+            # The last part is computed even if it is cached: its logit is not cached.
             new.update(dict.fromkeys(path[self._cached([keys[node] for node in path[:-1]]) :]))
         logits: dict[int, float] = {}
         for nodes in chunks(list(new), [len(trie.parts[node]) for node in new]):
@@ -296,7 +296,7 @@ class PrefixScorer:
         return [logits[end] for end in trie.ends]
 
     def _cached(self, path: Sequence[Key]) -> int:
-        """Return how many leading parts are cached; eviction may leave later parts without their predecessors."""
+        """Return the number of leading cached parts; eviction may leave later parts without their predecessors."""
         return sum(1 for _ in takewhile(self.cache.__contains__, path))
 
     def _forward(self, trie: Trie, keys: list[Key], nodes: list[int], closed: set[int]) -> dict[int, float]:
@@ -320,7 +320,7 @@ class PrefixScorer:
 
 
 def node_keys(trie: Trie) -> list[Key]:
-    """Return for each node a digest of all tokens up to its end."""
+    """Return, for each node, a digest of all tokens up to its end."""
     keys: list[Key] = []
     for parent, ids in zip(trie.parents, trie.parts, strict=True):
         above = keys[parent] if parent >= 0 else b""

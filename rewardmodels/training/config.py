@@ -25,31 +25,31 @@ class TrainingConfig:
     Attributes:
         kind: ``"masprm"`` or ``"orm"``.
         head: ``"bt"`` or ``"mse"`` for MASPRM, ``"bce"`` or ``"mse"`` for ORM.
-        bt_on: What the Bradley-Terry loss compares: ``"tanh"`` scores, as in the paper, or ``"raw"`` logits.
+        bt_on: Input of the Bradley-Terry loss: ``"tanh"`` scores, as in the paper, or ``"raw"`` logits.
         anchor: Weight of the squared error of a labelled state in the Bradley-Terry loss, where a pair has weight 1.
             Pairs compare only siblings, but search compares values across branches and depths; the anchor puts
-            them on one scale. 0 is the paper's loss.
-        view: What the critic sees of a state.
+            these values on one scale. 0 is the paper's loss.
+        view: Part of a state that the critic reads.
         max_length: Longest state, in tokens.
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
-        lora_alpha: Their scale is ``lora_alpha / lora_rank``.
-        lora_dropout: Dropout in front of them.
+        lora_alpha: Adapters are scaled by ``lora_alpha / lora_rank``.
+        lora_dropout: Dropout before the adapters.
         nf4: Whether to quantise the frozen backbone to 4 bits (QLoRA).
         batch_size: Pairs or samples per step and process.
-        max_tokens: Largest forward pass, in tokens; a larger step is computed in several, with the same gradient. It
-            bounds memory.
-        accumulation: Steps per update, whose gradients are accumulated.
+        max_tokens: Largest forward pass, in tokens; a larger step is computed in several, with the same gradient. This
+            limits memory use.
+        accumulation: Number of steps with accumulated gradients per update.
         learning_rate: Peak of the schedule.
         epochs: Passes over the training rows.
-        weight_decay: Of AdamW.
-        warmup: Share of the updates with a rising learning rate; a cosine schedule follows.
+        weight_decay: Weight decay of AdamW.
+        warmup: Share of the updates with an increasing learning rate; a cosine schedule follows.
         held_out: Share of the problems held out for metrics.
         evaluations: Number of evaluations in a run, including the last.
         checkpoints: Number of checkpoints in a run.
-        gradient_checkpointing: Trade time for memory.
-        cpu_bf16: Matrix products in bfloat16 on a CPU, faster if it has instructions for them; a GPU that supports
-            them always uses them. On a CPU it takes about a gigabyte more memory, for kernels that are kept for each
-            shape.
+        gradient_checkpointing: Whether to recompute activations, which saves memory and takes longer.
+        cpu_bf16: Whether to use bfloat16 matrix products on a CPU, which is faster on CPUs with bfloat16 instructions;
+            GPUs with bfloat16 support always use them. On a CPU this needs about a gigabyte more memory, for kernels
+            that are cached for each shape.
         seed: Seed of the head's initial weights, the order of the examples and dropout.
     """
 
@@ -88,7 +88,7 @@ class TrainingConfig:
 
 
 PAPER = TrainingConfig()
-# A tree of the embedded agents has about seven pairs and fifty labelled states; the anchor uses all of them.
+# A tree of the bundled agents has about seven pairs and fifty labelled states; the anchor uses all of them.
 TINY = TrainingConfig(
     anchor=1.0,
     max_length=1024,
@@ -110,7 +110,7 @@ def config_for(parameters: int, overrides: dict[str, Any]) -> TrainingConfig:
     """Return the default config for a backbone of this size, with the given fields replaced.
 
     Raises:
-        ConfigError: A field is unknown or a value is invalid, with every fault.
+        ConfigError: A field is unknown or a value is invalid; the message lists all errors.
     """
     base = TINY if parameters < SMALL else PAPER
     known = asdict(base)
@@ -129,7 +129,7 @@ def config_for(parameters: int, overrides: dict[str, Any]) -> TrainingConfig:
 
 
 def check_head(kind: str, head: str) -> None:
-    """Raise `ConfigError` unless this kind of critic can have this head."""
+    """Raise `ConfigError` unless this kind of critic supports this head."""
     if kind not in HEADS:
         raise ConfigError(f"expected kind {' or '.join(map(repr, HEADS))}, got {kind!r}")
     if head not in HEADS[kind]:

@@ -19,7 +19,7 @@ from search.store import RecordedState
 
 FOLDS = 5
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-"""Inverse strengths of the L2 penalty, of which cross-validation by question takes the best."""
+"""Candidate inverse strengths of the L2 penalty; cross-validation by question selects the best."""
 
 
 def train_features(
@@ -40,7 +40,7 @@ def train_features(
         log: Receives progress lines.
 
     Raises:
-        ConfigError: The folder holds something else.
+        ConfigError: The folder contains other files.
         DataError: There are fewer than two questions, or only right or only wrong episodes.
         MissingDependencyError: scikit-learn is not installed.
     """

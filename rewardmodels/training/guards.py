@@ -19,7 +19,7 @@ from mas_gym.errors import MASGymError, TrainingError
 Logs = dict[str, float] | None
 
 COMPLETE = "complete.json"
-"""Written last into a checkpoint, so one that a crash interrupted is recognised."""
+"""The file written last into a checkpoint; it is missing if a crash interrupted the write."""
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -32,7 +32,7 @@ class Curves(TrainerCallback):  # type: ignore[misc]
     """Writes the Trainer's logs as TensorBoard curves, and one line per evaluation."""
 
     def __init__(self, folder: Path, log: Callable[[str], None]):
-        """Keep the folder; the writer opens at the first number."""
+        """Store the folder; the writer opens at the first number."""
         self.folder, self.log = folder, log
         self.writer: SummaryWriter | None = None
 
@@ -69,7 +69,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
     """Reports the loss and the time left about ten times in a run."""
 
     def __init__(self, log: Callable[[str], None]):
-        """Keep where to report."""
+        """Store the log function."""
         self.log, self.began, self.first, self.loss = log, 0.0, 0, ""
 
     def on_train_begin(
@@ -81,14 +81,14 @@ class Steps(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **kwargs: object
     ) -> None:
-        """Keep the newest loss."""
+        """Store the newest loss."""
         if "loss" in (logs or {}):
             self.loss = f", loss {(logs or {})['loss']:.4g}"
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Report."""
+        """Report the loss and the time left."""
         step, steps = state.global_step, state.max_steps
         if state.is_world_process_zero and (step % max(1, steps // 10) == 0 or step == steps):
             left = (time.monotonic() - self.began) / (step - self.first) * (steps - step)
@@ -96,7 +96,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 
 
 class Guarded(Trainer):  # type: ignore[misc]
-    """A Trainer that stops at a loss or weights that are not numbers, and writes whole checkpoints or none."""
+    """A Trainer that stops if the loss or weights are not finite, and never leaves partial checkpoints."""
 
     def check_loss(self, loss: float) -> None:
         """Raise `TrainingError` if the loss of this step is not a number."""

@@ -28,7 +28,7 @@ def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> 
     Args:
         examples: The pairs.
         better: Logits of the better siblings.
-        worse: Logits of the worse ones.
+        worse: Logits of the worse siblings.
 
     Returns:
         ``margin``, ``accuracy``, ``auc`` and ``bt_loss`` on the tanh scores, the accuracy's interval, and the accuracy
@@ -89,8 +89,8 @@ def calibration(examples: Sequence[Example], logits: Floats) -> dict[str, dict[s
     """Compare scores with targets at each depth.
 
     Returns:
-        For each depth the number of states, the mean score, the mean target, and ``gap``: the mean over ten bins of
-        the score, weighted by their states, of the distance between the bin's mean score and mean target.
+        For each depth the number of states, the mean score, the mean target, and ``gap``. The gap is the absolute
+        difference of mean score and mean target in a score bin, averaged over ten bins weighted by number of states.
     """
     depths = np.array([e.depth for e in examples])
     target, scores = np.array([e.chosen_target for e in examples]), np.tanh(logits)

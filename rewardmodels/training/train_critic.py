@@ -70,21 +70,21 @@ def train(
 ) -> Trained:
     """Train a critic on mined examples (paper, Sec. "MASPRM training", App. "ORM").
 
-    The same call again resumes from the last checkpoint, to the same result; after a finished run
-    it returns at once.
+    Repeating the call resumes from the last checkpoint and gives the same result; a finished run
+    returns at once.
 
     Args:
         data: Pairs for head ``"bt"``, points for MASPRM's ``"mse"``, outcomes for ORM.
-        out: Folder of the critic; also holds ``checkpoints`` and TensorBoard ``curves``.
+        out: Folder of the critic; also contains ``checkpoints`` and TensorBoard ``curves``.
         base: ``"tiny"``, or a folder or hub id of a decoder.
         points: Labelled states of the same trees, for the calibration and the anchor of a Bradley-Terry critic.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
-        resume: False refuses a folder that is not empty.
+        resume: False rejects a folder that is not empty.
         log: Receives progress lines.
-        overrides: Fields of `TrainingConfig`; the rest is `TINY` or `PAPER`, by the backbone's size.
+        overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, by the backbone's size.
 
     Raises:
-        ConfigError: A setting is wrong, or ``out`` belongs to another run.
+        ConfigError: A setting is invalid, or ``out`` belongs to another run.
         DataError: The examples or the backbone cannot be used.
         TrainingError: The loss is not a number, or the disk is full.
         MissingDependencyError: A package is not installed.
@@ -124,13 +124,13 @@ def open_backbone(
     Args:
         base: ``"tiny"``, or a folder or hub id of a decoder.
         device: ``"cpu"`` or ``"cuda"``.
-        overrides: Fields of `TrainingConfig`; the rest is `TINY` or `PAPER`, by the backbone's size.
+        overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, by the backbone's size.
 
     Returns:
         The model on the device, its tokenizer, and the config with ``max_length`` cut to the backbone's window.
 
     Raises:
-        ConfigError: A setting is wrong.
+        ConfigError: A setting is invalid.
         DataError: The backbone cannot be used.
         MissingDependencyError: A package is not installed.
     """
@@ -141,7 +141,7 @@ def open_backbone(
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     source = base_path(base)
     tokenizer = load_tokenizer(source)
-    # The window of the backbone bounds max_length; its size chooses the defaults.
+    # The backbone's window limits max_length; its size determines the defaults.
     torch.manual_seed(overrides.get("seed", 42))
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True)
@@ -151,7 +151,7 @@ def open_backbone(
     if window is not None:
         config = replace(config, max_length=min(config.max_length, window))
     if config.nf4:
-        # Two copies need not fit into memory.
+        # Memory for two copies is not required.
         del model
         torch.manual_seed(config.seed)
         model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True, quantization=quantize_config(dtype))
@@ -171,17 +171,17 @@ def _claim(out: Path, run: JSONObject, resume: bool) -> Trained | None:
 
 
 def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
-    """Claim a folder for one training run, which the file ``mark`` in it then names.
+    """Claim a folder for one training run, by writing the run's description to its file ``mark``.
 
     Args:
         out: The folder.
         mark: The file.
-        run: All that determines the result, JSON-able.
+        run: Everything that determines the result, JSON-able.
         resume: Whether the folder may already belong to the same run.
 
     Raises:
-        ConfigError: The folder belongs to another run, or holds something else.
-        TrainingError: It cannot be written.
+        ConfigError: The folder belongs to another run or contains other files.
+        TrainingError: The folder cannot be written.
     """
     part = mark.with_name(_PART)
     if mark.exists():
@@ -197,7 +197,7 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
     else:
         try:
             mark.parent.mkdir(parents=True, exist_ok=True)
-            # A process that is killed here leaves no half of a mark.
+            # A process that is killed here does not leave an incomplete mark.
             part.write_text(json.dumps(run, indent=2), encoding="utf-8")
             part.replace(mark)
         except OSError as error:
@@ -321,7 +321,7 @@ _BANDS = ((1, 1, "1"), (2, 2, "2"), (3, 5, "3 to 5"), (6, 10, "6 to 10"))
 
 
 def continuation_counts(data: RewardData) -> dict[str, dict[str, int]]:
-    """Return how many imported states have how many continuations behind their target; empty without imported trees."""
+    """Count imported states by the number of continuations behind their target; empty without imported trees."""
     counts = {name: sum(n for k, n in data.continuations.items() if a <= k <= b) for a, b, name in _BANDS}
     counts["more than 10"] = sum(n for k, n in data.continuations.items() if k > _BANDS[-1][1])
     found = {name: number for name, number in counts.items() if number}
@@ -329,7 +329,7 @@ def continuation_counts(data: RewardData) -> dict[str, dict[str, int]]:
 
 
 def continuation_warning(data: RewardData) -> str | None:
-    """Return a warning if process targets rest on single recorded continuations; None otherwise."""
+    """Return a warning if process targets are based on single recorded continuations; otherwise None."""
     single, total = data.continuations.get(1, 0), sum(data.continuations.values())
     if data.kind == "outcomes" or not single:
         return None
@@ -360,25 +360,25 @@ def grow(
 
     Args:
         bench: Problems, system, policy and store; the first seed is used.
-        planner: The search, in its short form.
+        planner: The planner's short form.
         listen: Called with every progress update; True for a progress bar.
 
     Returns:
-        What ended the searches early; None if every tree is in the store.
+        The cause that ended the searches early; None if every tree is in the store.
     """
     [(name, method)] = named_planners([planner]).items()
     return drain(start(Arm(name, method), replace(bench, training=True), bench.seeds[0], listen), lambda plan: None)
 
 
 def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
-    """Read the trees that `grow` stored for the bench's policy, sampling, seed and problems; all others are skipped.
+    """Read the trees that `grow` stored for the bench's policy, sampling, seed and problems; other trees are skipped.
 
     Args:
         bench: The bench given to `grow`.
         first: Only the trees of the first ``first`` problems; all by default.
 
     Raises:
-        DataError: The store holds no training run of this policy with this sampling.
+        DataError: The store contains no training run of this policy with this sampling.
     """
     assert bench.store is not None and bench.policy is not None
     wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
@@ -422,17 +422,17 @@ def teach(
     log: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Trained:
-    """Mine trees and train a critic on them; the same call resumes, or returns the trained critic at once.
+    """Mine trees and train a critic on them; repeating the call resumes, or returns the trained critic at once.
 
     Args:
         source: Yields the trees; called once per pass over them.
         out: The critic's folder.
-        kind: What to train.
+        kind: Kind of critic.
         head: The loss.
         base: The backbone.
         view: Which part of a state the critic reads.
-        pairs_per_tree: The cap on mined pairs.
-        same: When siblings are duplicates, as in `rewardmodels.collect`.
+        pairs_per_tree: Maximum number of mined pairs per tree.
+        same: The rule for duplicate siblings, as in `rewardmodels.collect`.
         log: Called with each line about progress.
         settings: Fields of `rewardmodels.TrainingConfig`.
     """

@@ -44,7 +44,7 @@ class Bundle(NamedTuple):
         examples: The examples, pairs first.
         better: For each example the index of its ``chosen`` state.
         worse: For each pair the index of its ``rejected`` state.
-        tokens: Tokens with shared beginnings written once.
+        tokens: Number of tokens, counting shared prefixes once.
     """
 
     states: list[tuple[Ids, ...]]
@@ -57,14 +57,14 @@ class Bundle(NamedTuple):
 def bundles(examples: Sequence[Example], encoder: Encoder, most: int, max_tokens: int) -> list[Bundle]:
     """Encode examples tree by tree.
 
-    Bundles are small compared to a batch, so that a batch holds many trees, which are more diverse than the
-    examples of one; neighbours in a bundle begin alike.
+    Bundles are small compared to a batch, so that a batch contains examples of many trees, for diversity. Neighbouring
+    examples in a bundle have long common prefixes.
 
     Args:
         examples: The examples.
-        encoder: Makes token ids of them.
+        encoder: Converts them to token ids.
         most: Largest number of examples in a bundle.
-        max_tokens: Bundles with more tokens are halved while they hold more than one example.
+        max_tokens: Bundles with more tokens are halved while they contain more than one example.
     """
     by_tree: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
@@ -99,8 +99,8 @@ def _bundle(examples: list[Example], encoder: Encoder) -> Bundle:
 def schedule(found: Sequence[Bundle], batch_size: int, epochs: float, seed: int) -> list[list[int]]:
     """Return the bundles of every step of a run.
 
-    Each epoch has its own order. Within a window of many batches, bundles of similar length go
-    together to save padding; the batches of a window come in random order.
+    Each epoch has a different order. Within a window of many batches, bundles of similar length are
+    batched together to reduce padding; the batches of a window are in random order.
     """
     steps: list[list[int]] = []
     whole, part = divmod(epochs, 1)
@@ -132,9 +132,9 @@ def _batches(order: list[int], found: Sequence[Bundle], batch_size: int, rng: ra
 
 
 def forward_passes(step: Sequence[Bundle], max_tokens: int, share: bool) -> list[list[Bundle]]:
-    """Cut a step into forward passes of at most ``max_tokens`` tokens, padding included.
+    """Split a step into forward passes of at most ``max_tokens`` tokens, padding included.
 
-    A bundle is never cut; one that is larger gets a forward pass of its own.
+    Bundles are never split; a larger bundle gets a separate forward pass.
     """
     if share:
         ordered = sorted(step, key=lambda bundle: bundle.tokens)
@@ -149,8 +149,8 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
     Args:
         chosen: Its bundles.
         pad: Padding id.
-        dtype: Of the model.
-        share: Whether shared beginnings are encoded once.
+        dtype: Data type of the model.
+        share: Whether shared prefixes are encoded once.
 
     Returns:
         The inputs of the model, ``rows`` and ``columns`` of the states' ends, indices of the states that are
@@ -223,7 +223,7 @@ class StepData(Dataset):  # type: ignore[misc]
         dtype: torch.dtype,
         share: bool,
     ):
-        """Keep what `__getitem__` needs."""
+        """Store the inputs of `__getitem__`."""
         self.found, self.order, self.max_tokens, self.options = found, order, max_tokens, (pad, dtype, share)
 
     def __len__(self) -> int:
@@ -243,12 +243,12 @@ class HeldOut:
         found: Bundles of the held-out examples.
         max_tokens: Largest forward pass, in tokens.
         pad: Padding id.
-        dtype: Of the model.
-        share: Whether shared beginnings are encoded once.
+        dtype: Data type of the model.
+        share: Whether shared prefixes are encoded once.
     """
 
     def __init__(self, found: Sequence[Bundle], max_tokens: int, pad: int, dtype: torch.dtype, share: bool):
-        """Put bundles of similar length together."""
+        """Group bundles of similar length."""
         self.passes = forward_passes(sorted(found, key=lambda bundle: bundle.tokens), max_tokens, share)
         self.examples = [example for part in self.passes for bundle in part for example in bundle.examples]
         self.options = (pad, dtype, share)
@@ -271,7 +271,7 @@ class HeldOut:
         return np.concatenate(better), np.concatenate(worse)
 
     def metrics(self, model: PreTrainedModel, config: TrainingConfig) -> JSONObject:
-        """Return the metrics of a model, by the kind of the examples."""
+        """Return the metrics of a model for the kind of its examples."""
         better, worse = self.logits(model)
         if len(worse):
             return pair_metrics(self.examples, better, worse)
@@ -282,7 +282,7 @@ class CriticTrainer(Guarded):
     """Trains a critic on `StepData` and measures it on `HeldOut`."""
 
     def __init__(self, config: TrainingConfig, steps: StepData, held_out: HeldOut, **kwargs: Any):
-        """Pass the rest on to transformers."""
+        """Pass the other arguments to transformers."""
         self.config, self.held_out = config, held_out
         super().__init__(train_dataset=steps, eval_dataset=steps, data_collator=lambda items: items[0], **kwargs)
         self.model_accepts_loss_kwargs = False
@@ -295,7 +295,7 @@ class CriticTrainer(Guarded):
     def training_step(
         self, model: PreTrainedModel, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Add up the gradients of a step's forward passes and return its loss.
+        """Accumulate the gradients of a step's forward passes and return its loss.
 
         Raises:
             TrainingError: The loss is not a number.
@@ -305,7 +305,7 @@ class CriticTrainer(Guarded):
         weights = [weight_of(self.config, tensors) for tensors in passes]
         total = torch.zeros((), device=self.args.device)
         for i, (tensors, weight) in enumerate(zip(passes, weights, strict=True)):
-            # Processes may differ in their number of passes, so they exchange gradients in the last one only.
+            # Processes may have different numbers of passes, so they synchronise gradients only in the last pass.
             wait = nullcontext() if i == len(passes) - 1 else self.accelerator.no_sync(model)
             with wait:
                 with self.compute_loss_context_manager():

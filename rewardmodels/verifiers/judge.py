@@ -74,7 +74,7 @@ FIELDS = {
     "verdict": ("question", "transcript", "message", "agent"),
     "pair": ("question", "transcript", "agent", "first", "second"),
 }
-"""Placeholders of a prompt: of verdicts, and of comparisons."""
+"""Placeholders of verdict prompts and of comparison prompts."""
 
 _NEEDED = {"verdict": ({"transcript", "message"},), "pair": ({"first"}, {"second"})}
 _WORDS = {"verdict": ("yes", "no"), "pair": ("A", "B")}
@@ -86,11 +86,11 @@ class Verdict(NamedTuple):
     """The outcome of one question to the judge.
 
     Attributes:
-        share: Probability of the first word, in ``[0, 1]``; None if no verdict could be read.
+        share: Probability of the first word, in ``[0, 1]``; None if no verdict could be parsed.
         tokens: Generated tokens.
         prompt_tokens: Tokens of the prompts.
-        unread: Verdicts that could not be read.
-        reason: Why there is no share.
+        unread: Number of verdicts that could not be parsed.
+        reason: Reason for a missing share.
     """
 
     share: float | None
@@ -104,25 +104,25 @@ class Judge(Critic):
     """Scores states by the verdicts of a policy.
 
     Args:
-        policy: The judge: any policy.
-        mode: ``"logprob"``, ``"share"`` or ``"pairwise"``; ``"auto"`` is ``"logprob"`` if the policy's engine gives
-            log-probabilities of first words (local models, vLLM, servers asked for log-probabilities), else
+        policy: The policy that acts as the judge.
+        mode: ``"logprob"``, ``"share"`` or ``"pairwise"``; ``"auto"`` is ``"logprob"`` if the policy's engine returns
+            log-probabilities of first words (local models, vLLM, servers with ``logprobs``), else
             ``"share"``. Comparisons use log-probabilities by the same rule.
-        n: Verdicts per state where they are sampled, or comparisons per pair and order.
-        prompt: A text file in place of the prompt, with the placeholders of `FIELDS`; braces are doubled. If verdicts
-            are sampled, the lines that state a verdict are appended. Otherwise the file asks for the first word.
-        temperature: At which verdicts are sampled.
+        n: Number of sampled verdicts per state, or comparisons per pair and order.
+        prompt: A text file that replaces the prompt, with the placeholders of `FIELDS`; braces are doubled. If verdicts
+            are sampled, the lines with the verdict format are appended. Otherwise the file must request the first word.
+        temperature: Temperature for sampling verdicts.
         max_tokens: Longest sampled reply.
 
     Attributes:
         name: ``"judge:POLICY"``.
-        free: False: each state is one reward call. Its tokens are counted as ``critic_tokens``, apart from TOK.
-        concurrent: True if the policy is asynchronous: it judges while agents write.
+        free: False: each state is one reward call. Its tokens are counted as ``critic_tokens``, separately from TOK.
+        concurrent: True if the policy is asynchronous, so that scoring overlaps with generation.
         max_batch: Preferred number of states per call.
         reads_peers: True for comparisons.
 
     Raises:
-        ConfigError: A setting is wrong, or the prompt file has unknown placeholders or is too long.
+        ConfigError: A setting is invalid, or the prompt file has unknown placeholders or is too long.
         DataNotFoundError: There is no prompt file.
     """
 
@@ -157,7 +157,7 @@ class Judge(Critic):
         self._prompt = read_prompt(prompt, self._kind)
         if prompt is None and self._likely:
             self._prompt += _FIRST_WORD[self._kind]
-        # Checks the ranges.
+        # This checks the ranges.
         self._request("", 0)
         self.mode = "pairwise" if mode == "pairwise" else "logprob" if self._likely else "share"
         self.reads_peers = mode == "pairwise"
@@ -166,7 +166,7 @@ class Judge(Critic):
         self.max_batch = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
 
     def identity(self) -> JSONObject:
-        """Return the policy, the mode, the prompt's text and how verdicts are sampled."""
+        """Return the policy, the mode, the prompt's text and the sampling parameters."""
         stated = {"policy": self._policy, "mode": self.mode, "likely": self._likely, "prompt": self._prompt}
         if self._likely:
             return stated
@@ -174,7 +174,7 @@ class Judge(Critic):
         return {**stated, "verdict": verdict, "n": self._n, "temperature": self._temperature, "cap": self._max_tokens}
 
     def score(self, contexts: Sequence[ScoringContext]) -> Scores:
-        """Return one value in ``[-1, 1]`` per state, in order; not a number for a state without a readable verdict.
+        """Return one value in ``[-1, 1]`` per state, in order; NaN for a state without a valid verdict.
 
         Raises:
             EngineUnavailableError: The judge's engine is down.
@@ -194,7 +194,7 @@ class Judge(Critic):
         )
 
     def _comparisons(self, context: ScoringContext) -> list[str]:
-        """Return the prompts that compare a state with each sibling: first as A, then as B."""
+        """Return the prompts that compare a state with each sibling, with the state as A and then as B."""
         state = context.state
         if context.peers is None or state.parent is None:
             return []
@@ -210,10 +210,10 @@ class Judge(Critic):
         return prompts
 
     def _verdicts(self, prompts: Sequence[str]) -> list[Verdict]:
-        """Ask every different prompt once, all together."""
+        """Request the verdicts of all distinct prompts together, each once."""
         fresh = list(dict.fromkeys(prompts))
         found = dict(zip(fresh, self._ask(fresh) if fresh else [], strict=True))
-        # Each is billed in full, so that the cost of a search does not depend on the others of its batch.
+        # Each prompt is billed in full, so that the cost of a search does not depend on the rest of its batch.
         return [found[prompt] for prompt in prompts]
 
     def _ask(self, prompts: Sequence[str]) -> list[Verdict]:
@@ -228,7 +228,7 @@ class Judge(Critic):
         except PolicyError as error:
             if len(prompts) == 1:
                 return [Verdict(None, unread=1, reason=f"the judge failed: {error}")]
-            # One prompt may be at fault, such as one that is too long.
+            # A single prompt, such as one that is too long, may have caused the error.
             return [verdict for prompt in prompts for verdict in self._ask([prompt])]
 
     def _ask_batch(self, policy: Policy, prompts: Sequence[str]) -> list[Verdict]:
@@ -256,7 +256,7 @@ class Judge(Critic):
         return list(await asyncio.gather(*map(one, prompts)))
 
     def _request(self, prompt: str, n: int) -> SamplingRequest:
-        """Return a request whose seeds depend on the prompt alone, so that a verdict does not depend on its batch."""
+        """Return a request with seeds that depend only on the prompt, so verdicts do not depend on their batch."""
         digest = blake2b(prompt.encode("utf-8", "replace"), digest_size=7).digest()
         start = int.from_bytes(digest, "big")
         seeds = tuple(start + i for i in range(max(n, 1)))
@@ -279,7 +279,7 @@ def read_prompt(file: str | Path | None, kind: str) -> str:
 
     Raises:
         DataNotFoundError: There is no such file.
-        ConfigError: It is too long, is not UTF-8, or has wrong placeholders.
+        ConfigError: The file is too long, is not UTF-8, or has wrong placeholders.
     """
     if file is None:
         return PAIR_PROMPT if kind == "pair" else PROMPT
@@ -332,7 +332,7 @@ def _likely(choice: Choice, words: Sequence[str]) -> Verdict:
 
 
 def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> Verdict:
-    """Return the share of the first word among the verdicts that can be read."""
+    """Return the share of the first word among the valid verdicts."""
     found = [read_verdict(sample.text, prompt, words) for sample in reply.samples]
     readable = [one for one in found if one is not None]
     tokens = sum(sample.tokens for sample in reply.samples)
@@ -354,7 +354,7 @@ def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) 
 
 
 def _compared(verdicts: Sequence[Verdict]) -> tuple[float, int, int, int, str]:
-    """Return the value of a state from its comparisons, which alternate between it as A and it as B."""
+    """Return the value of a state from its comparisons, in which it alternates between A and B."""
     wins = []
     for first, second in zip(verdicts[::2], verdicts[1::2], strict=True):
         known = [share for share in (first.share, _other(second.share)) if share is not None]

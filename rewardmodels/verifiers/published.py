@@ -48,7 +48,7 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "product": math.prod,
 }
-"""How the scores of a state's steps become one."""
+"""How to aggregate the scores of a state's steps."""
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of Qwen2.5-Math-PRM."""
@@ -61,11 +61,11 @@ _REMEMBERED = 200_000
 
 
 class Steps(NamedTuple):
-    """A transcript as a step reward model reads it.
+    """A transcript in the input format of a step reward model.
 
     Attributes:
         ids: Token ids.
-        places: For each step, the place of the token at which its score is read.
+        places: For each step, the index of the token at which its score is read.
     """
 
     ids: list[int]
@@ -73,13 +73,13 @@ class Steps(NamedTuple):
 
 
 Write = Callable[[str, Sequence[str]], Steps]
-"""Writes a question and the messages."""
+"""Formats a question and the messages."""
 Read = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """Returns numbers for every token, from input ids and attention mask."""
 
 
 class _Published(Critic):
-    """What step and scalar reward models share: loading, batches, and a memory of scores."""
+    """Base class of step and scalar reward models: loading, batching, and caching of scores."""
 
     free = False
 
@@ -115,7 +115,7 @@ class _Published(Critic):
         """Return one value per state, in order.
 
         Raises:
-            CriticError: A state has no messages or is too long, or the model's answer is not a number.
+            CriticError: A state has no messages or is too long, or the model's output is not a number.
         """
         if len(self._known) > _REMEMBERED:
             self._known.clear()
@@ -134,7 +134,7 @@ class _Published(Critic):
 
     def _start(self, model: PreTrainedModel) -> None:
         for parameter in model.parameters():
-            # Else they stay mapped to the file, and change when it is overwritten.
+            # Otherwise the weights stay mapped to the file, and change when it is overwritten.
             parameter.data = parameter.data.clone()
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._longest = self._longest or window_of(model.config) or 4096
@@ -160,9 +160,9 @@ class _Published(Critic):
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _clean(self, text: str, *tags: str) -> str:
-        """Return a text without special tokens and step tags: a space breaks each, so that no message scores itself."""
+        """Break special tokens and step tags in a text with a space, so that messages cannot contain step tags."""
         text = text.encode("utf-8", "replace").decode("utf-8").strip()
-        # Other added tokens are words that the tokenizer keeps whole.
+        # Other added tokens are words that the tokenizer does not split.
         marks = {tag for tag in self._tokenizer.get_added_vocab() if _MARK.fullmatch(tag.strip())}
         for tag in {*self._tokenizer.all_special_tokens, *marks, *tags}:
             if tag and not tag.isspace():
@@ -170,7 +170,7 @@ class _Published(Critic):
         return text
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        """Return padded forward passes: the numbers of their rows, input ids and mask, short rows first."""
+        """Return padded forward passes, short rows first: row indices, input ids and mask."""
         import torch
 
         for row in rows:
@@ -195,8 +195,8 @@ class StepRewardModel(_Published):
 
     Args:
         model: A folder or a hub id.
-        format: ``"qwen"``, ``"shepherd"``, ``"rlhflow"`` or ``"skywork"``, see the module; guessed from the folder
-            where its head or its name tell.
+        format: ``"qwen"``, ``"shepherd"``, ``"rlhflow"`` or ``"skywork"``, see the module; by default guessed
+            from the folder's head or name.
         aggregate: ``"last"``: the newest step's score; ``"mean"``, ``"min"`` or ``"product"`` of all steps' scores.
         device: ``"cpu"``, ``"cuda"``, ...; None uses a GPU if there is one.
         dtype: ``"float32"``, ``"bfloat16"``, ...; None means float32 on a CPU, bfloat16 on a GPU.
@@ -208,8 +208,8 @@ class StepRewardModel(_Published):
 
     Raises:
         DataNotFoundError: There is no model.
-        DataError: It has not the head of its format, or not the tokens.
-        ConfigError: A setting is wrong, or the format cannot be guessed.
+        DataError: The model lacks the head or the tokens of its format.
+        ConfigError: A setting is invalid, or the format cannot be guessed.
     """
 
     terminal_only = False
@@ -267,7 +267,7 @@ class StepRewardModel(_Published):
         return steps
 
     def _id(self, token: str) -> int:
-        """Return the id of a step tag, the last token of its text."""
+        """Return the id of a step tag: the last token of its text."""
         ids = self._encode(token)
         if not ids or ids[-1] == self._tokenizer.unk_token_id:
             raise DataError(
@@ -342,7 +342,7 @@ def _rlhflow(prm: StepRewardModel) -> tuple[Write, Read]:
                 raise CriticError(
                     f"{prm.name}: its chat template does not show every turn as it was; format rlhflow needs it"
                 )
-            # The answer is the last plus sign; its logits are those of the token before it.
+            # The answer is the last plus sign; its logits are at the preceding token.
             places.append(len(ids) - 2 - ids[::-1].index(words[0]))
         return Steps(ids, places)
 
@@ -358,7 +358,7 @@ FORMATS: dict[str, Callable[[StepRewardModel], tuple[Write, Read]]] = {
     "rlhflow": _rlhflow,
     "skywork": _skywork,
 }
-"""For each format a function that loads the model, and returns how to write a transcript and how to read scores."""
+"""By format, a function that loads the model and returns its transcript formatter and its scoring function."""
 
 
 def _language_model(prm: StepRewardModel) -> PreTrainedModel:
@@ -371,7 +371,7 @@ def _language_model(prm: StepRewardModel) -> PreTrainedModel:
 def _with_head(
     prm: StepRewardModel, layers: Sequence[str], outputs: int
 ) -> tuple[Read, Callable[[torch.Tensor], torch.Tensor]]:
-    """Load a backbone and the linear layers above it; return what runs the one and what applies the others."""
+    """Load a backbone and the linear layers above it; return functions that run the backbone and apply the layers."""
     import torch
 
     tensors = head_tensors(Path(prm.folder), layers)
@@ -410,7 +410,7 @@ def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]
     """Read the weights and biases of linear layers from a folder's safetensors files.
 
     Raises:
-        DataError: One is missing, or a file is damaged.
+        DataError: A tensor is missing, or a file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -428,10 +428,10 @@ def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]
 
 
 def guess_format(model: str, folder: str) -> str:
-    """Return the format that a folder's config, weights or name tell.
+    """Return the format that a folder's config, weights or name indicate.
 
     Raises:
-        ConfigError: They do not tell.
+        ConfigError: The format cannot be determined.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -461,8 +461,8 @@ class ScalarRewardModel(_Published):
 
     Args:
         model: A folder or a hub id.
-        scale: The logit that becomes ``tanh(1)``; larger for models whose logits are far from 0.
-        prefixes: Score states that are not terminal, too, for which such models were not trained.
+        scale: The logit with the value ``tanh(1)``; use a larger scale for models with logits far from 0.
+        prefixes: Also score non-terminal states, for which such models were not trained.
         device: ``"cpu"``, ``"cuda"``, ...; None uses a GPU if there is one.
         dtype: ``"float32"``, ``"bfloat16"``, ...; None means float32 on a CPU, bfloat16 on a GPU.
         max_batch: Preferred number of states per call.
@@ -474,8 +474,8 @@ class ScalarRewardModel(_Published):
 
     Raises:
         DataNotFoundError: There is no model.
-        DataError: It has no head with one label, or no chat template.
-        ConfigError: A setting is wrong.
+        DataError: The model has no head with one label, or no chat template.
+        ConfigError: A setting is invalid.
     """
 
     def __init__(
@@ -526,7 +526,7 @@ def model_folder(model: str) -> str:
     """Return a model's folder, downloaded if it is a hub id.
 
     Raises:
-        DataNotFoundError: It is neither a folder nor a hub id that can be reached.
+        DataNotFoundError: The model is neither a folder nor an available hub id.
     """
     path = Path(model).expanduser()
     if path.is_dir():

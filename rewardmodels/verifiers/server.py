@@ -20,7 +20,7 @@ from search.protocol import Critic, Scores, ScoringContext
 
 ENDPOINTS = ("pooling", "classify", "score")
 FORMATS = {"qwen": ("<extra_0>", 1), "shepherd": ("ки", 0), "skywork": ("\n", 0)}
-"""Formats of step reward models: the mark after a step, and the column of a step's row that is its score."""
+"""Formats of step reward models: the mark after a step, and the column with its score in the step's row."""
 
 _LIMIT = 2**24
 _GRID = 1_000_000
@@ -44,13 +44,13 @@ class ServerCritic(Critic):
         format: ``"qwen"``, ``"shepherd"`` or ``"skywork"``, for ``/pooling``.
         aggregate: As in `rewardmodels.verifiers.published.StepRewardModel`.
         scale: As in `rewardmodels.verifiers.published.ScalarRewardModel`.
-        prefixes: Score states that are not terminal with ``/classify`` and ``/score``, too.
+        prefixes: Also score non-terminal states with ``/classify`` and ``/score``.
         max_batch: Requests open at once.
-        options: Those of `mas_gym.policies.openai.OpenAIOptions`, such as ``timeout``, ``key_env`` and ``revision``.
+        options: Options of `mas_gym.policies.openai.OpenAIOptions`, such as ``timeout``, ``key_env`` and ``revision``.
 
     Raises:
-        ConfigError: The address or a setting is wrong.
-        MissingDependencyError: The ``openai`` package, whose client is used, is not installed.
+        ConfigError: The address or a setting is invalid.
+        MissingDependencyError: The ``openai`` package is not installed.
     """
 
     free = False
@@ -96,11 +96,11 @@ class ServerCritic(Critic):
         )
 
     def identity(self) -> JSONObject:
-        """Return the model, what the server says about it, its ``revision``, and the settings."""
+        """Return the model, its entry in the server's model list, its ``revision``, and the settings."""
         return {"server": self._server, **self._stated}
 
     def score(self, contexts: Sequence[ScoringContext]) -> Scores:
-        """Return one value per state, in order; not a number, with the reason, for an unusable reply.
+        """Return one value per state, in order; NaN, with the reason, for an unusable reply.
 
         Raises:
             EngineUnavailableError: The server is down, rejects the key or does not have the model.
@@ -128,7 +128,7 @@ class ServerCritic(Critic):
             return math.nan, f"{self._url}: {error}"
 
     def _clean(self, text: str) -> str:
-        """Return a text without the marks of steps and chat markup: a space breaks each."""
+        """Break step marks and chat markup in a text with a space."""
         from mas_gym.policies.openai_format import defuse
 
         mark, _ = FORMATS[self._format]
@@ -152,7 +152,7 @@ class ServerCritic(Critic):
         return {"input": f"{question}\n" + "".join(text + mark for text in texts)}
 
     def _value(self, reply: JSONObject, steps: int) -> float:
-        """Return the value that a reply states. Raises `ValueError` with the reason if it states none."""
+        """Return the value in a reply. Raises `ValueError` with the reason if there is none."""
         data = reply.get("data")
         if not isinstance(data, list) or len(data) != 1 or not isinstance(data[0], dict):
             raise ValueError(f"expected data with one entry, got {shown(data)}")
@@ -199,7 +199,7 @@ def _share(value: object) -> float:
 
 
 def http(argument: str, **options: Any) -> ServerCritic:
-    """Load ``"http:URL"``, or the address alone."""
+    """Load ``"http:URL"``, or an address without this prefix."""
     return ServerCritic(argument if "://" in argument else f"http:{argument}", **options)
 
 

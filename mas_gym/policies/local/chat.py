@@ -50,7 +50,7 @@ MAX_SECONDS = 5.0
 
 _MAX_SOURCE = 2**20
 _MAX_BITS = 4096
-# Operations whose result may be much longer than their arguments.
+# Operations with results that may be much longer than the arguments.
 _GROWING = {
     *("batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "range", "replace", "rjust"),
     *("slice", "tojson", "translate", "truncate", "wordwrap", "xmlattr", "zfill", "*"),
@@ -111,7 +111,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
         self.filters["tojson"] = self._limited("tojson", _tojson)
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        # It generates random words, which no prompt needs.
+        # lipsum generates random words, which no prompt needs.
         del self.globals["lipsum"]
         self.begin()
 
@@ -230,7 +230,7 @@ def _call(method: str, arguments: list[Any]) -> nodes.Call:
 
 
 def _weight(value: object) -> int:
-    """Return the result length that an argument can ask for: an integer, or a length plus the integers inside."""
+    """Return the result length that an argument can cause: an integer, or a length plus the integers inside."""
     if isinstance(value, int):
         return abs(value)
     inner = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
@@ -263,8 +263,8 @@ class Prompt(NamedTuple):
 
     Attributes:
         ids: Token ids, at least one.
-        room: Tokens left in the window for the answer.
-        dropped: Tokens cut from the oldest text to make the prompt fit.
+        room: Number of tokens left in the window for the answer.
+        dropped: Number of tokens cut from the oldest text to make the prompt fit.
     """
 
     ids: list[int]
@@ -290,7 +290,7 @@ class ChatFormat:
             PolicyError: The template cannot render an ordinary message.
         """
         self.tokenizer = tokenizer
-        # Truncation is handled here; the tokenizer would only add a warning of its own.
+        # Truncation is handled here; the tokenizer would only add a warning.
         tokenizer.model_max_length = 1 << 40
         self.window = window
         self._options = dict(options or {})
@@ -307,7 +307,7 @@ class ChatFormat:
         return self.window * max(len(token.encode("utf-8", "replace")) for token in self.tokenizer.get_vocab())
 
     def _own_template(self) -> ChatTemplate | None:
-        """Return the Jinja template; None without one, or if the tokenizer renders messages in its own way."""
+        """Return the Jinja template; None without one, or if the tokenizer has a custom rendering method."""
         import transformers
 
         standard = transformers.PreTrainedTokenizerBase.apply_chat_template
@@ -345,7 +345,7 @@ class ChatFormat:
         return turns, {**self.tokenizer.special_tokens_map, **self._options}
 
     def _own(self, messages: Sequence[ChatMessage], tokenize: bool) -> Any:
-        """Render messages with a tokenizer that has its own method for it, such as Mistral's."""
+        """Render messages with a tokenizer's custom method, such as Mistral's."""
         turns = [{"role": m.role, "content": m.content} for m in messages]
         options = {"add_generation_prompt": True, "return_dict": False, **self._options}
         try:
@@ -359,7 +359,7 @@ class ChatFormat:
         Up to ``cap`` tokens are reserved for the answer, but at most a quarter of the window.
 
         Raises:
-            PromptTooLongError: The system prompt and the newest message alone exceed the window.
+            PromptTooLongError: The system prompt and the newest message together exceed the window.
             PolicyError: The template fails.
         """
         limit = self.window - min(cap, max(1, self.window // 4))
@@ -436,7 +436,7 @@ def _newest(messages: Sequence[ChatMessage], characters: int) -> list[ChatMessag
         text = message.content
         cut = max(len(text) - characters, 0)
         if 0 < cut < len(text) and not text[cut - 1].isspace():
-            # A number cut in the middle would be a different number.
+            # A truncated number would be a different number.
             word = re.search(r"\s\S", text[cut:])
             cut += word.start() + 1 if word else 0
         characters -= min(characters, len(text))

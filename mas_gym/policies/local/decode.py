@@ -149,14 +149,14 @@ class _Picked(NamedTuple):
 
 
 def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> _Picked:
-    """Return the chosen ids, the ambiguous rows, and the rows whose nucleus these candidates certainly contain.
+    """Return the chosen ids, the ambiguous rows, and the rows with a nucleus certainly inside these candidates.
 
     ``scaled`` and ``ids`` are ``[n, k]``, the most likely first; ``total`` is the log of the normaliser;
-    ``top_p`` is 0 for the most likely token alone and infinite for every token.
+    ``top_p`` is 0 for only the most likely token and infinite for every token.
     """
     p = np.exp(scaled - total[:, None])
     before = np.cumsum(p, axis=1) - p
-    # Ordered by id, candidates of nearly equal probability, whose ranking is unstable, do not swap places on the line.
+    # The order by id is stable, unlike the ranking of candidates with nearly equal probabilities.
     order = np.argsort(ids, axis=1)
     nth = np.arange(p.shape[1])
     size = np.maximum((before < top_p[:, None]).sum(axis=1), 1)
@@ -186,7 +186,7 @@ def _place(p: Floats, order: Ints, kept: Bools, uniform: Floats, tolerance: floa
     line = np.cumsum(mass, axis=1)
     whole = line[:, -1]
     target = uniform * whole
-    # Rounding may put the target on the line's very end, beyond the last candidate with any mass.
+    # Rounding may put the target at the end of the line, beyond the last candidate with any mass.
     spot = np.minimum((line <= target[:, None]).sum(axis=1), (line < whole[:, None]).sum(axis=1))
     upper = line[rows, spot]
     lower = upper - mass[rows, spot]
@@ -196,7 +196,7 @@ def _place(p: Floats, order: Ints, kept: Bools, uniform: Floats, tolerance: floa
 
 
 GLOBAL_CAP = 1024
-"""Cap on the tokens of every message, whatever the request's own cap (paper, released settings)."""
+"""Token limit of every message; higher limits in requests are lowered to it (paper, released settings)."""
 
 LOGPROB_GRID = 2.0**-6
 """With ``exact``, log-probabilities of messages are rounded to multiples of this (nats)."""
@@ -204,7 +204,7 @@ LOGPROB_GRID = 2.0**-6
 TOKEN_GRID = 2.0**-8
 """With ``exact``, log-probabilities of single tokens in traces are rounded to multiples of this (nats)."""
 
-# Of the sums of log-probability, entropy and self-certainty, and of the least log-probability.
+# Grids for the sums of log-probability, entropy and self-certainty, and for the least log-probability.
 _GRIDS = np.array([LOGPROB_GRID, 4 * LOGPROB_GRID, 4 * LOGPROB_GRID, LOGPROB_GRID])
 _REASONS = ("", "stop", "length", "error")
 _TOLERANCE = 5e-5
@@ -215,7 +215,7 @@ _PREFILL_OVERHEAD = 32
 
 
 class Written(NamedTuple):
-    """A sample's tokens (end token included), their summed log-probability, why it ended, and how sure the model was.
+    """A sample's tokens (end token included), their summed log-probability, its finish reason and its certainty.
 
     ``finish_reason`` is ``"error"`` if the model's logits are not finite. ``each`` has the log-probability of each
     token if the request is traced.
@@ -230,7 +230,7 @@ class Written(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One open request: its prompt's ids, its cap, and the samples finished so far."""
+    """One open request: its prompt's ids, its token limit, and the samples finished so far."""
 
     key: Hashable
     request: SamplingRequest
@@ -247,7 +247,7 @@ class DecodeStats:
 
     Attributes:
         prefills: Forward passes over prompts.
-        prompt_tokens: Prompt tokens, counted once per prompt however many samples were drawn.
+        prompt_tokens: Prompt tokens, counted once per prompt for any number of samples.
         reused_tokens: Prompt tokens reused from earlier prompts with the same prefix.
         steps: Decode steps.
         row_steps: Sum of the rows over all decode steps.
@@ -270,7 +270,7 @@ class Decoder:
     def __init__(
         self, model: Model, rows: int, ends: frozenset[int], stats: DecodeStats, prefix_bytes: int = 0
     ) -> None:
-        """Hold up to ``rows`` samples; a token in ``ends`` ends a sample; keep encoded prompts in ``prefix_bytes``."""
+        """Allow up to ``rows`` samples; a token in ``ends`` ends a sample; ``prefix_bytes`` limits stored prompts."""
         self._model, self._rows, self._stats = model, rows, stats
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._slots = Slots(rows)
@@ -351,7 +351,7 @@ class Decoder:
         for rest, whole, group in sized:
             padded = rest * (len(chunk) + 1)
             waste = padded - tokens - rest
-            # Memory holds the keys and values of whole prompts, those of reused tokens twice.
+            # The keys and values of whole prompts are in memory, those of reused tokens twice.
             held = max(longest, whole) * (len(chunk) + 1)
             if chunk and (waste > max(_PREFILL_OVERHEAD, padded // 8) or held > _PREFILL_TOKENS):
                 yield chunk

@@ -94,7 +94,7 @@ class Prefilled(NamedTuple):
         cache: Their keys and values.
         lengths: ``[n]`` tokens of each prompt.
         columns: ``[n, longest]`` cache column of each prompt's tokens, right-aligned; arbitrary for padding.
-        reused: Tokens of all prompts whose keys and values came from earlier prompts.
+        reused: Number of tokens in all prompts with keys and values from earlier prompts.
     """
 
     cache: DynamicCache
@@ -109,7 +109,7 @@ class Slots:
     Attributes:
         rows: Allocated rows, one per sequence.
         capacity: Allocated columns.
-        n: Sequences currently held, in rows ``0 .. n-1``.
+        n: Number of sequences, in rows ``0 .. n-1``.
         lengths: ``[rows]`` tokens of each sequence.
         cache: The model's ``past_key_values``.
     """
@@ -204,7 +204,7 @@ class PrefixStore:
     """The most recently used encoded prompts, up to a size in bytes."""
 
     def __init__(self, budget: int) -> None:
-        """Start empty, with a budget in bytes; 0 keeps nothing."""
+        """Start empty, with a budget in bytes; 0 disables storage."""
         self._budget, self._held = budget, 0
         self._entries: OrderedDict[int, Encoded] = OrderedDict()
         self._owners: dict[int, Encoded] = {}
@@ -213,7 +213,7 @@ class PrefixStore:
         """Return the entry that shares the longest prefix with a prompt, and the length of that prefix.
 
         Prefixes are looked up block by block, so one shorter than a block is not found. A prompt's last token is
-        never part of it, because its logits are needed.
+        never part of the prefix, because its logits are needed.
         """
         best: Encoded | None = None
         for key in _keys(prompt):
@@ -282,8 +282,8 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
 
     Args:
         parameters: The model's number of parameters.
-        threads: The number of threads. By default one for a model of up to `SMALL_MODEL` parameters, and torch's own
-            number for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
+        threads: The number of threads. By default one for a model of up to `SMALL_MODEL` parameters, and torch's
+            default for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
     """
     if threads is None and (parameters > SMALL_MODEL or any(name in os.environ for name in _CHOSEN)):
         yield
@@ -369,7 +369,7 @@ class Model:
             return False
 
     def reference(self, ids: list[int], last: int) -> torch.Tensor:
-        """Return float64 logits ``[last, V]`` at the last positions of one sequence, alone and unpadded."""
+        """Return float64 logits ``[last, V]`` at the last positions of one sequence, unbatched and unpadded."""
         if self._reference is None:
             self._reference = deepcopy(self.model).double()
         keep = {"logits_to_keep": last} if self._last else {}
@@ -390,7 +390,7 @@ def check(model: Model, vocabulary: int) -> None:
     Disables `Model.shares` if only prefix sharing gives wrong results.
 
     Raises:
-        PolicyError: It does not agree, as with architectures whose state is more than keys and values.
+        PolicyError: They disagree, as for architectures with more state than keys and values.
     """
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, vocabulary, size).tolist() for size in (5, 19, 3)]

@@ -35,18 +35,18 @@ _WINDOWS = range(16, 10**8)
 
 
 class TransformersPolicy(StreamingPolicy):
-    """Any causal LM of transformers whose only state is attention keys and values, with continuous batching.
+    """Any transformers causal LM with only attention keys and values as state, with continuous batching.
 
     Args:
         model: A local folder or hub id. Weights are read from safetensors only.
         name: Name shown in reports; by default the folder's or model's name.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` uses a GPU if there is one.
-        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's own on a GPU.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's dtype on a GPU.
         max_batch: Sequences decoded together.
         prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
-        window: Context window in tokens, for prompt and answer together; by default the model's own.
+        window: Context window in tokens, for prompt and answer together; by default the model's window.
         threads: CPU threads of torch for this model. By default one for models of up to 50 million parameters, and
-            torch's own number for larger ones or if ``OMP_NUM_THREADS`` is set.
+            torch's default for larger ones or if ``OMP_NUM_THREADS`` is set.
         exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
             copy of the model. By default on for float32 models of up to 100 million parameters that run in float64.
         chat_options: Extra variables for the chat template.
@@ -104,7 +104,7 @@ class TransformersPolicy(StreamingPolicy):
         self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options)
         self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
-        # Kept between calls of choose, whose prompts share their instructions.
+        # Reused between calls of choose, because their prompts share instructions.
         self._prefixes = PrefixStore(prefix_megabytes << 20) if prefix_megabytes and self._model.shares else None
         self._settings = {
             "dtype": str(lm.dtype),
@@ -131,7 +131,7 @@ class TransformersPolicy(StreamingPolicy):
         return TransformersSession(self)
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Answer every request, in order; raises the first `PolicyError`."""
+        """Return the reply to every request, in order; raises the first `PolicyError`."""
         session = self.open()
         for index, request in enumerate(requests):
             session.submit(index, request)
@@ -144,14 +144,14 @@ class TransformersPolicy(StreamingPolicy):
         return [replies[index] for index in range(len(requests))]
 
     def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
-        """Return for each prompt how likely the reply begins with each word; one forward pass per batch of prompts.
+        """Return, for each prompt, the probability that the reply begins with each word, by one forward pass per batch.
 
         Raises:
             PolicyError: A prompt does not fit the window, or two words begin with the same token.
         """
         ids = first_tokens(words, lambda text: self.format.tokenizer(text, add_special_tokens=False)["input_ids"])
         encoded = [self.format.encode(messages, 1).ids for messages in prompts]
-        # Prompts of similar length together, so that little is padded.
+        # Prompts of similar length are batched together to reduce padding.
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         found: dict[int, Choice] = {}
         with threads_for(*self._threads), torch.inference_mode():
@@ -227,7 +227,7 @@ class TransformersSession:
         return SamplingReply(tuple(samples), len(job.prompt), 0, job.dropped)
 
     def close(self) -> None:
-        """Forget every open request and free the batch's memory."""
+        """Discard all open requests and free the batch's memory."""
         self._decoder = None
         self._refused, self._open, self.pending = [], {}, 0
 
@@ -241,7 +241,7 @@ def _device(device: str) -> str:
 def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
     """Return the model and its tokenizer."""
     kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
-    # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would ask at the terminal.
+    # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would prompt the user.
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
@@ -273,7 +273,7 @@ def _exact(lm: PreTrainedModel, wanted: bool | None) -> bool:
 
 
 def context_window(lm: PreTrainedModel) -> int:
-    """Return the number of tokens that a model reads at most; a default if its config does not state it."""
+    """Return a model's maximum number of input tokens; a default if its config does not specify it."""
     limit = getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit is None:
         return _DEFAULT_WINDOW
