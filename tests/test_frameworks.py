@@ -21,6 +21,7 @@ from search_worlds import noise
 import mas_gym
 import search
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
+from mas_gym.policies.traces import beside, traced
 from mas_gym.programs import Program
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
@@ -288,3 +289,22 @@ def test_tasks_that_send_equal_requests_get_the_same_replies_in_each_run() -> No
     pytest.importorskip("langgraph", reason="langgraph is not installed")
     found = [shapes("sc:6", 2, SCRIPTED, program=Program(equal_tasks, agents=["work"])) for _ in range(4)]
     assert found[0] == found[1] == found[2] == found[3]
+
+
+@pytest.mark.slow
+def test_langgraph_program_searches_train_the_agents(tmp_path: Path) -> None:
+    pytest.importorskip("langgraph", reason="langgraph is not installed")
+    pytest.importorskip("trl", reason="TRL is not installed")
+    from rewardmodels.agents import credited_samples, train_agents
+
+    program = Program(f"{EXAMPLES}/langgraph_agents.py:solve", agents=AGENTS)
+    store, task = tmp_path / "runs.db", mas_gym.load_task("arithmetic", split="train", limit=2)
+    policy: Any = traced(load_policy("tiny"), beside(store))
+    plans = list(search.run("siblings:2", task, program=program, policy=policy, training=True, store=store))
+    assert not any(plan.error for plan in plans)
+    samples = credited_samples(store, beside(store), "leave-one-out")
+    assert {sample.agent for sample in samples} <= set(AGENTS)
+    quick: Any = {"batch_size": 8, "max_rows": 8, "epochs": 1.0}
+    found = train_agents(samples, tmp_path / "agents", "grpo", device="cpu", **quick)
+    [plan] = search.run("single", task[:1], program=program, policy=load_policy(found.policy))
+    assert plan.error is None and plan.usage.agent_calls == 4
