@@ -118,12 +118,12 @@ class Budget:
             left.append(self.calls - usage.agent_calls)
         if self.tokens is not None:
             tokens = self.tokens - usage.generated_tokens
-            # The length of messages is unknown before the first one.
+            # The message length is unknown before the first message.
             left.append(tokens * usage.agent_calls // max(usage.generated_tokens, 1) if usage.agent_calls else 1)
         if self.usd is not None:
             spent = self.cost(usage)
             if spent > 0:
-                # A rounding error must not cost a message.
+                # Tolerate rounding errors, so that they do not reduce the count.
                 left.append(int((self.usd - spent) * usage.agent_calls / spent + 1e-9))
             elif not usage.agent_calls:
                 left.append(1)

@@ -150,7 +150,7 @@ class Calibrated(Combination):
     """Several critics combined into the probability that an episode through the state is right, as ``2 p - 1``.
 
     For a question in the fitting data, it uses the curve that was fitted without that question, so all values are
-    held-out values. A critic without a value is left out; if no critic has a value, the state has none.
+    held-out values. A critic without a value is omitted; if no critic has a value, the state has none.
 
     Args:
         members: The critics, in the order of the model's members.

@@ -195,19 +195,19 @@ def _constant(argument: str) -> ConstantCritic:
 
 
 def _uncertainty(argument: str) -> Uncertainty:
-    """How sure the agent was of its message."""
+    """The agent's certainty about its message."""
     return Uncertainty(argument or "entropy")
 
 
 def _agreement(argument: str) -> Agreement:
-    """How many leaves of the search agree with a state's answer."""
+    """The share of the search's leaves that agree with a state's answer."""
     if argument:
         raise ConfigError(f"agreement takes no argument, got {argument!r}")
     return Agreement()
 
 
 def _calibrated(argument: str) -> Calibrated:
-    """A combination of critics that ``mas-gym train calibrated`` fitted."""
+    """A combination of critics fitted by ``mas-gym train calibrated``."""
     path = Path(argument).expanduser() / "calibrated.json"
     try:
         if path.stat().st_size > _LARGEST:

@@ -97,7 +97,7 @@ def credit(
 
     Raises:
         UnknownNameError: There is no such method.
-        ConfigError: The plans lack what the method needs, or a number is not finite.
+        ConfigError: The plans lack data that the method needs, or a number is not finite.
     """
     if method not in METHODS:
         raise unknown_name("credit method", method, METHODS)
@@ -175,7 +175,7 @@ def per_agent_and_turn(
     """Return the advantage of each message among those of the same question, agent and turn.
 
     ``A_m = (R_m - mean_g) / std_g`` over the group ``g = (question, agent, turn)``. Source: AT-GRPO (arXiv 2510.11062,
-    agent- and turn-wise grouping), whose groups are sampled at one state.
+    agent- and turn-wise grouping), where groups are sampled at one state.
 
     Args:
         rewards: ``[M]`` reward of each message's transcript.
@@ -232,7 +232,7 @@ def leave_one_out(rewards: ArrayLike) -> Floats:
 
 
 def control_variate(rewards: ArrayLike, values: ArrayLike, *, weight: float = 0.5) -> Floats:
-    """Return leave-one-out advantages whose baseline also uses the values of siblings that were not continued.
+    """Return leave-one-out advantages with a baseline that also uses the values of siblings that were not continued.
 
     ``A_i = R_i - [mean_{j != i, j <= K} (R_j - w V_j) + w mean_{j != i, j <= S} V_j]``. The bracket has the expectation
     ``E[R | s]`` for any values and any fixed weight, because both means of ``V`` have the same expectation. The more of

@@ -201,7 +201,7 @@ class Combination(Critic):
     """
 
     def __init__(self, members: Sequence[Critic]) -> None:
-        """Keep the members."""
+        """Store the members."""
         if not members:
             raise ConfigError(f"{type(self).__name__.lower()}: expected at least one critic, got none")
         self.members = tuple(map(as_critic, members))
@@ -265,7 +265,7 @@ class Vote(Combination):
     """
 
     def __init__(self, members: Sequence[Critic], threshold: float = 0.0, quorum: int = 1) -> None:
-        """Keep the members."""
+        """Store the members."""
         super().__init__(members)
         self.threshold, self.quorum = threshold, quorum
         self.name = f"vote({self.name})"

@@ -156,7 +156,7 @@ class TurnAnswer(NamedTuple):
 
     Attributes:
         turns: Number of turns, at least 1.
-        answer: The normalised answer; None if none had been stated.
+        answer: The normalised answer; None if none was stated.
         correct: Whether it equals the reference.
     """
 
@@ -168,8 +168,8 @@ class TurnAnswer(NamedTuple):
 def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> tuple[TurnAnswer, ...]:
     """Return the answers of a plan's chosen episode after several numbers of turns.
 
-    The answer after a turn is the last one that was stated: in the field ``CURRENT ANSWER:`` of a message that
-    has it, otherwise anywhere in the message. From the episode's end on, it is the plan's answer.
+    The answer after a turn is the last stated answer, read from the field ``CURRENT ANSWER:`` of a message if it
+    exists, otherwise from anywhere in the message. From the end of the episode on, it is the plan's answer.
 
     Args:
         plan: A graded plan, from `search.run` or a store.

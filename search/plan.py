@@ -84,7 +84,7 @@ class Plan:
         stopped: Reason for stopping early: an exhausted budget, or the planner's reason, such as a settled majority;
             None if the search did not stop early, or if the planner stayed within its budget.
         error: Reason for the failure; None if the search did not fail.
-        error_details: The traceback of that failure; not stored.
+        error_details: The traceback of the failure; not stored.
         mas: The system that was searched; filled in by the scheduler.
         requests: For a program, the prompt for each message of the chosen path, by the message's node; long prompts are
             truncated.

@@ -118,7 +118,7 @@ class Prices:
 
     Attributes:
         models: The prices of each model.
-        source: The source of the prices, for error messages.
+        source: Origin of the prices, for error messages.
     """
 
     models: Mapping[str, ModelPrice]
@@ -170,7 +170,7 @@ class Prices:
         return Rate(agents, guide, tuple(arms.items()))
 
     def _price_of(self, policy: str, names: Sequence[str]) -> ModelPrice:
-        """Return the price of models whose tokens are not counted separately."""
+        """Return the common price of models without separate token counts."""
         found = {name: self._find("policy", name, _EXAMPLE) for name in names}
         if len(set(found.values())) > 1:
             raise ConfigError(

@@ -173,7 +173,7 @@ class Planner(ABC):
         needs_critic: False for a planner that never requests values; it runs without a critic, and only once in
             comparisons.
         size_setting: The name of the integer attribute that scales the cost, such as ``"n_simulations"``. ``--match``
-            changes it, see `resized`; ``""`` for a planner whose cost cannot be changed.
+            changes it, see `resized`; ``""`` for a planner with a fixed cost.
         needs_prices: True for a planner that chooses by the price of an `Arm`; a run then needs ``prices``, which
             become part of its identity.
     """

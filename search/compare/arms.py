@@ -68,9 +68,9 @@ class Remote(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """Worker processes, each running one arm at a time, and the functions that load policy and critics in each.
+    """Worker processes that run one arm at a time, and the functions that load their policy and critics.
 
-    They use one core per process for policies and critics that are limited to one core.
+    They parallelise policies and critics that are limited to one core, at one core per process.
 
     Attributes:
         processes: Number of processes.
@@ -319,7 +319,7 @@ def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | 
                 take(plan)
             return stop
         except (KeyboardInterrupt, MASGymError) as error:
-            # The run still yields the plans that had finished.
+            # The run still yields its finished plans.
             stop = stop or error
 
 

@@ -57,10 +57,10 @@ class Match(NamedTuple):
 
 
 def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Arm, Calibrated]:
-    """Return an arm whose planner has the size with the closest cost.
+    """Return a copy of an arm with the planner size that has the closest cost.
 
     The size is the planner's `search.Planner.size_setting`, such as the number of passes or
-    simulations. Sizes are chosen by cost alone, never by correctness. With a store, the searches are stored in a
+    simulations. Sizes are chosen only by cost, never by correctness. With a store, the searches are stored in a
     separate file next to it (`calibration_store`), so that they are not repeated.
 
     Args:

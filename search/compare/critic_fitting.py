@@ -167,7 +167,7 @@ def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
     """Write a combination to a folder, for `search.catalogue.load_critic`; an earlier one is replaced.
 
     Raises:
-        ConfigError: The folder holds something else.
+        ConfigError: The folder is not empty and contains no combination.
     """
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():

@@ -81,7 +81,7 @@ class Predictor:
         self._failed = np.array([not one.values for one in scored], dtype=bool)
 
     def predict(self, threshold: Threshold) -> NDArray[np.int_]:
-        """Return the first wrong step of each transcript, -1 for none; another negative number without values."""
+        """Return the first wrong step of each transcript: -1 for none, another negative number without values."""
         if threshold.rule == "value":
             below = self._values < threshold.at
             found = np.where(below.any(axis=1), below.argmax(axis=1), NOBODY)
@@ -171,7 +171,7 @@ class FirstErrorFigures:
         threshold: The rule and its threshold.
         chosen_on: Where the threshold comes from.
         dev_f1: F1 on the transcripts used to choose the threshold.
-        first_error: Share of the wrong transcripts whose first wrong step is found.
+        first_error: Share of the wrong transcripts with a correctly predicted first wrong step.
         no_error: Share of the right transcripts without a predicted error.
         f1: Their harmonic mean.
         f1_interval: Its 95% interval, by a bootstrap over questions.
@@ -226,7 +226,7 @@ def first_error_figures(
     chosen_on: str = "",
     cost: Cost | None = None,
 ) -> FirstErrorFigures:
-    """Measure a critic's values against the truth.
+    """Measure a critic's values against the labels.
 
     Args:
         critic: Its name.

@@ -2,7 +2,7 @@
 
 A recording rule stores the evidence at every check of complete searches. The label of a check is whether the answer at
 that point is right. A turn-by-turn search has no answer yet at a check, so it runs again for each check and stops
-there. With the same seed these runs draw the same messages.
+there. With the same seed, these runs draw the same messages.
 
 Thresholds are chosen on held-out probabilities: the probabilities of a problem come from a map fitted on the other four
 fifths of the problems. The map in the file is fitted on all problems.
@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
     Attributes:
         features: The values of `search.planners.stop_rules.FEATURES`.
-        right: Whether the search would have been right, had it stopped there.
+        right: Whether the search would be right if it stopped at the check.
     """
 
     features: tuple[float, ...]
@@ -118,7 +118,7 @@ def calibrate_stop(
     Args:
         planner: A planner with a setting ``stop``, or its short form.
         problems: Dev problems with reference answers; of problems with the same question, only the first is used.
-        critic: The critic whose values are calibrated.
+        critic: The critic to calibrate.
         seeds: Run seeds.
         method: ``"logistic"``: logistic regression; ``"isotonic"``: then a monotone map of the regression's index.
         options: As for `search.run`: ``mas``, ``program``, ``policy``, ``sampling``, ``concurrency``, ``progress``.

@@ -1,9 +1,9 @@
 """Transcripts with a known first wrong step, in ProcessBench's file format, and a critic's values for their prefixes.
 
 A row of a JSON, JSONL or Parquet file has ``problem``, ``steps`` (texts) and ``label``, the index of the first wrong
-step, or -1 if all are right (Zheng et al. 2024, arXiv:2412.06559). Optional columns: ``agents`` (who wrote each step),
-``mas`` (the shipped system that wrote them), ``logprobs`` and ``tokens`` (of each step, as reported by its policy),
-``split`` and ``id``.
+step, or -1 if all are right (Zheng et al. 2024, arXiv:2412.06559). Optional columns: ``agents`` (the agent that wrote
+each step), ``mas`` (the shipped system that wrote them), ``logprobs`` and ``tokens`` (of each step, as reported by its
+policy), ``split`` and ``id``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LabelledTranscript:
         problem: The question.
         steps: The messages.
         label: Index of the first wrong step; -1 if all are right.
-        agents: Who wrote each step; empty if unknown.
+        agents: The agent that wrote each step; empty if unknown.
         mas: The system that wrote them; None if unknown.
         proposals: ``(tokens, log-probability)`` of each step; empty if unknown.
         split: ``"dev"``, another split, or ``""``.

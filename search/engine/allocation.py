@@ -115,7 +115,7 @@ class Allocation:
         return {number: _part(rest, self._expected(number), total, len(chosen)) for number in chosen}
 
     def limit(self, number: int, grant: Cost) -> Budget:
-        """Return the limits of a search that may spend ``grant`` more."""
+        """Return the limits of a search with a further ``grant``."""
         calls, tokens, usd = (own + more for own, more in zip(self._shares[number].spent, grant, strict=True))
         return replace(
             self.budget,

@@ -74,7 +74,8 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     Arguments that are not described here are those of `search.run`.
 
     Args:
-        problems: As for `search.run`; a small number of problems is divided evenly among the actors.
+        problems: As for `search.run`; if there are few, they are shared among all actors, including those that load
+            later.
         make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``; by
             default the one that the MAS names under ``policies``.
         make_critic: Loads the critic inside an actor.

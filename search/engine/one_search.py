@@ -74,7 +74,7 @@ class Account:
 class ActiveSearch:
     """One planner on one problem.
 
-    `begin` runs the planner to its first requests. Those that need a policy, critic or grader are returned as calls.
+    `begin` runs the planner to its first requests. Requests that need a policy, critic or grader are returned as calls.
     `take` processes the outcome of each call, and returns the next calls when no call is open.
 
     Attributes:

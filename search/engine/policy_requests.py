@@ -50,12 +50,12 @@ class PolicyRequests(Protocol):
 
 
 def policy_requests(policy: Policy | AsyncPolicy, mail: Mail) -> PolicyRequests:
-    """Return the queue of requests that fits a policy."""
+    """Return the request queue for a policy's type."""
     return _AsyncRequests(policy, mail) if isinstance(policy, AsyncPolicy) else _SessionRequests(policy)
 
 
 class _SessionRequests:
-    """Batch and streaming policies, run on the scheduler's thread in a session that the first request opens.
+    """Batch and streaming policies, run on the scheduler's thread in a session opened by the first request.
 
     The session receives at most two batches of requests, one running and one queued; the rest can be cancelled.
     """

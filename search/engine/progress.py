@@ -167,7 +167,7 @@ class Record(Protocol):
 
 
 class Journal:
-    """Keeps the store, the log and the progress display of one run up to date.
+    """Updates the store, the log and the progress display of one run.
 
     Attributes:
         earlier: The cost of the run in earlier processes.
@@ -192,7 +192,7 @@ class Journal:
             total: Number of problems; None if unknown.
             record: Where finished searches are stored.
             listener: Where progress is shown.
-            repeat: Whether stored searches are repeated and written again.
+            repeat: Whether to repeat stored searches and replace them.
             **facts: More fields for the log.
         """
         self._record, self._listener, self._rate = record, listener, setup.rate

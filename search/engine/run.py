@@ -399,7 +399,7 @@ class Source:
     user input), so it is read on a separate thread.
 
     Attributes:
-        exhausted: Whether there are no more.
+        exhausted: Whether no problems are left.
     """
 
     def __init__(self, problems: Iterable[Problem], wake: Callable[[], None]) -> None:
@@ -427,7 +427,7 @@ class Source:
         return problem
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self.exhausted = True
         if self._reader is not None:
             self._reader.close()

@@ -126,7 +126,7 @@ class Scheduler:
 
     Attributes:
         stopped: Reason for admitting no more searches; None while they are admitted.
-        calls: Agent calls made so far, those without a reply included.
+        calls: Agent calls made so far, including those without a reply.
         earlier: The cost of the run in earlier processes, which counts towards its budget.
     """
 
@@ -225,7 +225,7 @@ class Scheduler:
         """Queue a search; it begins when fewer than `concurrency` are open.
 
         Args:
-            problem: What to search.
+            problem: The problem to search.
             seed: In place of the setup's.
             sampling: In place of the setup's.
             budget: In place of the setup's.
@@ -630,7 +630,7 @@ class Scheduler:
     # ---- deadlines
 
     def _expire(self) -> None:
-        """Stop the searches whose seconds are spent."""
+        """Stop the searches that have exceeded their limit of seconds."""
         while self._deadlines and self._deadlines[0][0] <= perf_counter():
             _, number = heapq.heappop(self._deadlines)
             entry = self._active.get(number)

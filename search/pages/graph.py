@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     Attributes:
         agent: The agent's name.
         question: Whether it reads the question.
-        hears: Each agent whose messages it reads, with the condition on the message, or an empty string.
+        hears: Each agent that it receives messages from, with the condition on the message, or an empty string.
         writes: Each possible recipient (an agent or ``sink``), with the condition, or an empty string.
     """
 
@@ -141,7 +141,7 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
 
     Args:
         mas: The system.
-        state: Highlights the edges that its messages took and the agent that acts; None highlights nothing.
+        state: State to highlight (the edges taken by its messages and the acting agent), or None.
         title: Text for readers who cannot see the picture.
 
     Returns:

@@ -32,7 +32,7 @@ class Allocated(StopRule):
     size: int = 0
 
     def identity(self) -> Any:
-        """Return what determines the decisions."""
+        """Return the data that determines the decisions."""
         known = self.rule.calibrated
         assert known is not None
         return {"rule": self.rule.identity(), "growth": [known.growth, known.growth_bias], "size": self.size}
@@ -42,7 +42,7 @@ class Allocated(StopRule):
         return str(self.rule)
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Allocated:
-        """Bind the rule to the planner. Raises `ConfigError` if it does not fit."""
+        """Bind the rule to the planner. Raises `ConfigError` if the two are incompatible."""
         return replace(self, rule=self.rule.for_run(planner, critic, kind), size=planner.current_size())
 
     def reason(self, evidence: Evidence) -> str | None:

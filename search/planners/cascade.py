@@ -82,7 +82,7 @@ class Cascade(Planner):
         return self.stages[-1].current_size()
 
     def resized(self, size: int) -> Cascade:
-        """Return a copy whose last stage has another size."""
+        """Return a copy with a resized last stage."""
         return replace(self, stages=(*self.stages[:-1], self.stages[-1].resized(size)))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:

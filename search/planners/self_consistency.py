@@ -34,7 +34,7 @@ from search.tree import Tree
 class SelfConsistency(Planner):
     """A majority vote of ``k`` independent passes; AC = k D (paper, App. "Search configurations", SC@K).
 
-    With ``stop``, it runs fewer passes on problems with an early settled majority.
+    With ``stop``, it runs fewer passes on problems with a clear early majority.
 
     Attributes:
         k: Number of passes.

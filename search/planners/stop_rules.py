@@ -9,7 +9,7 @@ after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each tu
 ``stop=stop.json``       the probability from a calibrated map exceeds the threshold in the file
 ``stop=stop.json@0.95``  as above, with the given threshold
 ``stop=settled:4``       the answer was the same at the last 4 checks
-``stop=gain:0.002``      one more pass or simulation should raise the probability of a right answer by less
+``stop=gain:0.002``      the expected gain in probability from one more pass or simulation is below 0.002
 ======================== =======================================================================================
 """
 
@@ -90,12 +90,12 @@ class StopMap:
         planner: Class name of the planner that the map was calibrated for.
         critic: Name of the critic.
         weights: Weight by feature (`FEATURES`).
-        bias: Added to the index.
+        bias: Constant term of the index.
         points: Pairs of index and probability with increasing index and non-decreasing probability.
         threshold: The probability above which a search stops, chosen on dev problems; 1 never stops.
         growth: By feature, the increase in the index per ln(1 + n) for the answer after n more checks; empty if
             unknown.
-        growth_bias: Added to that sum.
+        growth_bias: Constant term of that increase.
     """
 
     planner: str
@@ -228,7 +228,7 @@ class Confident(StopRule):
             raise ConfigError(f"stop: expected a probability from 0 to 1, got {shown(self.threshold)}")
 
     def identity(self) -> Any:
-        """Return what determines the decisions: the contents of the map, not its path."""
+        """Return the data that determines the decisions: the contents of the map, not its path."""
         known = self.calibrated
         content = None if known is None else [known.weights, known.bias, [list(point) for point in known.points]]
         return {"threshold": self.threshold, "map": content, "likelihood": self.likelihood}
@@ -509,7 +509,7 @@ def _choice_gain(tree: Tree, node: int, spread: float) -> float:
         return 0.0
     visited.sort(reverse=True)
     top, second = visited[0][0], visited[1][0]
-    # The leader loses its place if it falls below the second; another child takes it if it rises above the leader.
+    # The leader changes if it falls below the second child, or if another child rises above it.
     gaps = [(top - (second if i == 0 else q), n) for i, (q, n) in enumerate(visited)]
     return max(expected_excess(-gap, spread / math.sqrt(n * (n + 1)), 0.0) for gap, n in gaps)
 

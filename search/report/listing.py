@@ -48,12 +48,12 @@ class StoredRow:
     """A row of the index.
 
     Attributes:
-        key: Identifies it in links.
+        key: Identifier of the row in links.
         setting: The setting shared with comparable rows.
         result: The row's figures.
-        runs: Seed to the key of its run.
-        cells: Problem id to seed to outcome; needed by the problems page.
-        questions: Problem id to the beginning of its question; also needed by the problems page.
+        runs: Run key by seed.
+        cells: Outcomes by problem id and seed; needed by the problems page.
+        questions: Beginning of each question by problem id; also needed by the problems page.
     """
 
     key: str
@@ -70,9 +70,9 @@ class Choice(NamedTuple):
     Attributes:
         first: The row.
         second: A row to compare with it, or None.
-        shown: Which problems: one of `SHOWN`.
+        shown: The filter of problems: one of `SHOWN`.
         query: Show only problems with this text in their id or question.
-        page: Page number, from 0, of `PAGE` problems each.
+        page: Page number, from 0; each page has `PAGE` problems.
     """
 
     first: StoredRow

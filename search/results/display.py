@@ -58,7 +58,7 @@ def percent(spread: Spread | None) -> str:
 
 
 def count(spread: Spread) -> str:
-    """Return a cost per problem with its deviation over seeds; decimals only if they carry information."""
+    """Return a cost per problem with its deviation over seeds; whole numbers and costs from 1,000 have no decimals."""
     if math.isnan(spread.mean):
         return _DASH
     varies = spread.std is not None and round(spread.std, 1) > 0
@@ -154,7 +154,7 @@ def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) 
 
 
 def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
-    """Return the table, and whether it has room for deviations."""
+    """Return the table, and whether the width allows deviations."""
     from rich.console import Console
 
     ruler = Console(width=10_000)

@@ -17,7 +17,7 @@ class Outcome:
         critic: Name of the critic, ``""`` for none.
         seed: Run seed.
         problem_id: The problem.
-        correct: Whether the chosen answer was right (Hit@1).
+        correct: Whether the chosen answer is right (Hit@1).
         hit_rank: Rank, from 1, of the first right terminal candidate; None if none was right.
         candidates: Number of ranked terminal candidates.
         tokens: Generated tokens (TOK).

@@ -346,7 +346,7 @@ class _Front:
 
 
 class _Lingering(Response):
-    """A reply to a request whose body may still be arriving.
+    """A reply sent while the request body may still be arriving.
 
     If a server closes a connection with unread data, the connection is reset and the client never receives the reply.
     This response is sent immediately, and further request data is then discarded for a while.

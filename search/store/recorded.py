@@ -98,8 +98,8 @@ class Recorded(Sequence[Problem]):
         """Return the world of a problem.
 
         Raises:
-            DataError: The run does not hold the problem.
-            StoreError: Its search is damaged.
+            DataError: The run does not contain the problem.
+            StoreError: The problem's search is corrupt.
         """
         known = self._known.get(problem.id)
         if known != problem:

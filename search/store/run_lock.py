@@ -11,7 +11,7 @@ from typing import IO
 from mas_gym.errors import StoreError
 
 # POSIX systems that emulate flock by record locks (NFS) drop the locks when any handle of the file is closed, so this
-# process never opens a lock file that it holds.
+# process never opens a lock file that it has locked.
 _HELD: set[str] = set()
 
 

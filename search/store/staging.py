@@ -21,7 +21,7 @@ from mas_gym.tasks.base import Kind
 from mas_gym.tasks.own import kind_of
 
 START = "start"
-"""The agent of an empty first turn, for questions whose samples begin with different agents."""
+"""The agent of an empty first turn, used if a question's samples begin with different agents."""
 
 BATCH = 100
 """Number of questions written in one transaction."""

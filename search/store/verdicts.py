@@ -34,7 +34,7 @@ class RecordedCritic(Critic):
         path: The store.
         run: Name or digest of a run; None takes all runs.
         judge: ``""`` for the values in the trees: those of messages in a log, or those of the critic of a search.
-            Otherwise a judge whose verdicts were imported, or ``"labels"`` for human labels.
+            Otherwise a judge with imported verdicts, or ``"labels"`` for human labels.
         calls: Number of model calls per recorded value, counted in RC.
 
     Attributes:
