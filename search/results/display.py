@@ -58,7 +58,7 @@ def percent(spread: Spread | None) -> str:
 
 
 def count(spread: Spread) -> str:
-    """Return a cost per problem with its deviation over seeds; whole numbers and costs from 1,000 have no decimals."""
+    """Return a cost per problem with its deviation over seeds; decimals only if they are significant."""
     if math.isnan(spread.mean):
         return _DASH
     varies = spread.std is not None and round(spread.std, 1) > 0
