@@ -110,7 +110,7 @@ def import_transcripts(
 
     Raises:
         ConfigError: The format or kind is unknown, or the files have no transcripts.
-        DataError: As for `mas_gym.logs.read_transcripts`, which also raises the other errors.
+        DataError: As for `mas_gym.logs.read_transcripts`; its other errors also apply.
         StoreError: The store cannot be written, or another run has this name.
     """
     check_format(format)

@@ -123,7 +123,7 @@ def _answer(grader: Grader, text: str) -> str | None:
     try:
         return grader.extract(text)
     except MASGymError:
-        # Such as code, which nothing runs here.
+        # For example code, which is not run here.
         return None
 
 
@@ -146,7 +146,7 @@ def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
     """Return a `Recorded` unchanged, or open the only run of a store.
 
     Raises:
-        StoreError: As for `Recorded`, which also raises the other errors.
+        StoreError: As for `Recorded`; its other errors also apply.
     """
     return source if isinstance(source, Recorded) else Recorded(source)
 

@@ -62,8 +62,8 @@ class Regrade(NamedTuple):
         run: The run.
         grading: The digest that identifies the stored grades.
         searches: Number of graded searches.
-        before: How many of them were correct in the run.
-        after: How many are correct now.
+        before: Number of these that were correct in the run.
+        after: Number of these that are correct now.
         changes: The changed searches, by problem id.
         failed: The reason for each search that could not be graded, by problem id.
     """
@@ -78,7 +78,7 @@ class Regrade(NamedTuple):
 
 
 Node = tuple[int, str | None, bool, str]
-"""A node with the answer in its message, whether it is correct, and why."""
+"""A node with the answer in its message, whether it is correct, and the reason."""
 
 
 def regrade(
@@ -186,7 +186,7 @@ class Regraded(NamedTuple):
         run: The run's planner, critic and seed.
         label: The grading's name.
         searches: Number of searches that it covers.
-        before: How many of them were correct in the run.
+        before: Number of these that were correct in the run.
         after: Number of these that are correct in the grading.
     """
 
@@ -198,10 +198,10 @@ class Regraded(NamedTuple):
 
 
 def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
-    """Return the old and the new grades of a run, one line per grading, oldest first.
+    """Return the old and the new grades of a run, one entry per grading, oldest first.
 
     Raises:
-        StoreError: Grades are not what was written.
+        StoreError: Grades are corrupt.
     """
     found = []
     query = (
@@ -251,7 +251,7 @@ def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: 
     """Return a grading's grades of the searches that it covers.
 
     Raises:
-        Damage: The grades are not what was written.
+        Damage: The grades are corrupt.
     """
     marks = ", ".join("?" * len(searches))
     found: dict[int, Grades] = {}

@@ -96,5 +96,5 @@ else:
         return True
 
     def _unlock(file: IO[bytes]) -> None:
-        # Closing is not enough: a forked child may still have the handle.
+        # Closing is not sufficient, because a forked child may still have the handle.
         fcntl.flock(file, fcntl.LOCK_UN)

@@ -99,7 +99,7 @@ class Staging:
             self._lines.append(line)
 
     def fill(self, transcripts: Iterable[Transcript], kind: Kind | None) -> None:
-        """Read all transcripts."""
+        """Stage all transcripts."""
         for one in transcripts:
             self._add(one)
         query = "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY question HAVING count(DISTINCT first) > 1)"
@@ -149,7 +149,7 @@ class Staging:
         )
 
     def _question(self, one: Transcript) -> str:
-        """Return the id of a transcript's question; a new id if its id belongs to another text."""
+        """Return the id of a transcript's question, or a new id if that id belongs to another text."""
         wanted = one.question_id or question_name(one.question, one.reference)
         row = (json.dumps(one.question), json.dumps(one.reference))
         for number in count(1):

@@ -179,8 +179,8 @@ class Store:
             grading: Label or digest of a grading (`gradings`) to use for the plans.
 
         Raises:
-            StoreError: As in `find`; there is no such grading; or searches are corrupt. The last error lists these
-                searches and is raised after all others were read.
+            StoreError: As in `find`; there is no such grading; or searches are corrupt. The error for corrupt searches
+                lists them and is raised after all others were read.
         """
         return (plan for _, plan in self.searches(run, trees=trees, failed=failed, grading=grading))
 
@@ -373,7 +373,7 @@ class Store:
         """Read every intact search of a run, one at a time.
 
         Raises:
-            StoreError: At the end, with the names of those that are not.
+            StoreError: Searches are corrupt; raised at the end, with their names.
         """
         return self._batches(info, lambda rows: map(read, rows), 1, texts=True)
 
@@ -388,7 +388,7 @@ class Store:
         """Read every intact search of a run in batches; if a batch has a corrupt search, one at a time.
 
         Raises:
-            StoreError: At the end, with the names of those that are not.
+            StoreError: Searches are corrupt; raised at the end, with their names.
         """
         lost = []
         with explained(self.path):
