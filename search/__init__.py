@@ -148,7 +148,7 @@ __all__ = [
     "turn_answers",
 ]
 
-# Importing the package now keeps later imports of it from replacing the function of the same name.
+# Import the package now, so that a later import does not replace the function of the same name.
 import_module("search.compare")
 del globals()["compare"]
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -16,16 +16,16 @@ LIMITS = ("calls", "tokens", "seconds", "usd")
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on what is spent; None means no limit.
+    """Limits on the cost of a search or a run; None means no limit.
 
     Attributes:
         calls: Agent calls (AC), never exceeded.
-        tokens: Generated tokens (TOK). Once they are spent, a search samples nothing more, except single
-            messages that bring its first path to an end. The last request may overshoot.
+        tokens: Generated tokens (TOK). Once they are spent, a search samples only single messages that finish its first
+            path. The last request may overshoot.
         seconds: Wall-clock seconds. Results under this limit depend on the machine's speed.
         usd: USD, counted as tokens are; needs the ``prices`` of a run. With a price per second, results under this
-            limit depend on the machine's speed, too.
-        rate: The prices of the run, for ``usd``; filled in by the run.
+            limit also depend on the machine's speed.
+        rate: The run's prices, for ``usd``; filled in by the run.
     """
 
     calls: int | None = None
@@ -42,10 +42,10 @@ class Budget:
 
     @classmethod
     def read(cls, text: str) -> Budget:
-        """Read ``"calls=40,seconds=2.5"``; numbers without a fraction are whole numbers.
+        """Parse ``"calls=40,seconds=2.5"``; numbers without a fraction become integers.
 
         Raises:
-            ConfigError: A limit is unknown, stated twice, or not a positive number.
+            ConfigError: A limit is unknown, repeated, or not a positive number.
         """
         limits: dict[str, float] = {}
         for part in text.split(","):
@@ -63,16 +63,16 @@ class Budget:
         return cls(**limits)  # type: ignore[arg-type]
 
     def tightened(self, other: Budget) -> Budget:
-        """Return the smaller limit of both in each unit."""
+        """Return a budget with the smaller of the two limits in each unit."""
         pairs = ((name, [getattr(one, name) for one in (self, other)]) for name in LIMITS)
         limits = {name: min((n for n in both if n is not None), default=None) for name, both in pairs}
         return replace(self, **limits, rate=self.rate or other.rate)
 
     def priced(self, rate: Rate | None) -> Budget:
-        """Return the budget with a run's prices, which stand in it only if it limits USD.
+        """Return the budget with a run's prices, which are added only if it limits USD.
 
         Raises:
-            ConfigError: It limits USD, and there are no prices.
+            ConfigError: The budget limits USD, and there are no prices.
         """
         if self.usd is None:
             return self
@@ -81,15 +81,15 @@ class Budget:
         return replace(self, rate=rate)
 
     def to_dict(self) -> JSONObject:
-        """Return what a run's identity states: prices change results only through a limit of USD."""
+        """Return the form used in a run's identity, with prices only if USD is limited."""
         stated = asdict(self)
         return stated if self.usd is not None else {name: stated[name] for name in LIMITS if name != "usd"}
 
     def cost(self, usage: Usage) -> float:
-        """Return what was spent in USD; 0 without a limit of USD.
+        """Return the cost in USD; 0 without a USD limit.
 
         Raises:
-            ConfigError: There is such a limit without prices.
+            ConfigError: The budget limits USD, and there are no prices.
         """
         if self.rate is None:
             self.priced(None)
@@ -97,9 +97,9 @@ class Budget:
         return self.rate.usd(usage)
 
     def spent(self, usage: Usage, wanted: int) -> str | None:
-        """Say which limit forbids ``wanted`` more agent calls, ``"budget of 30 calls spent"``; None if none does.
+        """Return the limit that excludes ``wanted`` more agent calls, as ``"budget of 30 calls spent"``, or None.
 
-        When no calls are wanted, only the seconds can be spent.
+        If ``wanted`` is 0, only the seconds are checked.
         """
         if wanted and self.calls is not None and usage.agent_calls + wanted > self.calls:
             return f"budget of {self.calls} calls spent"
@@ -112,18 +112,18 @@ class Budget:
         return None
 
     def messages_left(self, usage: Usage) -> int | None:
-        """Return how many more messages calls, tokens and USD pay for (`Remaining`); None without such a limit."""
+        """Return the messages left under limits of calls, tokens and USD (`Remaining`); None without such a limit."""
         left: list[int] = []
         if self.calls is not None:
             left.append(self.calls - usage.agent_calls)
         if self.tokens is not None:
             tokens = self.tokens - usage.generated_tokens
-            # The length of messages is unknown before the first one.
+            # The message length is unknown before the first message.
             left.append(tokens * usage.agent_calls // max(usage.generated_tokens, 1) if usage.agent_calls else 1)
         if self.usd is not None:
             spent = self.cost(usage)
             if spent > 0:
-                # A rounding error must not cost a message.
+                # Tolerate rounding errors, so that they do not reduce the count.
                 left.append(int((self.usd - spent) * usage.agent_calls / spent + 1e-9))
             elif not usage.agent_calls:
                 left.append(1)

@@ -18,7 +18,7 @@ SCHEMA = 1
 Method = Literal["logistic", "isotonic"]
 METHODS: tuple[Method, ...] = get_args(Method)
 _MOST = 1000
-"""Most members, and most folds."""
+"""Maximum number of members, and of folds."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Curve:
     """A map from the values of ``m`` critics to a probability.
 
     Attributes:
-        mean: Logistic: the mean value of each critic, which also stands for a missing one.
-        scale: Logistic: the standard deviation of each.
+        mean: Logistic: the mean value of each critic, also used in place of a missing value.
+        scale: Logistic: the standard deviation of each critic's values.
         weights: Logistic: a weight per standardised value, then one per missing value.
         bias: Logistic: the constant.
-        at: Isotonic: the mean values at which the map is given, ascending.
-        level: Isotonic: the probability there; linear in between, constant outside.
+        at: Isotonic: the mean values at which the map is defined, ascending.
+        level: Isotonic: the probabilities at these values; linear in between, constant outside.
     """
 
     mean: tuple[float, ...] = ()
@@ -62,7 +62,7 @@ def _interpolated(x: float, at: Sequence[float], level: Sequence[float]) -> floa
 
 
 def standardised(values: Sequence[float], mean: Sequence[float], scale: Sequence[float]) -> list[float]:
-    """Return standardised values, 0 for a missing one, then 1 for each that is missing and 0 for the others."""
+    """Return standardised values (0 if missing), then a flag per value: 1 if it is missing, else 0."""
     known = [math.isfinite(value) for value in values]
     parts = zip(values, known, mean, scale, strict=True)
     return [(v - m) / s if there else 0.0 for v, there, m, s in parts] + [float(not there) for there in known]
@@ -70,16 +70,16 @@ def standardised(values: Sequence[float], mean: Sequence[float], scale: Sequence
 
 @dataclass(frozen=True)
 class CalibratedModel:
-    """What `Calibrated` computes with, as ``calibrated.json`` holds it.
+    """The parameters of `Calibrated`, as stored in ``calibrated.json``.
 
     Attributes:
         method: ``"logistic"``: a logistic regression on the values; ``"isotonic"``: an increasing function of their
             mean.
         members: The specs of the critics.
         final: The curve fitted to all questions.
-        folds: The curves fitted without the questions of one fold each.
+        folds: One curve per fold, fitted without the questions of that fold.
         questions: The fold of each question, by `question_key`.
-        metrics: Metrics on the questions that a curve was fitted without.
+        metrics: Metrics on held-out questions.
         data: Counts of the data.
     """
 
@@ -92,7 +92,7 @@ class CalibratedModel:
     data: JSONMapping = field(default_factory=dict)
 
     def probability(self, question: str, values: Sequence[float]) -> float:
-        """Return the probability that a state is right, by a curve that was fitted without its question."""
+        """Return the probability that a state is right, from a curve fitted without its question."""
         fold = self.questions.get(question_key(question))
         return (self.final if fold is None else self.folds[fold]).probability(values)
 
@@ -107,10 +107,10 @@ def question_key(question: str) -> str:
 
 
 def read_model(data: object) -> CalibratedModel:
-    """Read back `CalibratedModel.to_dict`, checked.
+    """Read and validate the output of `CalibratedModel.to_dict`.
 
     Raises:
-        DataError: It is of another schema, or damaged.
+        DataError: The data has another schema or is corrupt.
     """
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
         raise DataError(f"expected calibrated critics of schema {SCHEMA}, got {shown(data)}; train them again")
@@ -149,16 +149,16 @@ def _curve(data: object, method: str, members: int) -> Curve:
 class Calibrated(Combination):
     """Several critics combined into the probability that an episode through the state is right, as ``2 p - 1``.
 
-    For a question that the combination was fitted to, it uses the curve that was fitted without it, so values on the
-    same questions are those of held-out ones. A critic without a value is left out; if none has one, there is none.
+    For a question in the fitting data, it uses the curve that was fitted without that question, so all values are
+    held-out values. A critic without a value is omitted; if no critic has a value, the state has none.
 
     Args:
-        members: The critics, in the order of the model's.
+        members: The critics, in the order of the model's members.
         model: The model.
     """
 
     def __init__(self, members: Sequence[Critic], model: CalibratedModel) -> None:
-        """Keep members and model."""
+        """Store members and model."""
         super().__init__(members)
         self.model = model
         self.name = f"{model.method}({self.name})"

@@ -1,14 +1,13 @@
 """Critics by name: ``"policy-likelihood"``, ``"models/masprm"``, ``"ensemble:A,B"``, ``"my.py:Lookahead"``.
 
-A package registers names with entry points in the group ``mas_gym.critics``. An entry point is one of
+A package registers names with entry points in the group ``mas_gym.critics``. An entry point is one of these:
 
 * a loader ``(argument, **options) -> critic``, such as a critic's class;
 * the path of a folder written by training;
-* a function that returns such a path, whose keyword arguments are options.
+* a function that returns such a path; its keyword arguments are options.
 
-Some names are also used for specs without a name: ``folder`` loads the path of a folder, ``features`` and
-``calibrated`` load it if the folder has a file ``features.json`` or ``calibrated.json``, and ``hub`` finds the folder
-of ``org/name``.
+A spec without a name is loaded by one of these names: ``folder`` for the path of a folder, ``features`` or
+``calibrated`` if the folder has a file ``features.json`` or ``calibrated.json``, and ``hub`` for ``org/name``.
 """
 
 from __future__ import annotations
@@ -53,31 +52,32 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
     Args:
         spec: A folder saved by training, or one of
 
-            * ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV agents on Arithmetic);
+            * ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the bundled model's RPSV agents on Arithmetic);
             * ``"policy-likelihood"``, ``"constant:0.5"``, ``"random"``, ``"uncertainty:KIND"``, ``"agreement"``;
             * ``"judge:POLICY"``, ``"prm:MODEL"``, ``"rm:MODEL"``, ``"http://HOST:PORT/ENDPOINT"`` (see
               `rewardmodels.verifiers`);
             * ``"vllm:FOLDER"`` to score a folder saved by training with vLLM;
-            * ``"ensemble:A,B"`` for the mean of several critics, ``"vote:A,B"`` for their vote, with the spec of each;
+            * ``"ensemble:A,B"`` for the mean of several critics and ``"vote:A,B"`` for their vote, where A and B are
+            specs;
             * ``"recorded:STORE"`` for the values of a store, or ``"recorded:STORE#judge=NAME"`` for the recorded
               verdicts of a judge (`search.store.RecordedCritic`);
-            * ``"FILE.py:NAME:SETTINGS"`` for your own (see `mas_gym.plugins`);
+            * ``"FILE.py:NAME:SETTINGS"`` for a custom critic (see `mas_gym.plugins`);
             * ``"org/name"`` of a critic on the Hugging Face hub (see `rewardmodels.push_to_hub`; option ``revision``);
-            * ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group ``mas_gym.critics``.
+            * ``"NAME:ARGUMENT"`` for a loader registered in the entry-point group ``mas_gym.critics``.
 
             Options may follow, as in ``"models/masprm#concurrent=true"`` or ``"prm:MODEL#aggregate=min"``.
-        lazy: Let a trained critic read its weights at its first score, not now; other critics are loaded now.
+        lazy: Load the weights of a trained critic at its first score. Other critics are always loaded immediately.
         options: Options of the loader; for folders see `rewardmodels.LearnedCritic`.
 
     Raises:
-        UnknownNameError: There is neither such a folder nor such a name, with the known names and the nearest.
-        DataError: The folder holds no whole critic.
+        UnknownNameError: No folder or critic has this name; the message lists the known names and the closest match.
+        DataError: The folder does not contain a complete critic.
         ConfigError: An option or argument is wrong.
         MissingDependencyError: A package is not installed.
     """
     parsed = _parsed(spec)
     if parsed.name in _COMBINED and not parsed.file:
-        # The options belong to the members.
+        # The options apply to the members.
         members = map(str.strip, str(parsed).partition(":")[2].split(","))
         return _COMBINED[parsed.name]([load_critic(member, lazy=lazy, **options) for member in members if member])
     loader = CRITICS.find(parsed)
@@ -97,9 +97,9 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
 
 
 def _resolved(spec: Spec, loader: Loader | Path, args: list[Any], options: dict[str, Any]) -> tuple[Loader, list[Any]]:
-    """Return a loader with its arguments; what leads to a folder becomes the loader of folders.
+    """Return a loader with its arguments; a path or a function that returns one resolves to the folder loader.
 
-    Options of a function that returns the folder are taken out of ``options``.
+    The options of such a function are removed from ``options``.
     """
     if isinstance(loader, Path):
         if spec.argument:
@@ -114,12 +114,12 @@ def _resolved(spec: Spec, loader: Loader | Path, args: list[Any], options: dict[
 
 
 def known_critics() -> list[str]:
-    """Return the names that `load_critic` accepts in addition to folders, those of installed packages included."""
+    """Return the names that `load_critic` accepts in addition to folders, including those of installed packages."""
     return CRITICS.names()
 
 
 def critic_makers() -> dict[str, Callable[..., Any]]:
-    """Return by name the class or loader whose parameters are each critic's settings."""
+    """Return, by critic name, the class or loader whose parameters are the critic's settings."""
     found: dict[str, Callable[..., Any]] = {}
     for name in known_critics():
         loader = CRITICS.find(Spec(name))
@@ -150,7 +150,7 @@ def _parsed(text: str) -> Spec:
 
 def _of_folder(text: str) -> Spec:
     folder = Path(text).expanduser()
-    # The kinds of trained critics that are no language model are recognised by a file of their name.
+    # Trained critics that are not language models are recognised by a file with the name of their kind.
     own = next((name for name in _OWN_FILES if (folder / f"{name}.json").is_file()), _FOLDER.name)
     return Spec(own, str(folder))
 
@@ -159,19 +159,19 @@ def _is_folder(text: str) -> bool:
     try:
         return Path(text).expanduser().is_dir()
     except (OSError, ValueError, RuntimeError):
-        # Too long, with a null character, or of an unknown user.
+        # The path is too long, contains a null character, or names an unknown user.
         return False
 
 
 def _maker(loader: Loader) -> Callable[..., Any]:
-    """Return the class of the critic if its loader passes all options on to it, otherwise the loader."""
+    """Return the critic's class if its loader passes all options to it, otherwise the loader."""
     kinds = {parameter.kind for parameter in inspect.signature(loader).parameters.values()}
     passes_on = inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.KEYWORD_ONLY not in kinds
     return _class_of(loader) if passes_on else loader
 
 
 def _class_of(loader: Loader) -> Callable[..., Any]:
-    """Return the class that a loader states as its result; the loader itself if it is a class or states none."""
+    """Return the class in a loader's return annotation; the loader itself if it is a class or has no annotation."""
     made = None if inspect.isclass(loader) else get_type_hints(loader).get("return")
     return made if inspect.isclass(made) else loader
 
@@ -195,19 +195,19 @@ def _constant(argument: str) -> ConstantCritic:
 
 
 def _uncertainty(argument: str) -> Uncertainty:
-    """How sure the agent was of its message."""
+    """The agent's certainty about its message."""
     return Uncertainty(argument or "entropy")
 
 
 def _agreement(argument: str) -> Agreement:
-    """How many leaves of the search agree with a state's answer."""
+    """The share of the search's leaves that agree with a state's answer."""
     if argument:
         raise ConfigError(f"agreement takes no argument, got {argument!r}")
     return Agreement()
 
 
 def _calibrated(argument: str) -> Calibrated:
-    """A combination of critics that ``mas-gym train calibrated`` fitted."""
+    """A combination of critics fitted by ``mas-gym train calibrated``."""
     path = Path(argument).expanduser() / "calibrated.json"
     try:
         if path.stat().st_size > _LARGEST:
@@ -217,7 +217,7 @@ def _calibrated(argument: str) -> Calibrated:
         if isinstance(error, DataError):
             raise
         raise DataError(f"cannot read {path}: {error}; train it again with mas-gym train calibrated") from error
-    # A folder comes from outside as often as from here, and must not name code to run.
+    # The folder may come from an untrusted source, so it must not name code to run.
     code = [spec for spec in model.members if any(part.strip().endswith(".py") for part in re.split("[:,#]", spec))]
     if code:
         raise ConfigError(f"{path}: expected critics by name or folder, got {code[0]!r}, whose code would run")

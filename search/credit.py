@@ -51,7 +51,7 @@ StateFunction = Callable[[MASState], float]
 Floats = NDArray[np.float64]
 
 _EQUAL = 1e-9
-"""Rewards of one group that differ by less than this share of the largest are equal up to rounding."""
+"""Relative tolerance: rewards of one group with smaller differences are equal up to rounding."""
 
 
 class Credit(NamedTuple):
@@ -60,8 +60,8 @@ class Credit(NamedTuple):
     Attributes:
         node: The message's node in the plan's tree.
         agent: Index of the agent that wrote it.
-        turn: Its place in the transcript, from 0.
-        advantage: By how much it was better than the messages it is compared with.
+        turn: Its position in the transcript, from 0.
+        advantage: Its advantage over the messages it is compared with.
     """
 
     node: int
@@ -89,7 +89,7 @@ def credit(
     Args:
         plans: Finished plans with trees.
         method: One of `METHODS`.
-        reward: Reward of a terminal state; by default +1 for a candidate that is correct and -1 for a wrong one.
+        reward: Reward of a terminal state; by default +1 for a correct candidate and -1 for a wrong one.
         value: Critic's value of a state; by default the one stored in the tree.
         truth: Expected reward of a state, for ``exact``.
         scale: Whether the first three methods divide by the standard deviation.
@@ -97,7 +97,7 @@ def credit(
 
     Raises:
         UnknownNameError: There is no such method.
-        ConfigError: The plans lack what the method needs, or a number is not finite.
+        ConfigError: The plans lack data that the method needs, or a number is not finite.
     """
     if method not in METHODS:
         raise unknown_name("credit method", method, METHODS)
@@ -129,7 +129,7 @@ def credit(
 
 
 def shared_outcome(rewards: ArrayLike, questions: Sequence[Hashable], *, scale: bool = True) -> Floats:
-    """Return the advantage of each transcript, which all its messages share.
+    """Return the advantage of each transcript, which applies to all its messages.
 
     ``A_i = (R_i - mean_q) / std_q`` over the transcripts of question ``q``; without ``scale``, ``R_i - mean_q``.
     Source: GRPO with outcome supervision (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.2); without the division, Dr. GRPO
@@ -141,7 +141,8 @@ def shared_outcome(rewards: ArrayLike, questions: Sequence[Hashable], *, scale: 
         scale: Whether to divide by the population standard deviation.
 
     Returns:
-        ``[G]`` advantages. Those of each question sum to 0; groups of one or of equal rewards have advantage 0.
+        ``[G]`` advantages. The advantages of each question sum to 0; groups of one or of equal rewards have advantage
+        0.
     """
     return _normalised(rewards, questions, scale)
 
@@ -174,7 +175,7 @@ def per_agent_and_turn(
     """Return the advantage of each message among those of the same question, agent and turn.
 
     ``A_m = (R_m - mean_g) / std_g`` over the group ``g = (question, agent, turn)``. Source: AT-GRPO (arXiv 2510.11062,
-    agent- and turn-wise grouping), whose groups are sampled at one state.
+    agent- and turn-wise grouping), where groups are sampled at one state.
 
     Args:
         rewards: ``[M]`` reward of each message's transcript.
@@ -190,7 +191,7 @@ def per_agent_and_turn(
 
 
 def value_differences(values: ArrayLike, parents: Sequence[int]) -> Floats:
-    """Return by how much each node's message raised the value.
+    """Return the increase in value by each node's message.
 
     ``A(s_t, a_t) = V(s_{t+1}) - V(s_t)``. Source: the values of MASPRM (arXiv 2510.24803) as a potential; with the true
     expected rewards in place of the values it is the exact credit.
@@ -200,7 +201,7 @@ def value_differences(values: ArrayLike, parents: Sequence[int]) -> Floats:
         parents: ``[N]`` index of each node's parent; -1 for the root.
 
     Returns:
-        ``[N]`` differences; NaN for the root and where one of the two values is unknown.
+        ``[N]`` differences; NaN for the root and if one of the two values is unknown.
     """
     found = np.asarray(values, dtype=np.float64)
     above = np.asarray(parents, dtype=np.intp)
@@ -231,18 +232,18 @@ def leave_one_out(rewards: ArrayLike) -> Floats:
 
 
 def control_variate(rewards: ArrayLike, values: ArrayLike, *, weight: float = 0.5) -> Floats:
-    """Return leave-one-out advantages whose baseline also uses the values of siblings that were not continued.
+    """Return leave-one-out advantages with a baseline that also uses the values of siblings that were not continued.
 
     ``A_i = R_i - [mean_{j != i, j <= K} (R_j - w V_j) + w mean_{j != i, j <= S} V_j]``. The bracket has the expectation
-    ``E[R | s]`` for any values and any fixed weight, because both means of ``V`` have the same expectation. Its
-    variance is smaller the more of ``R`` the values explain, so a message that is scored but not continued replaces a
-    part of a continuation. Without such messages the result is that of `leave_one_out`. Source: control variates with
-    an estimated mean (double sampling; Cochran 1977, Sampling Techniques, Ch. 12).
+    ``E[R | s]`` for any values and any fixed weight, because both means of ``V`` have the same expectation. The more of
+    ``R`` the values explain, the smaller the variance, so a message that is scored but not continued replaces a part of
+    a continuation. Without such messages the result is that of `leave_one_out`. Source: control variates with an
+    estimated mean (double sampling; Cochran 1977, Sampling Techniques, Ch. 12).
 
     Args:
         rewards: ``[K]`` rewards of the continued messages.
         values: ``[S]`` critic's value after each message, the ``K`` continued ones first.
-        weight: The factor ``w``. It must not be chosen from the same rewards.
+        weight: The factor ``w``. Do not choose it from the same rewards.
 
     Returns:
         ``[K]`` advantages; 0 for a message without a continued sibling.
@@ -265,13 +266,13 @@ def value_baseline(rewards: ArrayLike, before: float, *, weight: float = 0.5) ->
 
     ``A_i = R_i - [w V(s) + (1-w)/(K-1) sum_{j != i} R_j]``. Its expectation given ``a_i`` is the exact credit plus
     ``w (E[R | s] - V(s))``, which is the same for all siblings, so the expected policy gradient is exact for any
-    critic. The baseline has ``(1-w)^2`` of the variance that it has in `leave_one_out`. Source: baselines as control
-    variates of the policy gradient (Williams 1992; Greensmith et al. 2004, JMLR 5:1471).
+    critic. The baseline's variance is ``(1-w)^2`` times that in `leave_one_out`. Source: baselines as control variates
+    of the policy gradient (Williams 1992; Greensmith et al. 2004, JMLR 5:1471).
 
     Args:
         rewards: ``[K]`` reward of each message's continuation, or the mean over its continuations.
         before: Critic's value ``V(s)`` of the state in which the messages were written.
-        weight: The factor ``w``; a message without siblings has only the value as its baseline.
+        weight: The factor ``w``; the baseline of a message without siblings is only the value.
 
     Returns:
         ``[K]`` advantages.
@@ -293,16 +294,16 @@ def tree_credit(
     """Return the credit of every message of a tree that has a reward below it, from comparisons of siblings.
 
     A node's estimate is its reward, or from its children ``mean_continued(estimate - w V) + w mean_all(V)``, which is
-    the plain mean without values. Siblings are compared by `leave_one_out`, with values by `control_variate`, and with
-    baselines by `value_baseline`.
+    the plain mean without values. Siblings are compared by `leave_one_out`; if ``values`` are given, by
+    `control_variate`; if ``baselines`` are given, by `value_baseline`.
 
     Args:
-        parents: ``[N]`` index of each node's parent, which comes before the node; -1 for the root.
+        parents: ``[N]`` index of each node's parent, which precedes the node; -1 for the root.
         rewards: Reward by terminal node.
-        values: ``[N]`` critic's values; None for plain means. A terminal node's may be NaN; its reward is used then.
+        values: ``[N]`` critic's values; None for plain means. If a terminal node's value is NaN, its reward is used.
             Nodes without a value that were not continued are ignored.
-        baselines: ``[N]`` critic's values as baselines of the messages that follow. Where it is NaN, as it usually is
-            for the question alone, the siblings are compared by `leave_one_out`.
+        baselines: ``[N]`` critic's values as baselines of the messages that follow. If a value is NaN, which is usual
+            for the root, the siblings are compared by `leave_one_out`.
         weight: The factor ``w``.
 
     Returns:
@@ -372,7 +373,7 @@ def _tree(plan: Plan) -> Tree | None:
 
 
 def _rewards(plan: Plan, tree: Tree | None, reward: StateFunction | None) -> list[tuple[int, float]]:
-    """Return terminal node and reward of each transcript."""
+    """Return the terminal node and the reward of each transcript."""
     if tree is None:
         return []
     if reward is not None:
@@ -395,7 +396,7 @@ def _state_differences(
 ) -> list[dict[int, float]]:
     """Return the differences of values between each state and the one before it.
 
-    A question whose initial state has no value gets the mean value after its first messages.
+    If a question's initial state has no value, the mean value after its first messages is used.
     """
     values = [[] if tree is None else _values(tree, function) for tree in trees]
     first: dict[str, list[float]] = defaultdict(list)

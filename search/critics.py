@@ -17,9 +17,8 @@ from search.protocol import Critic, Scores, ScoringContext, as_critic
 class PolicyLikelihood(Critic):
     """The sigmoid of a message's mean token log-probability (paper, App. "Policy likelihood guidance").
 
-    It scores a state by the message that led to it, with the log-probability that the
-    policy reported when it wrote that message. So it costs nothing: RC = 0. Values lie in
-    (0, 0.5].
+    It scores a state by its last message, using the log-probability reported by the policy when it sampled the message.
+    Scoring is free: RC = 0. Values lie in (0, 0.5].
     """
 
     name = "policy-likelihood"
@@ -31,7 +30,8 @@ class PolicyLikelihood(Critic):
         """Return one value per state, in order.
 
         Raises:
-            CriticError: No policy wrote the state's last message, or the policy reports no log-probabilities.
+            CriticError: The state's last message was not written by a policy, or the policy reports no
+                log-probabilities.
         """
         return [self._score(context) for context in contexts]
 
@@ -68,8 +68,8 @@ class Uncertainty(Critic):
     ``least``               ``exp(m)``          ``m``: log-probability of the least likely token
     ======================  ==================  ===========================================================
 
-    Values lie in [0, 1]; larger is surer. The sums over tokens are in nats, at temperature 1.
-    Local models report all three; vLLM and OpenAI-compatible servers ``least`` alone.
+    Values lie in [0, 1]; larger means more certain. The sums over tokens are in nats, at temperature 1. Local models
+    report all three; vLLM and OpenAI-compatible servers report only ``least``.
 
     Args:
         kind: ``"entropy"``, ``"self-certainty"`` or ``"least"``.
@@ -93,7 +93,8 @@ class Uncertainty(Critic):
         """Return one value per state, in order.
 
         Raises:
-            CriticError: No policy wrote the state's last message, or the policy does not report what is needed.
+            CriticError: The state's last message was not written by a policy, or the policy does not report the
+                required statistic.
         """
         return [self._score(context) for context in contexts]
 
@@ -112,13 +113,13 @@ class Uncertainty(Critic):
 
 
 class ConstantCritic(Critic):
-    """Gives every state the same value: a baseline for search without guidance."""
+    """The same value for every state: a baseline for search without guidance."""
 
     terminal_only = False
     free = True
 
     def __init__(self, value: float = 0.0) -> None:
-        """Keep the value."""
+        """Store the value."""
         if not math.isfinite(value):
             raise ConfigError(f"constant: expected a finite number, got {value!r}")
         self.name = f"constant({value:g})"
@@ -130,12 +131,11 @@ class ConstantCritic(Critic):
 
 
 class Agreement(Critic):
-    """The share of the search's leaves that give the same answer as this one (Wang et al. 2023, self-consistency).
+    """The share of the search's leaves with the same answer as the scored leaf (self-consistency, Wang et al. 2023).
 
-    The value is ``2 share - 1``. The leaves are the terminal states that the search has asked to
-    score so far, those of the same request included and repeats counted: for best-of-N all its
-    passes, for a tree search those found before this one. A leaf without a readable answer agrees
-    with none; its share is 0.
+    The value is ``2 share - 1``. The leaves are the terminal states for which the search has requested scores so far,
+    including those of the same request and repeats. For best-of-N they are all passes; for a tree search, the leaves
+    found so far. A leaf without a readable answer has a share of 0.
     """
 
     name = "agreement"
@@ -159,17 +159,17 @@ class Agreement(Critic):
 
 
 class RandomCritic(Critic):
-    """Draws every state's value from ``[-1, 1)``, the same each time: a baseline for verifiers.
+    """A fixed random value in ``[-1, 1)`` for each state: a baseline for verifiers.
 
     Args:
-        seed: Another seed gives other values.
+        seed: Seed of the values.
     """
 
     terminal_only = False
     free = True
 
     def __init__(self, seed: int = 0) -> None:
-        """Keep the seed."""
+        """Store the seed."""
         self.seed = seed
         self.name = "random" if seed == 0 else f"random({seed})"
 
@@ -201,7 +201,7 @@ class Combination(Critic):
     """
 
     def __init__(self, members: Sequence[Critic]) -> None:
-        """Keep the members."""
+        """Store the members."""
         if not members:
             raise ConfigError(f"{type(self).__name__.lower()}: expected at least one critic, got none")
         self.members = tuple(map(as_critic, members))
@@ -219,12 +219,12 @@ class Combination(Critic):
         return self.members
 
     def check_graph(self, mas: MAS) -> None:
-        """Let the members refuse a graph."""
+        """Check the graph with each member."""
         for member in self.members:
             member.check_graph(mas)
 
     def score(self, contexts: Sequence[ScoringContext]) -> Scores:
-        """Return the combined value of each state, with the sum of what the members cost."""
+        """Return the combined value of each state, with the total cost of the members."""
         votes = [scores_of(member, contexts) for member in self.members]
         rows = zip(*votes, strict=True)
         values = [self.combined(context, row) for context, row in zip(contexts, rows, strict=True)]
@@ -241,11 +241,11 @@ class Combination(Critic):
 
     @abstractmethod
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
-        """Return the value of a state from the members' values; NaN stands for a member without one."""
+        """Return the value of a state from the members' values; NaN marks a missing value."""
 
 
 class Ensemble(Combination):
-    """The mean of several critics; a state has no value if a member has none."""
+    """The mean of several critics; a state has no value if any member has none."""
 
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
         """Return the mean."""
@@ -255,17 +255,17 @@ class Ensemble(Combination):
 class Vote(Combination):
     """The vote of several critics: the mean of their verdicts, in ``[-1, 1]``.
 
-    A value above ``threshold`` is a verdict of 1, one below it of -1. A member with no value, or with the threshold
-    itself, abstains; if fewer than ``quorum`` members vote, the state has no value.
+    A value above ``threshold`` is a verdict of 1, a value below it a verdict of -1. A member abstains if it has no
+    value or exactly the threshold. If fewer than ``quorum`` members vote, the state has no value.
 
     Args:
         members: The critics.
         threshold: The value between right and wrong: 0 for critics in ``[-1, 1]``.
-        quorum: Least number of votes.
+        quorum: Minimum number of votes.
     """
 
     def __init__(self, members: Sequence[Critic], threshold: float = 0.0, quorum: int = 1) -> None:
-        """Keep the members."""
+        """Store the members."""
         super().__init__(members)
         self.threshold, self.quorum = threshold, quorum
         self.name = f"vote({self.name})"

@@ -19,13 +19,13 @@ from search.plan import AnytimePoint, Plan
 from search.usage import Usage
 
 _QUICK = ("number", "choice", "text", "regex")
-"""Kinds that are graded in microseconds."""
+"""Answer kinds that are graded in microseconds."""
 
 _TOGETHER = 8
 
 
 def final_text(state: MASState) -> str:
-    """Return the text of a terminal state that is graded: its last message; none if that reached nobody.
+    """Return the graded text of a terminal state: its last message, or ``""`` if it has no legal recipient.
 
     A message that names no legal recipient ends the episode without an answer (`mas_gym.Dynamics.failure`).
     """
@@ -36,13 +36,13 @@ class Grader:
     """Grades the final messages of one problem, each distinct text once.
 
     Args:
-        problems: The task, whose own grading is used if it has one, or any iterable of problems.
+        problems: The task (its custom grading is used, if any), or any iterable of problems.
         problem: The problem.
         read: Returns the part of a terminal state's text that is graded (`mas_gym.MAS.final_text`).
-        recorded: Grades of terminal states that are known, by the digest of the state.
+        recorded: Known grades of terminal states, by the digest of the state.
 
     Attributes:
-        threads: On how many threads messages may be graded at once; 0 if grading is quick and needs none.
+        threads: Maximum number of grading threads; 0 if grading is fast and needs none.
     """
 
     def __init__(
@@ -52,30 +52,30 @@ class Grader:
         read: Callable[[str], str] = lambda text: text,
         recorded: Mapping[bytes, Grade] | None = None,
     ) -> None:
-        """Use the task's own grading if it has one, otherwise strict grading."""
+        """Use the task's custom grading if it has one, otherwise strict grading."""
         task: TaskGrader = as_task(problems) if is_task(problems) else KindGrader()
         self._problem = problem
         self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
         self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
-        # Episodes with the same last message may have different recorded outcomes, so those go by state.
+        # Episodes with the same last message may have different recorded outcomes, so recorded grades use the state.
         self._grades: dict[str, Grade] = {key.hex(): grade for key, grade in (recorded or {}).items()}
         self._recorded = frozenset(self._grades)
         self.threads = grading_threads(problems, problem.kind)
 
     def key(self, state: MASState) -> str:
-        """Return what the other methods take for a terminal state: its final text, or a key of its recorded grade."""
+        """Return a terminal state's key for the other methods: its final text, or the key of its recorded grade."""
         key = state.digest.hex() if self._recorded else ""
         return key if key in self._recorded else final_text(state)
 
     def extract(self, text: str) -> str | None:
-        """Return the normalised answer in a message, without looking at the reference."""
+        """Return the normalised answer in a message, without using the reference."""
         return self._grades[text].extracted if text in self._recorded else self._extract(text)
 
     def grade(self, text: str) -> Grade:
         """Compare the answer in a message with the reference.
 
         Raises:
-            ConfigError: The task's grader returned something else than a `Grade`.
+            ConfigError: The task's grader did not return a `Grade`.
         """
         if text not in self._grades:
             grade = self._ask(text)
@@ -85,12 +85,12 @@ class Grader:
         return self._grades[text]
 
     def ungraded(self, texts: Iterable[str]) -> list[str]:
-        """Return the distinct ones among messages that have no grade yet."""
+        """Return the distinct messages without a grade."""
         return [text for text in dict.fromkeys(texts) if text not in self._grades]
 
     @property
     def cost(self) -> Usage:
-        """What a judge spent on the grades so far; the verdict on an answer counts once."""
+        """The cost of a judge's grades so far; each distinct answer counts once."""
         billed = {grade.extracted or text: grade for text, grade in list(self._grades.items()) if grade.tokens}
         return Usage(
             grader_tokens=sum(grade.tokens for grade in billed.values()),
@@ -98,7 +98,7 @@ class Grader:
         )
 
     def reward(self, text: str) -> float:
-        """Return R of a terminal state with this final message, +1.0 or -1.0."""
+        """Return the reward R of a terminal state with this final message, +1.0 or -1.0."""
         return 1.0 if self.grade(text).correct else -1.0
 
     def texts(self, plan: Plan) -> list[str]:
@@ -137,26 +137,26 @@ class Grader:
 
 
 def grading_threads(task: object, kind: str) -> int:
-    """Return on how many threads answers of a kind may be graded at once; 0 if they are graded in microseconds.
+    """Return the maximum number of grading threads for a kind of answer; 0 if grading takes microseconds.
 
-    What is slow (a judge, code, symbolic equality, a function of the user's) must not hold up the scheduler's loop.
+    Slow grading (a judge, code, symbolic equality, a user's function) must not block the scheduler's loop.
     """
     grader = as_task(task).grader if is_task(task) else KindGrader()
     if isinstance(grader, KindGrader):
         if kind in _QUICK:
             return 0
         policy = grader.judge.policy if isinstance(grader.judge, Judge) else None
-        # Of other judges nothing is known, and a local model computes one verdict at a time anyway.
+        # Other judges may not be thread-safe, and a local model computes one verdict at a time.
         return _TOGETHER if kind != "judge" or isinstance(policy, AsyncPolicy) else 1
     return 1
 
 
 class TurnAnswer(NamedTuple):
-    """What an episode would have answered, had it ended after some turns.
+    """The answer of an episode if it had ended after some turns.
 
     Attributes:
         turns: Number of turns, at least 1.
-        answer: The normalised answer; None if none had been stated.
+        answer: The normalised answer; None if none was stated.
         correct: Whether it equals the reference.
     """
 
@@ -168,8 +168,8 @@ class TurnAnswer(NamedTuple):
 def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> tuple[TurnAnswer, ...]:
     """Return the answers of a plan's chosen episode after several numbers of turns.
 
-    The answer after a turn is the last one that was stated: in the field ``CURRENT ANSWER:`` of a message that
-    has it, otherwise anywhere in the message. From the episode's end on, it is the plan's answer.
+    The answer after a turn is the last stated answer, read from the field ``CURRENT ANSWER:`` of a message if it
+    exists, otherwise from anywhere in the message. From the end of the episode on, it is the plan's answer.
 
     Args:
         plan: A graded plan, from `search.run` or a store.

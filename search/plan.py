@@ -28,8 +28,8 @@ class Candidate:
     Attributes:
         state: The terminal state.
         score: The score that ranks it, by default the path score: the mean value after each
-            action, or the terminal value with an outcome critic; None if nothing scored it.
-        node: Its index in the plan's tree; None until the scheduler has seen the plan.
+            action, or the terminal value with an outcome critic; None if it was not scored.
+        node: Its index in the plan's tree; None until the scheduler completes the plan.
         answer: The normalised answer read from its last message; filled in by the scheduler.
         correct: Whether that answer equals the reference; filled in by the scheduler.
     """
@@ -52,7 +52,7 @@ class AnytimePoint(NamedTuple):
     Attributes:
         agent_calls: AC spent so far.
         generated_tokens: TOK spent so far.
-        state: The terminal state that decoding would return; None while there was none.
+        state: The terminal state that decoding would return; None before the first one.
         node: Its index in the plan's tree.
         answer: Its answer; filled in by the scheduler.
         correct: Whether it is correct; filled in by the scheduler.
@@ -70,7 +70,7 @@ class AnytimePoint(NamedTuple):
 class Plan:
     """The outcome of one search.
 
-    A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if it ended early by its own rule; the
+    A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if it ended early by a stop rule; the
     scheduler fills in the rest.
 
     Attributes:
@@ -81,14 +81,15 @@ class Plan:
         answer: The chosen candidate's answer; None if none can be read.
         correct: Whether that answer equals the reference (Hit@1); None before grading.
         usage: The cost of the search.
-        stopped: Why the search ended early: the budget that was spent, or the planner's own reason, such as a majority
-            that is settled; None if it did not, or if the planner stayed within its budget.
-        error: Why the search failed; None if it did not.
-        error_details: The traceback of that failure; not stored.
+        stopped: Reason for stopping early: an exhausted budget, or the planner's reason, such as a settled majority;
+            None if the search did not stop early, or if the planner stayed within its budget.
+        error: Reason for the failure; None if the search did not fail.
+        error_details: The traceback of the failure; not stored.
         mas: The system that was searched; filled in by the scheduler.
-        requests: For a program, the prompt that each message of the chosen path replies to, by the message's node;
-            long ones are cut.
-        order_varied: Whether concurrent calls of an agent program came too late to be ordered by content; not stored.
+        requests: For a program, the prompt for each message of the chosen path, by the message's node; long prompts are
+            truncated.
+        order_varied: Whether concurrent calls of an agent program arrived too late to be ordered by content; not
+            stored.
         usd: The cost of the search in USD at the run's prices; None for a run without prices; not stored.
     """
 
@@ -109,7 +110,7 @@ class Plan:
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:
-        """Return a plan with one candidate, a terminal state; the scheduler adds the tree of its path."""
+        """Return a plan with one candidate, a terminal state; the scheduler adds the tree with its path."""
         return cls((Candidate(state, score),))
 
     @property
@@ -124,7 +125,7 @@ class Plan:
 
     @property
     def outcome(self) -> str:
-        """How it ended: ``"right"``, ``"wrong"``, ``"no answer"``, ``"failed"``, or ``"answered"`` before grading."""
+        """Outcome: ``"right"``, ``"wrong"``, ``"no answer"``, ``"failed"``, or ``"answered"`` before grading."""
         if self.error is not None:
             return "failed"
         if self.answer is None:
@@ -141,13 +142,13 @@ class Plan:
         reference: str | None = None,
         grade: Callable[[str], Grade | None] | None = None,
     ) -> TreePage:
-        """Return the search tree as `search.pages.tree_page` takes it.
+        """Return the search tree as an argument for `search.pages.tree_page`.
 
         Args:
-            facts: Facts for the head of the page, in addition to the usage.
-            reference: The reference answer; None if the problem has none, and nothing is shown as right or wrong.
-            grade: Grades the final text of the terminal nodes that are no candidates, such as those a beam dropped;
-                None, or its returning None, leaves them unmarked.
+            facts: Facts for the page header, in addition to the usage.
+            reference: The reference answer; None if the problem has none. Then nothing is shown as right or wrong.
+            grade: Grades the final text of terminal nodes that are not candidates, such as those dropped by a beam. The
+                nodes are unmarked if it is None or returns None.
 
         Raises:
             SearchError: The plan has no tree.
@@ -199,13 +200,13 @@ class Plan:
         reference: str | None = None,
         grade: Callable[[str], Grade | None] | None = None,
     ) -> Path:
-        """Write the search tree as an HTML page that stands alone; return its path.
+        """Write the search tree as a self-contained HTML page; return its path.
 
         Args:
             path: The file.
-            facts: As for `page`, and so are the others.
-            reference: The reference answer, to be shown beside the chosen one.
-            grade: Grades the final texts of terminal nodes that are no candidates.
+            facts: As for `page`.
+            reference: The reference answer, shown next to the chosen one.
+            grade: Grades the final texts of terminal nodes that are not candidates.
 
         Raises:
             SearchError: The plan has no tree, because the search failed or was read from a store without trees.
@@ -219,7 +220,7 @@ class Plan:
         if grade is not None:
             once = cache(grade)
             for node, state in enumerate(self.tree.states):
-                # A message that reached nobody ended the episode without an answer.
+                # A message without a recipient ended the episode without an answer.
                 text = self.mas.final_text(state.text) if state.recipients else ""
                 if node not in found and self.tree.is_terminal(node) and (result := once(text)) is not None:
                     found[node] = result.extracted, result.correct

@@ -2,8 +2,8 @@
 
 A planner is a generator. It yields lists of requests, receives the list of replies in
 the same order, and returns a `Plan`. It performs no I/O, does not read the clock, and
-draws random numbers only from the generator that it is given. Therefore a planner can be
-tested without a model, and thousands can run concurrently::
+draws random numbers only from its ``rng`` argument. Therefore a planner can be tested without a model, and thousands
+can run concurrently::
 
     planner                                 scheduler
     yield [Propose(s, n=3)]          ->
@@ -50,11 +50,11 @@ ValueKind = Literal["process", "outcome", "likelihood", "reward"]
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Ask the acting agent's policy for ``n`` fresh messages at ``state``; the reply is a list of `Proposal`.
+    """Request ``n`` new messages at ``state`` from the acting agent's policy; the reply is a list of `Proposal`.
 
-    Asking again at the same state in the same search gives further samples, never the same ones. The reply is
-    shorter only in a recorded run that holds no more at the state; it is empty only if the list of requests asks for
-    messages at other states, too. ``arm`` names the model that writes them; by default the arms take turns.
+    Repeated requests at one state in the same search return further samples, never the same ones. The reply is shorter
+    only in a recorded run without further messages at the state. It is empty only if the same list requests messages at
+    other states too. ``arm`` is the name of the model that writes the messages; by default the arms take turns.
     """
 
     state: MASState
@@ -64,9 +64,9 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Ask the critic for the values of ``states``; the reply is a list of floats.
+    """Request the critic's values of ``states``; the reply is a list of floats.
 
-    A state is scored once in a search, however often it is requested.
+    A search scores each state only once, even if it is requested repeatedly.
     """
 
     states: Sequence[MASState]
@@ -74,9 +74,9 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """Ask for the answers in the last messages of ``states``; the reply is a list of strings and Nones.
+    """Request the answers in the last messages of ``states``; the reply is a list of strings and Nones.
 
-    Equal answers come back as equal strings, so that they can be counted. The reference answer is not used.
+    Equal answers are equal strings, so they can be counted. The reference answer is not used.
     """
 
     states: Sequence[MASState]
@@ -84,9 +84,9 @@ class Extract:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """Ask for the true reward of terminal ``states``; the reply is a list of +1.0 and -1.0.
+    """Request the true reward of terminal ``states``; the reply is a list of +1.0 and -1.0.
 
-    Answered only in training runs (``search.run(..., training=True)``); elsewhere the search fails.
+    Available only in training runs (``search.run(..., training=True)``); in other runs the search fails.
     """
 
     states: Sequence[MASState]
@@ -94,11 +94,11 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Ask how many more messages this search's budget pays for; the reply is a whole number, or None without a limit.
+    """Request the number of messages left in the search's budget; the reply is an integer, or None without a limit.
 
     The number is exact for a limit of calls. For a limit of tokens it divides the tokens left
     by the mean length of the search's messages so far, and is 1 before the first message.
-    A limit of seconds does not count.
+    A limit of seconds is ignored.
     """
 
 
@@ -107,7 +107,7 @@ class Arm(NamedTuple):
 
     Attributes:
         name: Its name for `Propose`; empty for the only model of a policy without arms.
-        price: USD per million generated tokens, from the run's prices; None without.
+        price: USD per million generated tokens, from the run's prices; None without prices.
     """
 
     name: str
@@ -116,9 +116,9 @@ class Arm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """Ask for the models that can write the acting agent's message at ``state``; the reply is a tuple of `Arm`.
+    """Request the models that can write the acting agent's message at ``state``; the reply is a tuple of `Arm`.
 
-    It has one element for an agent without arms, and in a recorded run.
+    The tuple has one element for an agent without arms and in a recorded run.
     """
 
     state: MASState
@@ -126,10 +126,10 @@ class Arms:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Ask whether to spend more on this search, when it has an answer; the reply is None, or why it should stop.
+    """Request to continue a search that has an answer; the reply is None, or the reason to stop.
 
     It must be the only request of its list. The reply is None except in a run that allocates its budget
-    (``search.run(..., allocate=True)``), where it comes once all other searches wait, too.
+    (``search.run(..., allocate=True)``), where it arrives when all other searches are also waiting.
 
     Attributes:
         gain: Expected increase of the probability of a right answer per further increment, such as one pass or one
@@ -147,7 +147,7 @@ class Model(Protocol):
     """The part of `mas_gym.Dynamics` that planners use.
 
     Attributes:
-        max_depth: The most messages of an episode; 1 if that is unknown.
+        max_depth: The maximum number of messages of an episode; 1 if unknown.
     """
 
     max_depth: int
@@ -162,18 +162,18 @@ class Model(Protocol):
 class Planner(ABC):
     """A search algorithm. A subclass defines `plan`; the rest has defaults.
 
-    An object that only has this method is a planner, too: `as_planner` adapts it when it is loaded.
+    An object with only this method is also accepted: `as_planner` adapts it when it is loaded.
 
-    A run with a store needs the planner's identity: what its results depend on. Its class,
-    its source and its attributes are stated automatically; a method ``identity()`` replaces the
-    attributes. It is needed if an attribute cannot be stated or changes during a search.
-    See `mas_gym.internal.identity`, and `mas_gym.testing.check_planner`.
+    A run with a store needs the planner's identity, which contains everything that its results depend on. The class,
+    its source and its attributes are included automatically; a method ``identity()`` replaces the attributes. Define it
+    if an attribute has no identity or changes during a search. See `mas_gym.internal.identity`, and
+    `mas_gym.testing.check_planner`.
 
     Attributes:
-        needs_critic: False for a planner that never requests values; it runs without a critic, and once only in
+        needs_critic: False for a planner that never requests values; it runs without a critic, and only once in
             comparisons.
-        size_setting: The name of the whole-number attribute that scales the cost, such as ``"n_simulations"``.
-            ``--match`` changes it, see `resized`; ``""`` for a planner whose cost cannot be changed.
+        size_setting: The name of the integer attribute that scales the cost, such as ``"n_simulations"``. ``--match``
+            changes it, see `resized`; ``""`` for a planner with a fixed cost.
         needs_prices: True for a planner that chooses by the price of an `Arm`; a run then needs ``prices``, which
             become part of its identity.
     """
@@ -189,15 +189,15 @@ class Planner(ABC):
         Args:
             model: The dynamics.
             root: A non-terminal state.
-            rng: The search's own generator, seeded from (run seed, problem).
+            rng: The search's random generator, seeded from (run seed, problem).
         """
 
     def for_run(self, critic: Critic | None, training: bool) -> Planner:
-        """Return the planner to run, adapted to the critic if need be; by default the planner itself.
+        """Return the planner to run, adapted to the critic if necessary; by default the planner itself.
 
         Args:
-            critic: The run's critic; None without one.
-            training: Whether the true reward is answered.
+            critic: The run's critic, or None.
+            training: Whether `Reward` requests are answered.
 
         Raises:
             ConfigError: The planner cannot use the critic.
@@ -208,7 +208,7 @@ class Planner(ABC):
         """Return the value of ``size_setting``.
 
         Raises:
-            ConfigError: The planner has no such whole number.
+            ConfigError: The planner has no such integer attribute.
         """
         return whole_number(
             f"{planner_name(self)}: size_setting {self.size_setting!r}",
@@ -248,10 +248,10 @@ class _AdaptedPlanner(Adapter, Planner):
 
 
 def as_planner(part: object) -> Planner:
-    """Return a `Planner` as it is, and an object with a method ``plan`` as a planner with the attributes it lacks.
+    """Return a `Planner` unchanged; wrap an object with a method ``plan`` in a planner that adds missing attributes.
 
     Raises:
-        ConfigError: It has no such method.
+        ConfigError: The object has no such method.
     """
     if isinstance(part, Planner):
         return part
@@ -266,7 +266,7 @@ def planner_name(planner: Planner) -> str:
 
 
 def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | None:
-    """Return the kind of a run's values; None if nothing scores states."""
+    """Return the kind of a run's values; None if states are not scored."""
     if training:
         return "reward"
     if critic is None:

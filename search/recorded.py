@@ -1,4 +1,4 @@
-"""Recorded messages at each state of a problem and recorded outcomes, which planners can search again."""
+"""Recorded messages and outcomes of a problem, as an environment for new searches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from search.tree import Proposal, Tree
 class RecordedWorld:
     """The recorded messages and outcomes of one problem.
 
-    States that do not lead to a recorded terminal state are left out.
+    States that do not lead to a recorded terminal state are omitted.
 
     Attributes:
         root: The initial state.
-        messages: Messages that can be drawn at each non-terminal state, by the state's digest.
+        messages: Available messages at each non-terminal state, by the state's digest.
         grades: The recorded outcome of each terminal state that has one, by its digest.
     """
 
@@ -34,11 +34,11 @@ class RecordedWorld:
 
     @property
     def episodes(self) -> int:
-        """Number of messages that can be drawn at the root: one per recorded episode, or per distinct message."""
+        """Number of messages available at the root: one per recorded episode, or per distinct message."""
         return len(self.messages[self.root.digest])
 
     def at(self, state: MASState) -> Sequence[Proposal]:
-        """Return the messages that can be drawn at a state.
+        """Return the messages available at a state.
 
         Raises:
             SearchError: The state was not recorded.
@@ -78,12 +78,12 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
     Args:
         plan: The search, with its tree.
         model: The dynamics of its system.
-        distinct: Whether each distinct message at a state may be drawn once; otherwise once for every recorded episode
-            that contains it.
+        distinct: Whether each distinct message at a state can be drawn once; otherwise it can be drawn once per
+            recorded episode that contains it.
 
     Raises:
         SearchError: The plan has no tree.
-        DataError: Its tree is not one of this system.
+        DataError: The tree belongs to another system.
     """
     tree = plan.tree
     if tree is None:
@@ -104,7 +104,7 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
 
 
 def _episodes(plan: Plan, tree: Tree) -> list[int]:
-    """Return how many recorded episodes pass through each node: one per candidate, or terminal node without any."""
+    """Return the number of recorded episodes through each node, where each candidate or other terminal node is one."""
     ends = Counter(candidate.node for candidate in plan.candidates)
     passes = [max(1, ends[node]) if tree.is_terminal(node) else 0 for node in range(len(tree))]
     for node in range(len(tree) - 1, 0, -1):

@@ -17,7 +17,7 @@ class Sampling:
     """How agents sample (paper, App. "Search configurations").
 
     Attributes:
-        temperature: Softmax temperature; 0 is greedy decoding, and so is anything below 0.01.
+        temperature: Softmax temperature; values below 0.01 mean greedy decoding.
         top_p: Nucleus mass in ``(0, 1]``.
         max_new_tokens: Maximum length of one message; an agent's own maximum also applies.
     """
@@ -36,7 +36,7 @@ class Sampling:
 
 
 class SampleRecord(NamedTuple):
-    """Where a message came from: the policy's proposal and the seed it was drawn with; None if it was recorded."""
+    """The origin of a message: the policy's proposal and the sampling seed, which is None for recorded messages."""
 
     proposal: Proposal
     seed: int | None
@@ -45,13 +45,13 @@ class SampleRecord(NamedTuple):
 def sample_seeds(run_seed: int, problem_id: str, state: MASState, first: int, count: int) -> tuple[int, ...]:
     """Return the seeds of samples at a state.
 
-    They depend on the run's seed, the problem and the state, so concurrency and restarts do not change a sample.
+    Seeds depend on the run's seed, the problem and the state, so concurrency and restarts do not change a sample.
 
     Args:
         run_seed: The seed of the run.
         problem_id: The problem.
         state: The state that the messages are sampled at.
-        first: How many samples this search has requested there before.
-        count: How many samples are requested.
+        first: Number of samples this search has already requested there.
+        count: Number of samples requested.
     """
     return tuple(derive_seed(run_seed, problem_id, state.digest, place) for place in range(first, first + count))

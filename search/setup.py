@@ -1,4 +1,4 @@
-"""The settings that, together with its problem and the policy, determine the result of a search.
+"""The settings of a search. Together with the problem and the policy, they determine its result.
 
 `make_setup` loads components that are given by name and checks that they are compatible.
 """
@@ -26,7 +26,7 @@ from search.sampling import Sampling
 logger = logging.getLogger("search")
 
 ProgramSource = Program | str | Callable[..., Any]
-"""What `mas_gym.programs.load_program` takes."""
+"""Argument types of `mas_gym.programs.load_program`."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Setup:
         planner: The algorithm, bound to the critic.
         dynamics: The system's transition model.
         critic: Scores states; None if there is none.
-        seed: With the problem's id it determines every sample and every choice.
+        seed: Together with the problem's id, determines every sample and every choice.
         sampling: How agents sample.
         budget: Limits of one search.
         training: Whether `search.Reward` requests are answered.
         program: The agent program behind the system; None for a MAS.
-        rate: The prices of its models; None if they are not given.
-        recording: The recorded run whose messages are drawn; None if a policy writes them.
+        rate: The prices of the models; None if not given.
+        recording: The recorded run to draw messages from; None if a policy writes the messages.
         allocated: The run's budget, if the run allocates it to its searches; else None.
     """
 
@@ -72,10 +72,10 @@ def make_setup(
     training: bool = False,
     recording: Recording | None = None,
 ) -> Setup:
-    """Load what is given by name, bind the planner to the critic, and fill in the defaults.
+    """Load components given by name, bind the planner to the critic, and fill in defaults.
 
     Raises:
-        ConfigError: The planner or the critic lacks a part of its protocol, or they do not fit each other.
+        ConfigError: The planner or the critic does not implement its protocol, or the two are incompatible.
     """
     if isinstance(planner, str):
         planner = load_planner(planner)
@@ -95,7 +95,7 @@ def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
     Raises:
         UnknownNameError: A model has no price.
         ConfigError: The budget limits USD, or the planner chooses by price, and there are no prices; or a price does
-            not fit its model.
+            not match its model.
     """
     if prices is None and setup.planner.needs_prices:
         raise ConfigError(f"{planner_name(setup.planner)} chooses by price: pass prices=, or --prices prices.yaml")
@@ -104,15 +104,15 @@ def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
 
 
 def charged_critic(planner: Planner, critic: Critic | None) -> str | None:
-    """Return the name of the critic that a search pays for; None if there is none."""
+    """Return the name of the critic to charge for; None if the search uses no critic or a free one."""
     return None if critic is None or critic.free or not planner.needs_critic else critic.name
 
 
 def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[MAS, Program | None]:
-    """Load a system, or a program with the system that search sees in its place; ``mas`` may describe the program.
+    """Load a system, or a program and the system that represents it in search; ``mas`` may describe the program.
 
     Raises:
-        ConfigError: There is neither, or the program is described already.
+        ConfigError: There is neither, or the program already has a description.
     """
     from mas_gym.systems.loading import load_mas
 
@@ -128,7 +128,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def check_training(problems: Iterable[Problem], training: bool) -> None:
-    """Refuse the true reward on a test split; plain lists of problems have none.
+    """Reject the true reward on a test split; plain lists of problems have no split.
 
     Raises:
         ConfigError: ``training`` is set and the task is a test split.
@@ -141,14 +141,14 @@ def check_training(problems: Iterable[Problem], training: bool) -> None:
 
 
 def check_problems(problems: Iterable[Problem], setup: Setup, policy: Policy | AsyncPolicy) -> None:
-    """Check the split (`check_training`), and log one warning if the policy was made for other tasks or graphs.
+    """Check the split (`check_training`), and log a warning if the policy was trained for other tasks or graphs.
 
     Raises:
         ConfigError: As `check_training`.
     """
     check_training(problems, setup.training)
     purpose, mas = policy.made_for, setup.dynamics.mas
-    # What a program asks of its agents is not known from its name.
+    # A program's name does not reveal its prompts.
     if purpose is None or mas.program or not isinstance(problems, Task):
         return
     misuse = purpose.misuse(problems.name, mas.name)
@@ -161,7 +161,7 @@ def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | As
     """Return the given policy, or load the one that the MAS names.
 
     Raises:
-        ConfigError: There is neither, or what was given is not a policy.
+        ConfigError: There is neither, or the given object is not a policy.
     """
     if policy is None:
         if not mas.policies:

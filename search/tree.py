@@ -20,7 +20,7 @@ from mas_gym.systems.state import Action, MASState
 
 SCHEMA = 1
 TERMINAL = -1
-"""In ``Tree.first``: the node's state is terminal. 0 means that it has no children yet."""
+"""Value in ``Tree.first`` for a terminal state; 0 means no children yet."""
 
 _NAN = math.nan
 
@@ -29,12 +29,12 @@ class Proposal(NamedTuple):
     """One message sampled from the acting agent's policy.
 
     Attributes:
-        action: The message, routed to `ALL` or to a recipient that a rule chose (`search.planners.puct`).
+        action: The message, routed to `ALL` or to a recipient chosen by a rule (`search.planners.puct`).
         tokens: Generated tokens.
         logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
         finish_reason: ``"stop"`` or ``"length"``.
-        certainty: How sure the policy was of the message; None if it does not report it.
-        arm: Name of the model that wrote it; empty for a policy with one model.
+        certainty: The policy's certainty about the message; None if the policy does not report it.
+        arm: Name of the model that wrote the message; empty for a policy with one model.
     """
 
     action: Action
@@ -59,7 +59,7 @@ class Node(NamedTuple):
         state: The state.
         visits: ``N``, virtual visits included.
         total: ``W``.
-        q: ``W / N``; None if it was never visited.
+        q: ``W / N``; None if never visited.
         value: The critic's value of the state, or the true reward; None if unknown.
         tokens: Generated tokens of the message.
         logprob: Sum of its token log-probabilities; None if unknown.
@@ -81,13 +81,13 @@ class Node(NamedTuple):
 class Tree:
     """A growing tree of states.
 
-    Columns are public to read; planners write ``visits``, ``totals`` and ``values``.
+    Columns are public for reading; planners write ``visits``, ``totals`` and ``values``.
 
     Attributes:
         states: The state of each node.
         parents: Index of its parent; -1 for the root.
-        first: Index of its first child, 0 without children, `TERMINAL` for a terminal state.
-        last: One past its last child in the block that ``first`` starts.
+        first: Index of each node's first child, 0 without children, `TERMINAL` for a terminal state.
+        last: End (exclusive) of the block of children that starts at ``first``.
         visits: ``N``.
         totals: ``W``.
         values: The value of each state; NaN if unknown.
@@ -105,7 +105,7 @@ class Tree:
         self.parents = array("i", [-1])
         self.first = array("i", [0])
         self.last = array("i", [0])
-        # Lists, not arrays: selection reads these two constantly, and lists share small integers and first values.
+        # These are lists, not arrays: selection reads both constantly, and lists share small integers and first values.
         self.visits = [0]
         self.totals = [0.0]
         self.values = array("d", [_NAN])
@@ -142,13 +142,13 @@ class Tree:
     def add(self, parent: int, state: MASState, proposal: Proposal | None = None, terminal: bool = False) -> int:
         """Append a child and return its index.
 
-        Children of one node that are added in a row form the block that `first` and
-        `last` bound; only `children` finds those that come later.
+        Consecutively added children of one node form the block from `first` to `last`; children added later are found
+        only by `children`.
 
         Args:
             parent: Index of the parent.
             state: The child's state.
-            proposal: The message that led to it, for its tokens and log-probability.
+            proposal: The message of the child, for its tokens and log-probability.
             terminal: Whether the state is terminal.
         """
         index = len(self.states)
@@ -187,7 +187,7 @@ class Tree:
         return self.first[node] == TERMINAL
 
     def path(self, node: int) -> list[int]:
-        """Return the indices from the root to a node, both included."""
+        """Return the indices from the root to a node, inclusive."""
         path = [node]
         parents = self.parents
         while (node := parents[node]) >= 0:
@@ -200,7 +200,7 @@ class Tree:
         return self.states[node].depth
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form, column by column, each text once; `from_dict` reads it back."""
+        """Return a JSON-able form with columns and each text stored once; `from_dict` reads it back."""
         texts: dict[str, int] = {}
         rest = self.states[1:]
         return {
@@ -220,7 +220,7 @@ class Tree:
 
     @classmethod
     def from_dict(cls, data: JSONMapping, model: Any) -> Tree:
-        """Read back `to_dict`, replaying every transition.
+        """Rebuild a tree from `to_dict`, replaying every transition.
 
         Args:
             data: The JSON-able form.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ArmUsage(NamedTuple):
-    """The messages of one arm, a model of a policy with several; see `mas_gym.policies.arms`.
+    """The usage of one arm of a policy with several models; see `mas_gym.policies.arms`.
 
     Attributes:
         arm: The name of the arm.
@@ -29,26 +29,26 @@ class ArmUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The cost of a search or a run (paper, App. "Compute budgets and accounting"); adds up with ``+``.
+    """The cost of a search or a run (paper, App. "Compute budgets and accounting"); supports ``+``.
 
     Attributes:
         agent_calls: AC, LLM generations by agents; every sample counts, duplicates included.
         generated_tokens: TOK, generated tokens over all agent calls, duplicates included.
-        reward_calls: RC, critic forwards; one per state and search, or as many as a combination has members; none for a
-            free critic.
+        reward_calls: RC, critic forwards: one per state and search, one per member for a combination, none for a free
+            critic.
         reward_hits: Evaluations of states that this search had already scored, without a forward.
-        prompt_tokens: Prompt tokens, once per call to the engine: a server that is sent one sample per call reads the
-            prompt once per sample, others read it once per request.
+        prompt_tokens: Prompt tokens, once per call to the engine: servers with one sample per call process the prompt
+            once per sample, others once per request.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest inputs to fit the context window.
         critic_tokens: Tokens that the critic generated, such as a judge's verdicts; no part of TOK.
         critic_prompt_tokens: Prompt tokens that the critic read to generate them.
-        unread_verdicts: Verdicts of a judge that could not be read.
+        unread_verdicts: Verdicts of a judge that could not be parsed.
         grader_tokens: Tokens that a judge generated to grade the answers; no part of TOK.
-        grader_prompt_tokens: Prompt tokens that it read to generate them.
-        unrecorded: Messages that a planner asked a recorded run for beyond those that it holds (`search.Recorded`).
-        seconds: Wall-clock seconds from start to end; in a sum, the sum of them.
-        arms: What each arm contributed, in the order of names; empty for a policy without arms.
+        grader_prompt_tokens: Prompt tokens that the judge read to generate them.
+        unrecorded: Messages that a planner requested beyond those of a recorded run (`search.Recorded`).
+        seconds: Wall-clock seconds from start to end; added up in sums.
+        arms: The usage of each arm, in the order of names; empty for a policy without arms.
     """
 
     agent_calls: int = 0
@@ -68,13 +68,13 @@ class Usage:
     arms: tuple[ArmUsage, ...] = ()
 
     def __post_init__(self) -> None:
-        """Turn arms that were read from JSON, lists of lists, into `ArmUsage`."""
+        """Convert arms read from JSON (lists of lists) to `ArmUsage`."""
         if self.arms != ():
             object.__setattr__(self, "arms", tuple(ArmUsage(*arm) for arm in self.arms))
 
     def __add__(self, other: Usage) -> Usage:
         """Add field by field."""
-        # Written out, because it is done for every reply: many times faster than a loop over the fields.
+        # Written out because it runs for every reply; this is many times faster than a loop over the fields.
         return Usage(
             self.agent_calls + other.agent_calls,
             self.generated_tokens + other.generated_tokens,

@@ -1,9 +1,9 @@
 """Comparisons of planners and critics: `compare` returns a table with intervals and paired differences.
 
 `arms` runs the searches, `matching` adjusts planners to an equal cost, and `comparison` builds the tables of
-`search.results`. `first_errors` evaluates critics on `transcripts` whose first wrong step is known,
-`calibration` evaluates them on stored trees, `selection` chooses among recorded samples, and `blame` finds the message
-that lowered a value most.
+`search.results`. `first_errors` evaluates critics on `transcripts` with a known first wrong step, `calibration`
+evaluates them on stored trees, `selection` chooses among recorded samples, and `blame` finds the message with the
+largest drop in value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a comparison: searches every pair of planner and critic with every seed, and reduces the plans to outcomes."""
+"""Comparison runs: searches every pair of planner and critic with every seed, and reduces the plans to outcomes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3",
 
 @dataclass(frozen=True)
 class Arm:
-    """One row to measure: a planner with the critic that guides it, if it takes one.
+    """One row to measure: a planner and its critic, if it needs one.
 
     Attributes:
         name: The planner in tables.
         planner: The planner.
-        critic: The critic; None for a planner that takes none.
+        critic: The critic; None for a planner without one.
         critic_name: The critic in tables.
-        critic_spec: What `rewardmodels.load_critic` takes; needed only on a fleet.
+        critic_spec: Argument of `rewardmodels.load_critic`; needed only on a fleet.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Arm:
 
 
 class Remote(NamedTuple):
-    """A fleet, and how each of its actors loads its policy and its critic."""
+    """A fleet and the functions that load the policy and critic in each actor."""
 
     fleet: Fleet
     make_policy: Callable[[], Policy | AsyncPolicy]
@@ -68,14 +68,14 @@ class Remote(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """Processes that take one run of an arm after another, and how each loads its policy and its critics.
+    """Worker processes that run one arm at a time, and the functions that load their policy and critics.
 
-    Policies and critics that compute on one core then fill as many cores as there are processes.
+    They parallelise policies and critics that are limited to one core, at one core per process.
 
     Attributes:
-        processes: Their number.
+        processes: Number of processes.
         make_policy: Loads the policy.
-        make_critic: Returns what loads the critic of a spec.
+        make_critic: Returns a function that loads the critic of a spec.
         imports: Modules that policy and critics need.
     """
 
@@ -87,23 +87,23 @@ class Workers(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """What all arms have in common.
+    """The settings that all arms share.
 
     Attributes:
         task: The problems.
         mas: The system.
         policy: Writes the messages; None if a fleet's actors or worker processes load it.
         seeds: Run seeds.
-        concurrency: Open searches at once; worker processes have equal shares.
-        store: Keeps finished searches.
+        concurrency: Maximum number of open searches, divided evenly among worker processes.
+        store: Stores finished searches.
         remote: The fleet to search on; None for this process.
         budget: Limits of each search.
-        run_budget: Limits of each run, of one arm with one seed.
+        run_budget: Limits of each run (one arm with one seed).
         allocate: Whether a run allocates its budget to its searches by marginal gain.
         sampling: How agents sample; the paper's settings by default.
-        workers: Processes to run arms in, for planners that pickle and critics with a spec; None for this process.
+        workers: Processes to run arms in; None for this process. Planners must be picklable, and critics need a spec.
         program: The agent program behind ``mas``; None for a MAS.
-        training: Whether searches may ask for the true reward, to generate training data.
+        training: Whether searches may request the true reward, to generate training data.
         prices: Prices of the models; None without.
         recorded: The recorded run to search in place of ``mas`` and ``policy``; None without.
     """
@@ -130,7 +130,7 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
     """Load planners and return them by their name in tables.
 
     Args:
-        planners: Planners or their short forms, or a mapping from your own names.
+        planners: Planners or their short forms, or a mapping from custom names.
 
     Raises:
         ConfigError: Two different planners have one name.
@@ -142,7 +142,7 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
     named = [(planner_spec(planner), planner) for planner in loaded]
     found: dict[str, Planner] = {}
     for item, (name, planner) in zip(items, named, strict=True):
-        # Names leave out what only a short form states, such as the kind of values.
+        # Names omit some settings of the short form, such as the kind of values.
         shared = any(other != planner for same, other in named if same == name)
         if isinstance(item, str) and (name == planner_name(planner) or shared):
             name = item
@@ -157,8 +157,8 @@ def named_critics(
 ) -> dict[str, tuple[str, Critic]]:
     """Load critics and return each spec and critic by its name in tables.
 
-    That is the critic's name, or its spec if several critics have that name. Lazy ones read their weights when they
-    first score; see `rewardmodels.load_critic`.
+    The name is the critic's name, or its spec if several critics have that name. Lazy critics load their weights when
+    they first score; see `rewardmodels.load_critic`.
     """
     if isinstance(critics, Mapping):
         return {name: ("", as_critic(critic)) for name, critic in critics.items()}
@@ -185,12 +185,12 @@ def pair(
     critics: Mapping[str, tuple[str, Critic]],
     refused: Callable[[str], None] = lambda reason: None,
 ) -> list[Arm]:
-    """Pair each planner that needs a critic with every critic; the others run once, without.
+    """Pair each planner that needs a critic with every critic; the others run once, without a critic.
 
     Args:
         planners: By name.
         critics: By name, as from `named_critics`.
-        refused: Is called with the reason for each pair that cannot work.
+        refused: Called with the reason for each incompatible pair.
 
     Raises:
         ConfigError: No pair is left.
@@ -226,13 +226,13 @@ def measure(
 
     Args:
         arms: The rows.
-        bench: What they have in common.
-        look: Is called with every plan, in the order in which searches end.
-        listen: Is called with the arm, the seed and every progress update; True for a bar per run in this process.
+        bench: The shared settings.
+        look: Called with every plan, in the order in which searches end.
+        listen: Called with the arm, the seed and every progress update; True for a bar per run in this process.
 
     Returns:
-        The outcomes of the searches that ended, and what ended the measurement early: Ctrl-C or an error that
-        concerns all searches, such as an engine that is gone; None if it is complete.
+        The outcomes of the searches that ended, and the exception that stopped the measurement early: Ctrl-C or an
+        error that affects all searches, such as an unavailable engine; None if it is complete.
     """
     for arm in arms:
         if arm.critic is not None:
@@ -255,7 +255,7 @@ def measure(
                     listen(arm, seed, now)
 
             stop = drain(start(arm, bench, seed, update if callable(listen) else listen), take)
-            # In a fixed order, so that sums over searches are equal to the last bit.
+            # A fixed order makes sums over searches reproducible to the last bit.
             outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
             if stop is not None:
                 return outcomes, stop
@@ -263,7 +263,7 @@ def measure(
 
 
 class _Loaded:
-    """What a worker process has loaded, and the runs that it does with it."""
+    """The components loaded in a worker process; calling it runs one arm with one seed."""
 
     def __init__(self, bench: Bench, workers: Workers) -> None:
         self._bench, self._make_critic = replace(bench, policy=as_policy(workers.make_policy())), workers.make_critic
@@ -273,7 +273,7 @@ class _Loaded:
         arm, seed = job
         if arm.critic_spec:
             if self._critic is None or self._critic[0] != arm.critic_spec:
-                # Only one at a time, because a critic keeps a cache.
+                # Load only one critic at a time, because a critic keeps a cache.
                 self._critic = None
                 self._critic = arm.critic_spec, self._make_critic(arm.critic_spec)()
             arm = replace(arm, critic=self._critic[1])
@@ -290,7 +290,7 @@ def _measure_in_processes(
     for arm in arms:
         if arm.critic is not None and not arm.critic_spec:
             raise ConfigError(f"{arm.label}: worker processes load critics by name; name it, or use workers=1")
-    # Planners are usually listed from cheap to expensive: long runs that start first leave no core idle at the end.
+    # Planners are usually listed from cheap to expensive. Long runs start first, so that no core is idle at the end.
     rows = [(arm, seed) for arm in arms for seed in bench.seeds][::-1]
     found: list[list[Outcome]] = [[] for _ in rows]
 
@@ -311,7 +311,7 @@ def _measure_in_processes(
 
 
 def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
-    """Take every plan of a run, or after Ctrl-C or an error every finished one; return what ended it early."""
+    """Consume a run's plans, after Ctrl-C or an error only the finished ones; return that exception or None."""
     stop: BaseException | None = None
     while True:
         try:
@@ -319,7 +319,7 @@ def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | 
                 take(plan)
             return stop
         except (KeyboardInterrupt, MASGymError) as error:
-            # The run still yields the plans that had finished.
+            # The run still yields its finished plans.
             stop = stop or error
 
 
@@ -356,6 +356,6 @@ def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] 
 
 
 def calibration_store(store: str | Path) -> Path:
-    """Return the file beside a store that keeps calibration searches: ``runs.calibration.db`` for ``runs.db``."""
+    """Return the path of the file for calibration searches next to a store: ``runs.calibration.db`` for ``runs.db``."""
     path = Path(store)
     return path.with_suffix(f".calibration{path.suffix}")

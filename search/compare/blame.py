@@ -1,4 +1,4 @@
-"""Blame: the turn at which a critic's values fall most."""
+"""Blame: the turn with the largest fall in a critic's values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Blame(NamedTuple):
 
     Attributes:
         problem_id: The problem.
-        turn: Its place in the transcript, from 0.
+        turn: Its position in the transcript, from 0.
         speaker: Index of the agent that wrote it.
         text: The message.
         values: The value before the first message and after each.
-        fall: By how much it lowered the value.
+        fall: The decrease in value after the message.
         confidence: Half of the fall, in ``[0, 1]`` for values in ``[-1, 1]``; 0 if the value never falls.
     """
 
@@ -42,14 +42,14 @@ def chosen_path(plan: Plan) -> list[int]:
 
 
 def path_values(plan: Plan) -> list[float]:
-    """Return the stored values along the chosen transcript; none if one of its states was never scored."""
+    """Return the stored values along the chosen transcript; empty if one of its states was never scored."""
     values = [plan.tree[node].value for node in chosen_path(plan)] if plan.tree is not None else []
     found = [value for value in values if value is not None]
     return found if len(found) == len(values) else []
 
 
 def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
-    """Return the message of the chosen transcript after which the value fell most; of equal falls, the first.
+    """Return the message of the chosen transcript with the largest fall in value; the first of equal falls.
 
     Args:
         plan: A plan with a tree.
@@ -65,17 +65,17 @@ def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
 
 
 def falls(values: Sequence[float], before: float) -> list[float]:
-    """Return by how much each message lowered the value.
+    """Return the fall in value after each message.
 
     Args:
-        values: After each message.
-        before: The value before the first.
+        values: The value after each message.
+        before: The value before the first message.
     """
     return [old - new for old, new in zip((before, *values), values, strict=False)]
 
 
 def largest_fall(values: Sequence[float], before: float) -> tuple[int, float]:
-    """Return the place of the largest fall, the first of equal ones, and half of it, or 0 if the value never falls."""
+    """Return the position of the (first) largest fall, and half of that fall, or 0 if the value never falls."""
     found = falls(values, before)
     place = max(range(len(found)), key=found.__getitem__)
     return place, max(0.0, found[place]) / 2
@@ -85,8 +85,8 @@ def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
     """Return the blame of the wrong answers of one run.
 
     Args:
-        scored: The plans of the run, right answers too, each with the values after the messages of its chosen
-            transcript. The mean of the first values is the value before the first message.
+        scored: All plans of the run, including those with right answers, each with the values after the messages of its
+            chosen transcript. The mean of the first values is the value before the first message.
     """
     first: list[float] = []
     wrong: list[tuple[Plan, Sequence[float]]] = []
@@ -97,7 +97,7 @@ def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
 
 
 class Falls:
-    """The falls in value of the wrong answers of one run, whose agents are counted at the end."""
+    """The largest falls in value for the wrong answers of one run, counted by agent at the end."""
 
     def __init__(self) -> None:
         """Start without searches."""
@@ -105,7 +105,7 @@ class Falls:
         self._wrong: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
 
     def add(self, tree: TreeValues, correct: bool) -> None:
-        """Add a search, right or wrong; nothing if a state of its chosen transcript has no value."""
+        """Add a search, right or wrong; skip it if a state of its chosen transcript has no value."""
         path = tree.path(tree.candidates[0][0]) if tree.candidates else []
         values = tuple(value for node in path if (value := tree.values[node]) is not None)
         if not path or len(values) < len(path):
@@ -115,7 +115,7 @@ class Falls:
             self._wrong.append((tuple(tree.speakers[node] for node in path), values))
 
     def counts(self, agents: Sequence[str]) -> Counter[str]:
-        """Return how often each agent is blamed with confidence (`CONFIDENT`), and for how many searches "nobody"."""
+        """Return how often each agent is blamed with confidence (`CONFIDENT`); the other searches count as "nobody"."""
         found: Counter[str] = Counter()
         before = sum(self._first) / len(self._first) if self._first else 0.0
         for speakers, values in self._wrong:

@@ -1,4 +1,4 @@
-"""Compares planners and critics on the same problems and seeds: `compare`, its table, and the table of stored runs."""
+"""Comparison of planners and critics on the same problems and seeds, newly run or read from a store."""
 
 from __future__ import annotations
 
@@ -60,32 +60,32 @@ def compare(
     Each planner that needs a critic runs with every critic; the others run once. A failed search counts as wrong.
 
     Args:
-        planners: Planners or their short forms, or a mapping from your own names.
+        planners: Planners or their short forms, or a mapping from custom names.
         problems: A task, or any problems with distinct ids; by default those of ``recorded``.
         recorded: A recorded run to search in place of a system and a policy, as for `search.run`; seeds are draws.
-        mas: The system, or what `mas_gym.load_mas` takes.
+        mas: The system, or an argument of `mas_gym.load_mas`.
         program: An agent program in place of the system, as for `search.run`.
-        policy: Writes the messages; by default what the MAS names under ``policies``.
-        critics: Critics or their names, or a mapping from your own names.
+        policy: Writes the messages; by default the policy that the MAS names under ``policies``.
+        critics: Critics or their names, or a mapping from custom names.
         seeds: Run seeds; accuracies are averaged over them per problem.
         baseline: The row to compare the others with, by its label or its planner; the first by default.
         match: ``"tokens=650"``, ``"calls=40"`` or, with prices, ``"usd=0.002"``: choose each planner's size
-            (`search.Planner.size_setting`), so that it spends that much per problem. A row whose
-            calibration searches all fail is left out, with a warning.
+            (`search.Planner.size_setting`) so that it spends that much per problem. A row is left out, with a warning,
+            if all its calibration searches fail.
         dev: The problems to find sizes on; by default the first 30 compared. Their answers are not used.
-        store: Keeps finished searches; the same call reads them back. With ``match``, calibration searches are kept in
-            a second file beside it, such as ``runs.calibration.db``.
-        concurrency: Open searches at once; results do not depend on it.
+        store: Stores finished searches; repeating the call reads them back. With ``match``, calibration searches are
+            stored in a second file next to it, such as ``runs.calibration.db``.
+        concurrency: Maximum number of open searches; results do not depend on it.
         sampling: How agents sample; the paper's settings by default.
         budget: Limits of each search.
-        run_budget: Limits of each run, of one row with one seed.
+        run_budget: Limits of each run (one row with one seed).
         allocate: Allocate each run's budget to its searches by marginal gain, as `search.run` does.
         prices: Prices of the models, as for `search.run`; they add the column USD.
         progress: True for a bar per run; or a function of row label, seed and `Progress`.
 
     Raises:
         ConfigError: No planner can run with these critics, or an argument is out of its range.
-        MASGymError: A run ended early, such as when an engine is gone; finished searches are in the store.
+        MASGymError: A run ended early, such as when an engine is unavailable; finished searches are in the store.
     """
     recording = None if recorded is None else as_recorded(recorded)
     source = recording if problems is None else problems
@@ -134,11 +134,11 @@ def matched(
     problems: Iterable[Problem],
     refused: Callable[[str], None] = lambda reason: None,
 ) -> list[tuple[Arm, Arm, Calibrated]]:
-    """Give every arm the size that meets a cost; return each arm before and after, and what it spent.
+    """Resize every arm to meet a cost; return each arm before and after, and its calibration.
 
     Args:
         arms: The arms.
-        bench: What they have in common.
+        bench: The shared settings.
         match: The cost.
         problems: The calibration problems.
         refused: Called with the reason for each arm that is left out because it cannot be sized.
@@ -162,7 +162,7 @@ def matched(
 
 
 def renamed(name: str, pairs: Iterable[tuple[Arm, Arm, Calibrated]]) -> str:
-    """Return the label after resizing of a row, which is named by its label or its planner."""
+    """Return the label after resizing of the row with this label or planner."""
     for old, new, _ in pairs:
         if name in (old.label, old.name):
             return new.label if name == old.label else new.name

@@ -39,10 +39,10 @@ class Match(NamedTuple):
 
     @classmethod
     def read(cls, text: str, priced: bool = False) -> Match:
-        """Read ``"tokens=650"``; USD only if the comparison is ``priced``.
+        """Parse ``"tokens=650"``; USD only if the comparison is ``priced``.
 
         Raises:
-            ConfigError: It names no unit, or no positive number, or USD without prices.
+            ConfigError: The unit is unknown, the number is not positive, or the unit is USD and there are no prices.
         """
         unit, _, amount = text.partition("=")
         try:
@@ -57,11 +57,11 @@ class Match(NamedTuple):
 
 
 def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Arm, Calibrated]:
-    """Return an arm whose planner has the size with the closest cost.
+    """Return a copy of an arm with the planner size that has the closest cost.
 
     The size is the planner's `search.Planner.size_setting`, such as the number of passes or
-    simulations. Sizes are chosen by cost alone, never by correctness. With a store, the searches
-    are kept in a separate file beside it (`calibration_store`), so that they are not repeated.
+    simulations. Sizes are chosen only by cost, never by correctness. With a store, the searches are stored in a
+    separate file next to it (`calibration_store`), so that they are not repeated.
 
     Args:
         arm: The arm.
@@ -111,7 +111,7 @@ def _resized(arm: Arm, size: int) -> Arm:
 
 
 def _next_size(tried: Mapping[int, float], amount: float) -> int:
-    """Return the size where a line through the two nearest costs meets the amount; a tried size when done."""
+    """Return the next size to try, by linear interpolation between the two nearest costs; a tried size when done."""
     below = max((size for size in tried if tried[size] <= amount), default=0)
     above = min((size for size in tried if tried[size] > amount), default=_LARGEST + 1)
     near, *others = sorted(tried, key=lambda size: abs(tried[size] - amount))

@@ -1,4 +1,4 @@
-"""Fits combinations of critics (`search.calibrated`) to recorded outcomes or to labels of messages."""
+"""Fitting of critic combinations (`search.calibrated`) to recorded outcomes or message labels."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Array = NDArray[np.float64]
 
 
 class Example(NamedTuple):
-    """A state with what is known of it.
+    """A state with its recorded outcomes or label.
 
     Attributes:
         question: The text of its question.
         context: The state.
-        right: How many episodes through it are right, or 1 if its messages are.
-        total: How many episodes pass through it; 1 with labels.
+        right: Number of right episodes through the state; with labels, 1 if its messages are right.
+        total: Number of episodes through the state; 1 with labels.
     """
 
     question: str
@@ -51,7 +51,7 @@ def outcome_examples(recorded: Recorded, terminal_only: bool) -> Iterator[Exampl
 
 
 def label_examples(path: str | Path) -> Iterator[Example]:
-    """Yield every prefix of the labelled transcripts of a store; it is right if no message of it is labelled wrong."""
+    """Yield every prefix of a store's labelled transcripts; it is right if none of its messages is labelled wrong."""
     for one in read_labelled(path):
         mas, states = one.states()
         for place, state in enumerate(states):
@@ -64,14 +64,14 @@ def calibrate_critics(
     method: Method = "logistic",
     log: Callable[[str], None] = lambda line: None,
 ) -> CalibratedModel:
-    """Fit a combination of critics to what is known of states.
+    """Fit a combination of critics to outcomes or labels of states.
 
-    It is fitted to all questions, and once without each of five folds of the questions; metrics are of the questions
-    that a curve was fitted without.
+    One curve is fitted to all questions, and one without each of five folds of the questions. Metrics are computed on
+    the held-out folds.
 
     Args:
-        critics: The critics by their specs, which a saved combination loads again.
-        examples: The states; terminal ones only if a critic is an outcome critic.
+        critics: The critics by spec; a saved combination loads its critics from these specs.
+        examples: The states; they must be terminal if a critic is an outcome critic.
         method: As for `search.calibrated.CalibratedModel`.
         log: Receives progress lines.
 
@@ -117,7 +117,7 @@ def calibrate_critics(
 def _fitted(values: Array, right: Array, wrong: Array, chosen: NDArray[np.bool_], method: Method) -> Curve:
     values, right, wrong = values[chosen], right[chosen], wrong[chosen]
     if not right.sum() or not wrong.sum():
-        # One class alone: its share, pulled towards the middle as by one more state of each class.
+        # Only one class: its share, smoothed by one pseudo-state of each class.
         share = float((right.sum() + 1) / (right.sum() + wrong.sum() + 2))
         members = values.shape[1]
         if method == "isotonic":
@@ -167,7 +167,7 @@ def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
     """Write a combination to a folder, for `search.catalogue.load_critic`; an earlier one is replaced.
 
     Raises:
-        ConfigError: The folder holds something else.
+        ConfigError: The folder is not empty and contains no combination.
     """
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():

@@ -1,7 +1,7 @@
 """Evaluation of critics on transcripts with known first errors.
 
 `bench_critic` measures how well a critic finds the first error of labelled transcripts; F1 is ProcessBench's (Zheng et
-al. 2024). A critic gives every prefix a value (`search.compare.transcripts`). One of two rules converts values to a
+al. 2024). A critic scores every prefix (`search.compare.transcripts`). One of two rules converts values to a
 prediction:
 
 * ``"value"``: the first step after which the value is below a threshold, as ProcessBench does for reward models;
@@ -49,7 +49,7 @@ _RESAMPLES = 1000
 
 
 class Threshold(NamedTuple):
-    """How values become a prediction.
+    """The rule and threshold that convert values to a prediction.
 
     Attributes:
         rule: ``"value"`` or ``"fall"``; see the module.
@@ -67,7 +67,7 @@ class Predictor:
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
-        """Lay the values out in a table, shape (transcripts, steps)."""
+        """Store the values in an array of shape (transcripts, steps)."""
         first = [one.values[0] for one in scored if one.values]
         start = sum(first) / len(first) if first else 0.0
         width = max((len(one.values) for one in scored), default=0)
@@ -81,7 +81,7 @@ class Predictor:
         self._failed = np.array([not one.values for one in scored], dtype=bool)
 
     def predict(self, threshold: Threshold) -> NDArray[np.int_]:
-        """Return the first wrong step of each transcript, -1 for none; another negative number without values."""
+        """Return the first wrong step of each transcript: -1 for none, another negative number without values."""
         if threshold.rule == "value":
             below = self._values < threshold.at
             found = np.where(below.any(axis=1), below.argmax(axis=1), NOBODY)
@@ -90,7 +90,7 @@ class Predictor:
         return np.where(self._failed, _FAILED, found)
 
     def candidates(self, rule: Rule) -> list[Threshold]:
-        """Return thresholds that make a difference: between quantiles of the statistic that they are compared with."""
+        """Return candidate thresholds, which lie between quantiles of the rule's statistic."""
         seen = self._values[np.isfinite(self._values)] if rule == "value" else self._confidence[~self._failed]
         if not seen.size:
             return []
@@ -132,7 +132,7 @@ def choose_threshold(dev: Sequence[Scored], rules: Sequence[Rule] = RULES) -> tu
     predictor = Predictor(dev)
     tried = [(f1_score(predictor.predict(t), labels), t) for rule in rules for t in predictor.candidates(rule)]
     best = max(f1 for f1, _ in tried)
-    # The middle of equally good thresholds is the least likely to be one by chance.
+    # Of equally good thresholds, the middle one is the most robust.
     rule = next(threshold.rule for f1, threshold in tried if f1 == best)
     equal = [threshold for f1, threshold in tried if f1 == best and threshold.rule == rule]
     return equal[len(equal) // 2], best
@@ -142,10 +142,10 @@ class DepthFigures(NamedTuple):
     """A critic's values after a number of steps.
 
     Attributes:
-        prefixes: How many there are.
+        prefixes: Number of prefixes.
         value: Their mean value.
-        right: Share of them without an error.
-        auc: How well the value tells the two apart, in ``[0, 1]``; 0.5 if there is only one sort.
+        right: Share of the prefixes without an error.
+        auc: AUC of the value for prefixes with and without an error, in ``[0, 1]``; 0.5 if there is only one class.
         gap: Mean distance between value and ``2 right - 1``, over bins of about equally many prefixes.
         bins: The bins.
     """
@@ -160,28 +160,28 @@ class DepthFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class FirstErrorFigures:
-    """What `bench_critic` measures; shares in ``[0, 1]``, F1 in percent; None where it is not defined.
+    """Results of `bench_critic`: shares in ``[0, 1]``, F1 in percent, None for undefined figures.
 
     Attributes:
         critic: Its name.
-        terminal_only: Whether it scores whole transcripts alone, so that it names no step.
-        transcripts: How many were measured.
-        wrong: How many of them have an error.
-        failed: Reason to number of transcripts without values; they count as not found.
+        terminal_only: Whether it scores only whole transcripts, so that it predicts no step.
+        transcripts: Number of measured transcripts.
+        wrong: Number of measured transcripts with an error.
+        failed: Number of transcripts without values, by reason; they count as not found.
         threshold: The rule and its threshold.
         chosen_on: Where the threshold comes from.
-        dev_f1: F1 on the transcripts that it was chosen on.
-        first_error: Share of the wrong transcripts whose first wrong step is found.
-        no_error: Share of the right transcripts in which no step is named.
+        dev_f1: F1 on the transcripts used to choose the threshold.
+        first_error: Share of the wrong transcripts with a correctly predicted first wrong step.
+        no_error: Share of the right transcripts without a predicted error.
         f1: Their harmonic mean.
         f1_interval: Its 95% interval, by a bootstrap over questions.
-        agent: Share of the wrong transcripts whose erring agent is named; None without agents.
-        auc: How well a prefix's value tells whether it has an error.
-        pairwise: Of two prefixes of one question and one length, one with an error: share of pairs in which the other
-            has the higher value; ties count half.
-        pairs: How many such pairs there are.
-        by_depth: Calibration and AUC after each number of steps.
-        cost: What scoring cost.
+        agent: Share of the wrong transcripts for which the erring agent is found; None without agents.
+        auc: AUC of a prefix's value for whether the prefix has an error.
+        pairwise: Share of prefix pairs in which the prefix without an error has the higher value. The prefixes of a
+            pair have the same question and length, and exactly one has an error; ties count half.
+        pairs: Number of such pairs.
+        by_depth: Calibration and AUC by number of steps.
+        cost: The cost of scoring.
     """
 
     critic: str
@@ -226,20 +226,21 @@ def first_error_figures(
     chosen_on: str = "",
     cost: Cost | None = None,
 ) -> FirstErrorFigures:
-    """Measure a critic's values against the truth.
+    """Measure a critic's values against the labels.
 
     Args:
         critic: Its name.
         scored: The transcripts to measure.
-        dev: The transcripts to choose a threshold on; not needed with one, nor for outcome critics.
-        terminal_only: Whether the values are of whole transcripts alone.
-        threshold: In place of a chosen one.
-        rules: Those to choose from.
-        chosen_on: Says where the threshold comes from.
-        cost: What scoring cost.
+        dev: The transcripts to choose a threshold on; not needed if ``threshold`` is given or for outcome critics.
+        terminal_only: Whether only whole transcripts have values.
+        threshold: A fixed threshold; None chooses one.
+        rules: The rules to choose from.
+        chosen_on: Where the threshold comes from.
+        cost: The cost of scoring.
 
     Raises:
-        ConfigError: A threshold is to be chosen and ``dev`` lacks one sort of transcripts, or nothing is measured.
+        ConfigError: A threshold must be chosen and ``dev`` has only right or only wrong transcripts, or ``scored`` is
+            empty.
     """
     if not scored:
         raise ConfigError("expected transcripts to measure, got none beside those that a threshold is chosen on")
@@ -271,7 +272,7 @@ def first_error_figures(
 
 
 def _states(one: Scored, last_alone: bool) -> Iterable[ScoredState]:
-    """Yield the scored prefixes; one is right if it has no error yet."""
+    """Yield the scored prefixes; a prefix is right if it has no error."""
     label, first = one.transcript.label, len(one.transcript.steps) if last_alone else 1
     for depth, value in enumerate(one.values, first):
         yield ScoredState(depth, value, float(label == NOBODY or depth <= label))
@@ -292,7 +293,7 @@ def _named(scored: Sequence[Scored], labels: NDArray[np.int_], predicted: NDArra
 
 
 def _f1_interval(scored: Sequence[Scored], hits: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> Interval:
-    """Resample the questions, from each one's hits and numbers of wrong and of right transcripts."""
+    """Return the bootstrap interval over questions, from hits and numbers of wrong and right transcripts."""
     questions = {name: i for i, name in enumerate(dict.fromkeys(one.transcript.problem for one in scored))}
     sums = np.zeros((len(questions), 4))
     for one, hit, bad in zip(scored, hits, wrong, strict=True):
@@ -343,19 +344,19 @@ def bench_critic(
     """Measure how well a critic finds the first error of labelled transcripts.
 
     Args:
-        critic: The critic, or what `rewardmodels.load_critic` takes.
+        critic: The critic, or an argument of `rewardmodels.load_critic`.
         data: A file as in `search.compare.transcripts`, or its transcripts.
-        dev: Transcripts to choose the threshold on. By default a part of ``data``, which is then not measured: the rows
-            whose ``split`` is dev, else a fifth of the questions, by a hash.
-        mas: The system that wrote the transcripts, in place of the one that their rows name.
+        dev: Transcripts to choose the threshold on. By default a part of ``data`` is used and not measured: the rows
+            whose ``split`` is dev, else a fifth of the questions, selected by a hash.
+        mas: The system that wrote the transcripts; overrides the one named in their rows.
         rule: ``"value"`` or ``"fall"``; by default the better one on ``dev``.
-        threshold: In place of a chosen one; the rule is then ``"value"`` by default, and all of ``data`` is measured.
-        listen: Is called with the number of transcripts scored so far, and of all.
+        threshold: A fixed threshold. The rule is then ``"value"`` by default, and all of ``data`` is measured.
+        listen: Called with the number of transcripts scored so far and the total.
 
     Raises:
-        ConfigError: An argument is out of range; the critic compares states; or no threshold can be chosen.
-        CriticError: The critic does not fit the system, or can score no transcript.
-        DataError: Rows are no transcripts, or no episodes of the system.
+        ConfigError: An argument is out of range, the critic compares states, or no threshold can be chosen.
+        CriticError: The critic is incompatible with the system, or cannot score any transcript.
+        DataError: Rows are not transcripts, or not episodes of the system.
     """
     from mas_gym.systems.loading import load_mas
     from search.catalogue import load_critic

@@ -14,12 +14,12 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def read_labelled(path: str | Path) -> list[LabelledTranscript]:
-    """Read labelled transcripts from a file as in `search.compare.transcripts`, or from the imported runs of a store.
+    """Read labelled transcripts from a file (`search.compare.transcripts`) or from the imported runs of a store.
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataError: It is of another type, or holds no labelled transcripts.
-        StoreError: Searches of a store are damaged.
+        DataError: The file has another type or no labelled transcripts.
+        StoreError: Searches of the store are corrupt.
     """
     file = Path(path).expanduser()
     if not file.is_file():

@@ -16,7 +16,7 @@ from search.store.results import TreeValues
 BINS = 10
 
 CONFIDENT = 0.3
-"""Blame of less confidence is not stated. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""
+"""Minimum confidence for reporting blame. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""
 
 
 class ScoredState(NamedTuple):
@@ -41,7 +41,7 @@ class Bin(NamedTuple):
     Attributes:
         value: Their mean value.
         right: Mean share of right answers below them.
-        states: How many there are.
+        states: Number of states.
     """
 
     value: float
@@ -95,7 +95,7 @@ class ScoredStates:
 
 
 def calibration(states: Iterable[ScoredState], by: Literal["depth", "speaker"] = "depth") -> dict[int, list[Bin]]:
-    """Return the bins of states by depth or speaker, as `ScoredStates.bins`."""
+    """Return the bins of states by depth or speaker, as `ScoredStates.bins` does."""
     groups = ScoredStates(by)
     groups.add(states)
     return groups.bins()

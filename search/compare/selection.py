@@ -22,7 +22,7 @@ from search.results.selection import SelectionCurve, selection_curve
 from search.store import Recorded, as_recorded
 
 SIZES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""Numbers of samples at which curves are computed by default, below the largest number that a question has."""
+"""Default sample counts of curves; counts up to the maximum per question are used."""
 _WIDTH = 120
 
 
@@ -30,7 +30,7 @@ _WIDTH = 120
 class Selection:
     """Curves of selection among recorded samples; ``print(selection)`` shows them.
 
-    The order is: the majority vote, the best sample according to each critic, and the upper bound, which is right if
+    The curves are the majority vote, the best sample according to each critic, and the upper bound, which is right if
     any sample is right.
 
     Attributes:
@@ -50,7 +50,7 @@ class Selection:
         raise ConfigError(f"expected one of {known}, got {label!r}")
 
     def differences(self, k: int) -> dict[str, Difference]:
-        """Return the accuracy with ``k`` samples of each critic's choice minus the majority's, by label."""
+        """Return, by label, each critic's accuracy with ``k`` samples minus the majority vote's."""
         majority = self.curves[0]
         return {curve.label: curve.difference(majority, k) for curve in self.curves if curve.rule == "best"}
 
@@ -58,7 +58,7 @@ class Selection:
         """Return the table as text: a header, then a line per rule and number of samples.
 
         Args:
-            without: Columns to leave out; those that are empty in every line are left out, too.
+            without: Columns to omit; columns that are empty in every line are always omitted.
         """
         lines = [("Choice", "k", "Accuracy", "95% interval", "Against majority", "TOK", "Fewer than k")]
         for curve in self.curves:
@@ -78,7 +78,7 @@ class Selection:
         return list(zip(*kept, strict=True))
 
     def text(self, width: int) -> str:
-        """Return the table and its caption; columns are left out until it fits."""
+        """Return the table and its caption; columns are omitted until the table fits."""
         for without in ((), ("TOK",), ("TOK", "Fewer than k"), ("TOK", "Fewer than k", "95% interval")):
             lines = self.rows(without)
             widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -113,7 +113,7 @@ class Selection:
 
     @property
     def caption(self) -> str:
-        """What the figures are."""
+        """Explanation of the figures."""
         points = [point for curve in self.curves for point in curve.points]
         tokens = " TOK: recorded tokens of the k samples." if any(point.tokens for point in points) else ""
         fewer = (
@@ -141,19 +141,19 @@ def select(
     (`search.results.selection`), so no seed is needed.
 
     Args:
-        recorded: The run, or the store that holds it.
-        critics: Critics or their names, or a mapping from your own names.
-        ks: Numbers of samples; by default 1, 2, 3, 5, 10 and so on, up to the largest number that a question has.
-        problems: Some of its problems; all by default.
-        store: Keeps the scored samples.
-        concurrency: Open searches at once.
+        recorded: The run, or the store that contains it.
+        critics: Critics or their names, or a mapping from custom names.
+        ks: Numbers of samples; by default 1, 2, 3, 5, 10 and so on, up to the maximum per question.
+        problems: A subset of the run's problems; all by default.
+        store: Stores the scored samples.
+        concurrency: Maximum number of open searches.
         progress: True for a bar per critic; or a function of the critic's name and `search.Progress`.
 
     Raises:
-        ConfigError: A critic cannot score the run, or compares samples with each other, so that its values depend on
-            the draw; or a ``k`` is no whole number.
-        DataError: The run is drawn from by distinct messages, which are no samples.
-        MASGymError: A run ended early, such as when a critic's engine is gone.
+        ConfigError: A critic cannot score the run, or compares samples with each other (its values would depend on the
+            draw), or a ``k`` is not an integer.
+        DataError: The run is opened with ``distinct``, so its messages are not independent samples.
+        MASGymError: A run ended early, such as when a critic's engine is unavailable.
     """
     source = as_recorded(recorded)
     if source.distinct:

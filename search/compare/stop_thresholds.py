@@ -2,7 +2,7 @@
 
 A recording rule stores the evidence at every check of complete searches. The label of a check is whether the answer at
 that point is right. A turn-by-turn search has no answer yet at a check, so it runs again for each check and stops
-there. With the same seed these runs draw the same messages.
+there. With the same seed, these runs draw the same messages.
 
 Thresholds are chosen on held-out probabilities: the probabilities of a problem come from a map fitted on the other four
 fifths of the problems. The map in the file is fitted on all problems.
@@ -27,15 +27,15 @@ from search.protocol import Critic, Planner, as_critic, planner_name
 
 FOLDS = 5
 FEWEST = 20
-"""Fewest problems to calibrate on; intervals of fewer say nothing."""
+"""Minimum number of problems for calibration; with fewer, intervals are uninformative."""
 
 
 class Check(NamedTuple):
     """A check of a finished search.
 
     Attributes:
-        features: As `search.planners.stop_rules.FEATURES`.
-        right: Whether the search would have been right, had it stopped there.
+        features: The values of `search.planners.stop_rules.FEATURES`.
+        right: Whether the search would be right if it stopped at the check.
     """
 
     features: tuple[float, ...]
@@ -57,8 +57,8 @@ class Stopped(NamedTuple):
         threshold: The threshold.
         hit: Hit@1 of searches that stop at the threshold.
         coverage: Share of the searches that stop early.
-        accuracy: Share of right answers among those; None if no search stops early.
-        claimed: Their mean probability when they stop; None if no search stops early.
+        accuracy: Share of right answers among the searches that stop early; None if there are none.
+        claimed: Mean probability of the searches that stop early, at the stop; None if there are none.
     """
 
     threshold: float
@@ -86,7 +86,7 @@ class Calibration(NamedTuple):
 
 @dataclass(frozen=True)
 class _Record(StopRule):
-    """Never stops, and records the evidence of all checks."""
+    """A rule that never stops and records the evidence of all checks."""
 
     found: list[Evidence] = field(default_factory=list)
 
@@ -96,7 +96,7 @@ class _Record(StopRule):
 
 @dataclass(frozen=True)
 class _StopAt(StopRule):
-    """Stops at a given check."""
+    """A rule that stops at a given check."""
 
     check: int
 
@@ -117,10 +117,10 @@ def calibrate_stop(
 
     Args:
         planner: A planner with a setting ``stop``, or its short form.
-        problems: Dev problems with reference answers; of several with one question the first is used.
-        critic: The critic whose values are calibrated.
+        problems: Dev problems with reference answers; of problems with the same question, only the first is used.
+        critic: The critic to calibrate.
         seeds: Run seeds.
-        method: ``"logistic"`` regression; ``"isotonic"`` fits a monotone map of its index after that.
+        method: ``"logistic"``: logistic regression; ``"isotonic"``: then a monotone map of the regression's index.
         options: As for `search.run`: ``mas``, ``program``, ``policy``, ``sampling``, ``concurrency``, ``progress``.
 
     Raises:
@@ -179,7 +179,7 @@ def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[st
 def fit(searches: Sequence[Checked], planner: str, critic: str, method: str = "logistic") -> Calibration:
     """Fit a map to the checks of searches, and choose the threshold on held-out probabilities.
 
-    The threshold is the smallest whose held-out Hit@1 is at least that of searches that do not stop; 1 if none is.
+    The threshold is the smallest one with a held-out Hit@1 of at least that of complete searches; 1 if there is none.
 
     Raises:
         ConfigError: There are no checks, or all are right or all wrong.
@@ -230,7 +230,7 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
             f"expected checks with right and with wrong answers, got {got}; use other or more dev problems"
         )
     rows: NDArray[np.float64] = np.array([check.features for check, _ in pairs])
-    # Each search counts as much as another, however many checks it has.
+    # Each search has the same total weight, independent of its number of checks.
     weights = np.array([weight for _, weight in pairs])
     centre, spread = rows.mean(axis=0), rows.std(axis=0)
     used = spread > 1e-9
@@ -257,7 +257,7 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
 def _growth(
     searches: Sequence[Checked], scaled: NDArray[np.float64], index: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], float]:
-    """Fit how the index changes with further checks, ridge-regularised as the map; return weights and constant.
+    """Fit the change of the index with further checks, ridge-regularised like the map; return weights and constant.
 
     Args:
         searches: The searches.
@@ -270,7 +270,7 @@ def _growth(
     now, ahead, later, weights = list[int](), list[int](), list[bool](), list[float]()
     start = 0
     for one in searches:
-        # The answer of a complete search is that of a last check, which some planners skip.
+        # The answer of a complete search serves as a last check, which some planners skip.
         outcomes = [*(check.right for check in one.checks), one.right]
         pairs = [(i, j) for i in range(len(one.checks)) for j in _ahead(i, len(outcomes))]
         now += [start + i for i, _ in pairs]

@@ -1,9 +1,9 @@
-"""Transcripts whose first wrong step is known, in ProcessBench's file format, and a critic's values of their prefixes.
+"""Transcripts with a known first wrong step, in ProcessBench's file format, and a critic's values for their prefixes.
 
 A row of a JSON, JSONL or Parquet file has ``problem``, ``steps`` (texts) and ``label``, the index of the first wrong
-step, or -1 if all are right (Zheng et al. 2024, arXiv:2412.06559). Optional columns: ``agents`` (who wrote each step),
-``mas`` (the shipped system that they belong to), ``logprobs`` and ``tokens`` of each step as its policy reported them,
-``split`` and ``id``.
+step, or -1 if all are right (Zheng et al. 2024, arXiv:2412.06559). Optional columns: ``agents`` (the agent that wrote
+each step), ``mas`` (the shipped system that wrote them), ``logprobs`` and ``tokens`` (of each step, as reported by its
+policy), ``split`` and ``id``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from search.tree import Proposal
 SUFFIXES = (".json", ".jsonl", ".parquet")
 MOST_STEPS = 512
 LONGEST = 1 << 20
-"""Limits of one transcript: steps, and characters in all."""
+"""Limits of one transcript: number of steps, and total characters."""
 
 NOBODY = -1
 """The label of a transcript without an error."""
@@ -48,15 +48,15 @@ _DEV = ("dev", "val", "validation")
 
 @dataclass(frozen=True)
 class LabelledTranscript:
-    """A transcript whose first wrong step is known.
+    """A transcript with a known first wrong step.
 
     Attributes:
-        id: Names it in messages.
+        id: Identifies the transcript in error messages.
         problem: The question.
         steps: The messages.
         label: Index of the first wrong step; -1 if all are right.
-        agents: Who wrote each step; empty if unknown.
-        mas: The system that they belong to; None if unknown.
+        agents: The agent that wrote each step; empty if unknown.
+        mas: The system that wrote them; None if unknown.
         proposals: ``(tokens, log-probability)`` of each step; empty if unknown.
         split: ``"dev"``, another split, or ``""``.
     """
@@ -74,10 +74,10 @@ class LabelledTranscript:
         """Return the system, and the state after each step.
 
         Args:
-            mas: The system, in place of the transcript's own.
+            mas: The system; overrides the transcript's system.
 
         Raises:
-            DataError: The steps are no episode of that system.
+            DataError: The steps are not an episode of that system.
         """
         from mas_gym.systems.loading import load_mas
 
@@ -101,7 +101,7 @@ class LabelledTranscript:
         return system, found[1:]
 
     def _as_program(self) -> tuple[MAS, list[MASState]]:
-        """Play the steps in a system without edges, where any agent may follow any other."""
+        """Replay the steps in a system without edges, in which agents may act in any order."""
         names = list(dict.fromkeys(self.agents)) or ["Assistant"]
         order = [names.index(name) for name in self.agents] or [0] * len(self.steps)
         system = MAS(
@@ -119,7 +119,7 @@ def read_transcripts(path: str | Path) -> list[LabelledTranscript]:
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataError: It is of another type, holds no rows, or rows are wrong; the message names them.
+        DataError: The file has another type, no rows, or invalid rows, which the message lists.
     """
     file = Path(path).expanduser()
     if not file.exists():
@@ -189,7 +189,7 @@ def _each(values: object, name: str, fits: Callable[[Any], bool]) -> list[Any]:
 def _check_shipped(name: object) -> None:
     from mas_gym.systems.loading import mas_names
 
-    # A file of data must not name other files.
+    # A data file must not refer to other files.
     if name not in mas_names():
         raise BadRow(f"expected the name of a shipped system as mas, got {shown(name)}; use --mas for another")
 
@@ -197,10 +197,10 @@ def _check_shipped(name: object) -> None:
 def divide(
     transcripts: Sequence[LabelledTranscript],
 ) -> tuple[list[LabelledTranscript], list[LabelledTranscript], str]:
-    """Return the transcripts to choose thresholds on, those to measure, and how they were divided.
+    """Return the transcripts to choose thresholds on, the transcripts to measure, and a description of the split.
 
-    A column ``split`` decides if it marks some rows as dev; otherwise a hash of the question does, so that transcripts
-    of one question stay together.
+    If a column ``split`` marks some rows as dev, it determines the split. Otherwise a hash of the question does, so
+    that transcripts of one question stay together.
     """
     dev = [one for one in transcripts if one.split in _DEV]
     if dev:
@@ -219,8 +219,8 @@ class Scored(NamedTuple):
 
     Attributes:
         transcript: The transcript.
-        values: After each step; for outcome critics after the last one alone; empty if the critic failed.
-        error: Why it failed.
+        values: The value after each step, for outcome critics only after the last one; empty if the critic failed.
+        error: Reason for the failure.
     """
 
     transcript: LabelledTranscript
@@ -229,7 +229,7 @@ class Scored(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What scoring cost: forwards, and the tokens of a judge."""
+    """The cost of scoring: forwards, and the tokens of a judge."""
 
     reward_calls: int = 0
     critic_tokens: int = 0
@@ -243,21 +243,21 @@ def score_transcripts(
     mas: MAS | None = None,
     listen: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[Scored], Cost]:
-    """Score every prefix of every transcript; for outcome critics the whole ones alone.
+    """Score every prefix of every transcript; for outcome critics only whole transcripts.
 
-    A transcript that the critic cannot score has the reason as its ``error``.
+    If the critic cannot score a transcript, the result's ``error`` has the reason.
 
     Args:
         transcripts: The transcripts.
-        critic: Any critic that scores a state by itself.
-        mas: The system, in place of the transcripts' own.
-        listen: Is called with the number of transcripts scored so far.
+        critic: A critic that scores each state independently.
+        mas: The system; overrides the transcripts' systems.
+        listen: Called with the number of transcripts scored so far.
 
     Raises:
         ConfigError: The critic compares states with others.
-        CriticError: It does not fit the system, or can score no transcript.
-        DataError: Steps are no episode of the system.
-        EngineUnavailableError: A judge's engine is down.
+        CriticError: The critic is incompatible with the system, or cannot score any transcript.
+        DataError: Steps are not an episode of the system.
+        EngineUnavailableError: A judge's engine is unavailable.
     """
     critic = as_critic(critic)
     if critic.reads_peers:

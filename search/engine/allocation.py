@@ -1,11 +1,11 @@
 """Allocation of a run's budget to its searches by marginal gain.
 
 All searches advance in increments, such as one pass or one simulation, and wait after each (`search.Continue`). Once
-every search waits or has ended, the next round begins. It goes to the searches with the largest expected gain per
-share of the budget. Searches without an answer come first, and equal searches follow the order of the problems. A round
-takes about a quarter of the searches, so that engines receive batches, and at most half of the remaining budget,
-so that the rounds at the end become small. The decisions depend on the messages and values of the searches, and not on
-concurrency or time.
+every search waits or has ended, the next round begins. A round resumes the searches with the largest expected gain per
+share of the budget. Searches without an answer come first, and ties follow the order of the problems. A round resumes
+about a quarter of the searches, so that engines receive batches, and uses at most half of the remaining budget, so that
+the last rounds are small. The decisions depend only on the messages and values of the searches, not on concurrency or
+time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from search.setup import Setup
 from search.usage import Usage
 
 ROUND = 4
-"""A round takes one of so many searches."""
+"""A round resumes one in this many searches."""
 
 
 @dataclass
 class _Share:
-    """What a search has received.
+    """The cost and expected gain of a search.
 
     Attributes:
-        spent: Its cost at its last check.
+        spent: The search's cost at its last check.
         first: The cost of its first increment, which includes the first path; None before its first check.
         largest: The largest cost of a later increment.
         increments: Number of increments.
@@ -52,7 +52,7 @@ class Allocation:
     """
 
     def __init__(self, budget: Budget) -> None:
-        """Take the limits of the run."""
+        """Store the limits of the run."""
         self.budget = budget
         limits = (budget.calls, budget.tokens, budget.usd)
         self._limit = Cost(*(math.inf if limit is None else limit for limit in limits))
@@ -60,11 +60,11 @@ class Allocation:
         self._first: Cost | None = None
 
     def cost(self, usage: Usage) -> Cost:
-        """Return a usage in the units that budgets limit."""
+        """Convert a usage to the units of budgets."""
         return Cost(usage.agent_calls, usage.generated_tokens, self.budget.cost(usage))
 
     def enter(self, number: int) -> None:
-        """Add a search; its number states its place in the order of the problems."""
+        """Add a search; its number is its position in the order of the problems."""
         self._shares[number] = _Share()
 
     def pause(self, number: int, gain: float, spent: Cost) -> None:
@@ -89,7 +89,7 @@ class Allocation:
         self._first = first if self._first is None else Cost(*map(max, self._first, first))
 
     def next_round(self, spent: Cost) -> dict[int, Cost]:
-        """Return the searches of the next round and how much each may spend in it; none if the rest pays for none.
+        """Return the searches of the next round with the grant of each; empty if the remaining budget covers none.
 
         Args:
             spent: The cost of all searches so far.
@@ -98,7 +98,7 @@ class Allocation:
         if rest.calls < 1 or rest.tokens <= 0 or rest.usd <= 0 or not self._shares:
             return {}
         if self._first is None:
-            # Nothing is known about costs before the first search.
+            # Costs are unknown before the first search.
             return {min(self._shares): rest}
         ordered = sorted(self._shares, key=lambda number: (-self._worth(number), number))
         payable = [number for number in ordered if _covers(rest, self._expected(number))]
@@ -115,7 +115,7 @@ class Allocation:
         return {number: _part(rest, self._expected(number), total, len(chosen)) for number in chosen}
 
     def limit(self, number: int, grant: Cost) -> Budget:
-        """Return the limits of a search that may spend ``grant`` more."""
+        """Return the limits of a search with a further ``grant``."""
         calls, tokens, usd = (own + more for own, more in zip(self._shares[number].spent, grant, strict=True))
         return replace(
             self.budget,
@@ -125,11 +125,11 @@ class Allocation:
         )
 
     def reason(self, number: int) -> str:
-        """Return why a search that waits receives no more."""
+        """Return the reason for ending a search that waits."""
         return f"run budget of {self} allocated, expected gain {self._shares[number].gain:.2g} per increment"
 
     def shortage(self, spent: Cost) -> str:
-        """Return why searches do not start."""
+        """Return the reason for not starting searches."""
         left = ", ".join(f"{part:{form}} {unit}" for unit, form, part in self._stated(self._rest(spent)))
         return f"budget of {self} spent: the {left} left do not pay for the first answer of another search"
 
@@ -145,7 +145,7 @@ class Allocation:
         return Cost(*(limit - used for limit, used in zip(self._limit, spent, strict=True)))
 
     def _worth(self, number: int) -> float:
-        """Return the expected gain per share of the budget, infinite for a search without an answer."""
+        """Return the expected gain per share of the budget; infinite for a search without an answer."""
         share = self._shares[number]
         if share.first is None:
             return math.inf
@@ -165,7 +165,7 @@ def _covers(rest: Cost, cost: Cost) -> bool:
 
 
 def _part(rest: Cost, own: Cost, total: Cost, searches: int) -> Cost:
-    """Return a search's part of the rest, in proportion to its expected cost."""
+    """Return a search's part of the remaining budget, in proportion to its expected cost."""
     return Cost(
         *(
             left if math.isinf(left) else left * (mine / every if every else 1 / searches)

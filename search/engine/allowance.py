@@ -1,6 +1,6 @@
 """Admission under a run's budget: a search starts only if the remaining budget is expected to cover it completely.
 
-Otherwise many concurrent searches would share a budget for a few, and none of them would finish.
+Otherwise too many concurrent searches would share the budget, and none would finish.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from search.usage import Usage
 
 
 class Cost(NamedTuple):
-    """What a search costs, or is granted, in the units that budgets limit."""
+    """The cost or grant of a search in the units of budgets."""
 
     calls: float = 0.0
     tokens: float = 0.0
@@ -25,16 +25,16 @@ class Cost(NamedTuple):
 class Allowance:
     """Divides a run's budget among its searches.
 
-    A search is expected to cost as much as the most expensive one that has ended. Until one has, a search runs alone,
-    unless the limits of each search bound its cost. Searches that run concurrently are granted a margin, which shrinks
-    as more searches have ended; what they leave of it pays for others.
+    The expected cost of a search is that of the most expensive search so far. Until one has ended, only one search runs
+    at a time, unless the limits of each search bound its cost. Concurrent searches are granted a margin, which shrinks
+    as more searches end. The unused part returns to the budget.
 
     Attributes:
         limited: Whether the run has a budget of calls, tokens or USD.
     """
 
     def __init__(self, budget: Budget, each: Budget) -> None:
-        """Take the limits of the run and those of each search."""
+        """Store the limits of the run and of each search."""
         self._budget = budget
         self._limit, self._bound = _limits(budget), _limits(each)
         self._largest, self._observed = Cost(), 0
@@ -42,26 +42,26 @@ class Allowance:
 
     @property
     def expected(self) -> Cost:
-        """The expected cost of the next search; infinite where nothing is known."""
+        """The expected cost of the next search; infinite if unknown."""
         return self._largest if self._observed else self._bound
 
     @property
     def grant(self) -> Cost:
-        """What is reserved for a search that starts."""
+        """The budget reserved for a search that starts."""
         margin = 1 + 1 / max(self._observed, 1)
         return Cost(*(min(margin * cost, bound) for cost, bound in zip(self.expected, self._bound, strict=True)))
 
     def cost(self, usage: Usage) -> Cost:
-        """Return what was spent in the units that budgets limit."""
+        """Convert a usage to the units of budgets."""
         return Cost(usage.agent_calls, usage.generated_tokens, self._budget.cost(usage))
 
     def observe(self, cost: Cost) -> None:
-        """Learn what a search has cost."""
+        """Record the cost of a finished search."""
         self._largest = Cost(*map(max, self._largest, cost))
         self._observed += 1
 
     def rest(self, spent: Usage, open_searches: Iterable[tuple[Cost, Cost]]) -> Cost:
-        """Return what is neither spent nor granted to open searches, given as pairs of granted and spent."""
+        """Return the budget neither spent nor granted to open searches, which are pairs of granted and spent cost."""
         pairs = list(open_searches)
         left: list[float] = []
         for unit, used in enumerate(self.cost(spent)):
@@ -70,7 +70,7 @@ class Allowance:
         return Cost(*left)
 
     def pays(self, rest: Cost, searches: int, alone: bool) -> bool:
-        """Return whether the rest pays for more searches; ``alone`` if none is open."""
+        """Return whether the remaining budget covers more searches; ``alone`` if none is open."""
         if rest.calls < 1 or rest.tokens <= 0 or rest.usd <= 0:
             return False
         if alone and searches == 1:
@@ -78,11 +78,11 @@ class Allowance:
         return all(searches * cost <= left for cost, left in zip(self.grant, rest, strict=True))
 
     def exceeded(self, spent: Usage) -> str | None:
-        """Return which limit of the run was exceeded; None if none was."""
+        """Return the limit of the run that was exceeded, or None."""
         return self._budget.spent(replace(spent, agent_calls=spent.agent_calls - 1), 1)
 
     def reason(self, spent: Usage) -> str:
-        """Return why no further search starts: the limit that is spent, or what its rest does not pay for."""
+        """Return why no further search starts: a limit is exhausted, or its remainder is too small."""
         rest = self.rest(spent, ())
         units = zip(("calls", "tokens", "USD"), (1, 1, 0), self._limit, rest, self.expected, strict=True)
         for name, least, limit, left, cost in units:

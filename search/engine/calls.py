@@ -12,12 +12,12 @@ from search.grading import Grader
 
 
 class Share(NamedTuple):
-    """The samples of a call that belong to one of the planner's requests.
+    """The samples of a call for one of the planner's requests.
 
     Attributes:
-        slot: The position of the planner's request.
-        state: Its state.
-        places: The places of the samples in its reply.
+        slot: Position of the planner's request.
+        state: The request's state.
+        places: Positions of the samples in its reply.
     """
 
     slot: int
@@ -33,27 +33,27 @@ class PolicyCall(NamedTuple):
 
 
 class CriticCall(NamedTuple):
-    """States to be scored."""
+    """A request to score states."""
 
     contexts: list[ScoringContext]
 
 
 class GradingCall(NamedTuple):
-    """Messages to be graded on another thread, because their grader is slow."""
+    """A request to grade messages on another thread, for slow graders."""
 
     grader: Grader
     texts: list[str]
 
 
 class ProgramStep(NamedTuple):
-    """A reply that a program is run with, at a state; no state means its start."""
+    """A request to run a program with a reply at a state; None starts the program."""
 
     state: MASState | None
     text: str
 
 
 class Pause(NamedTuple):
-    """A search with an answer waits for the run's allocation; the outcome is that of `search.protocol.Continue`."""
+    """A wait for the run's allocation; the outcome is the reply to `search.protocol.Continue`."""
 
     gain: float
 

@@ -1,4 +1,4 @@
-"""Batches of critic requests: states of many searches, scored together."""
+"""Batches of critic requests, with states of many searches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, score_batch
 from search.engine.policy_requests import Mail
 
 BATCH_DONE = "batch done"
-"""The key of the message that a batch on the critic's thread is complete."""
+"""Mailbox key: a batch on the critic's thread is complete."""
 
 
 class CriticBatches:
@@ -20,11 +20,11 @@ class CriticBatches:
     Attributes:
         name: The critic's name.
         inline: Whether `step` scores on the scheduler's thread; False for critics that are ``concurrent``.
-        waiting: States not yet given to the critic.
+        waiting: States not yet submitted to the critic.
     """
 
     def __init__(self, critic: Critic, mail: Mail) -> None:
-        """Start empty, with a thread if the critic asks for one."""
+        """Start empty, with a thread if the critic is ``concurrent``."""
         self._critic, self._mail = critic, mail
         self.name = critic.name
         self.max_batch = critic.max_batch
@@ -37,22 +37,22 @@ class CriticBatches:
             threading.Thread(target=self._serve, name="mas-gym-critic", daemon=True).start()
 
     def submit(self, key: Hashable, contexts: Sequence[ScoringContext]) -> None:
-        """Queue states of one search that it has not had scored before."""
+        """Queue new states of one search."""
         self._jobs[key] = contexts
         self.waiting += len(contexts)
 
     def cancel(self, key: Hashable) -> None:
-        """Drop the states of one search, unless they are being scored."""
+        """Drop the queued states of one search; a batch in progress is not affected."""
         self.waiting -= len(self._jobs.pop(key, ()))
 
     def ready(self, engine_has_capacity: bool) -> bool:
-        """Return whether to score now: a batch is full, or the engine would run dry, or the critic's thread is idle."""
+        """Return whether to score now: a batch is full, the engine has capacity, or the critic's thread is idle."""
         if not self.waiting:
             return False
         return self.waiting >= self.max_batch or engine_has_capacity if self.inline else not self._scoring
 
     def step(self) -> Sequence[tuple[Hashable, Scores | Exception]]:
-        """Score one batch, or hand it to the critic's thread."""
+        """Score one batch, or submit it to the critic's thread."""
         batch: dict[Hashable, Sequence[ScoringContext]] = {}
         size = 0
         while self._jobs:
@@ -71,7 +71,7 @@ class CriticBatches:
         return ()
 
     def done(self) -> None:
-        """Note that the outcomes of the batch given to the thread have arrived."""
+        """Record that the outcomes of the thread's batch have arrived."""
         self._scoring = False
 
     def _serve(self) -> None:
@@ -81,5 +81,5 @@ class CriticBatches:
             self._mail.put((BATCH_DONE, None))
 
     def close(self) -> None:
-        """Let the thread end after its batch."""
+        """End the thread after its current batch."""
         self._inbox.put(None)

@@ -1,4 +1,4 @@
-"""`run_ray`: searches on Ray actors, each with its own engine, on one or many machines; the rows are the same.
+"""`run_ray`: searches on Ray actors, each with its own engine, on one or many machines, with identical results.
 
 A fleet has the interface of one `Engine`, and each actor has its own scheduler. An actor with capacity receives the
 next problem. An actor that dies is replaced and its open problems are searched again. This gives the same plans,
@@ -69,23 +69,24 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     progress: bool | Callable[[Progress], None] = False,
     fleet: Fleet | None = None,
 ) -> Run:
-    """Search every problem on a fleet of actors and stream the plans as they are finished.
+    """Search every problem on a fleet of actors and yield plans as searches finish.
 
     Arguments that are not described here are those of `search.run`.
 
     Args:
-        problems: As there; with few, the first actors to load leave the others their share.
+        problems: As for `search.run`; if there are few, they are shared among all actors, including those that load
+            later.
         make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``; by
             default the one that the MAS names under ``policies``.
-        make_critic: Loads the critic there.
-        concurrency: Searches open at once in each actor.
-        run_budget: As there; what the actors have reported must stay within it, else open searches are dropped.
-        fleet: How many actors, with what, and where.
+        make_critic: Loads the critic inside an actor.
+        concurrency: Maximum number of open searches in each actor.
+        run_budget: As for `search.run`; if the cost reported by the actors exceeds it, open searches are dropped.
+        fleet: The number of actors, their resources, and their cluster.
 
     Raises:
         MissingDependencyError: Ray is not installed.
         ConfigError: An argument cannot be pickled and sent to the actors.
-        EngineUnavailableError: More actors died than may be replaced; what is finished is in the store.
+        EngineUnavailableError: More actors died than may be replaced; finished searches are in the store.
     """
     problems = as_problems(problems)
     check_training(problems, training)
@@ -101,7 +102,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     if isinstance(problems, Sized):
         concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
     _connect(fleet.address)
-    # The task without its problems, for its grading alone.
+    # The task without its problems, used only for grading.
     task = problems[:0] if isinstance(problems, Task) else None
     _check_picklable(planner=setup, task=task, make_policy=make_policy, make_critic=make_critic)
     costs = None if prices is None else as_prices(prices)
@@ -121,7 +122,7 @@ def _journal(
     run_budget: Budget,
     prices: Prices | None,
 ) -> Journal:
-    """Open the run's journal as soon as an actor has loaded, and says what policy and critic are."""
+    """Open the run's journal as soon as one actor has loaded and reported its policy and critic."""
     policy, critic = pool.facts()
     setup = make(None if critic is None else SimpleNamespace(**critic, score=list))
     setup = priced_setup(setup, policy["name"], prices)
@@ -135,10 +136,10 @@ def _journal(
 
 
 def _connect(address: str | None) -> None:
-    """Join the cluster, or start one, if this process has not."""
+    """Connect this process to the cluster, or start one, unless it is already connected."""
     ray = need("ray", "running on a fleet", "ray")
     if not ray.is_initialized():
-        # An actor is the search itself: at Ray's default niceness any other program on the machine would starve it.
+        # Actors run the searches; at Ray's default niceness, other programs on the machine would starve them.
         os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
@@ -161,9 +162,9 @@ def _check_picklable(**arguments: Any) -> None:
 logger = logging.getLogger("search")
 
 _POLL_SECONDS = 0.1
-"""How long to wait for actors before the run looks at its problems, its budget and its progress again."""
+"""Maximum wait for actors before the run checks its problems, budget and progress again."""
 _COSTS_SECONDS = 2.0
-"""How long to wait at the end for what actors have spent on searches that are dropped."""
+"""Maximum wait at the end for the actors' cost of dropped searches."""
 
 
 def _poll(timeout: float | None) -> float:
@@ -171,7 +172,7 @@ def _poll(timeout: float | None) -> float:
 
 
 class Costs(NamedTuple):
-    """What an actor has spent so far."""
+    """The cost of an actor so far."""
 
     usage: Usage = Usage()
     calls: int = 0
@@ -179,7 +180,7 @@ class Costs(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A finished search: its plan, what the store keeps beside it, and the actor's running costs."""
+    """A finished search: its plan, further data for the store, and the actor's cost so far."""
 
     plan: Plan
     samples: Mapping[tuple[bytes, str], SampleRecord]
@@ -187,7 +188,7 @@ class Found(NamedTuple):
 
 
 class Worker:
-    """An engine on some machine; an asynchronous Ray actor, so that open calls take no threads."""
+    """An engine as an asynchronous Ray actor, so that open calls need no threads."""
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class Worker:
         self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
 
     async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
-        """Return what the run must know of policy and critic; for a store, their identities too."""
+        """Return facts about policy and critic and, for a store, their identities."""
 
         def stated(role: str, engine: Any) -> JSONObject:
             return engine_identity(role, engine) if stored else {"name": engine.name}
@@ -224,19 +225,20 @@ class Worker:
         return Found(plan, future.samples, await self.costs())
 
     async def costs(self) -> Costs:
-        """Return what this actor has spent so far."""
+        """Return the cost of this actor so far."""
         return Costs(self._scheduler.usage, self._scheduler.calls, self._policy.meters)
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Where the engines run.
+    """The number of actors, their resources, and their cluster.
 
     Attributes:
         actors: Number of engines; actors beyond the cluster's capacity join when resources free up.
-        gpus: GPUs of each, fractions allowed.
-        cpus: CPU cores of each.
-        address: Of a Ray cluster, or ``"local"`` to start one on this machine; None uses a running one, or starts one.
+        gpus: GPUs per actor; fractions are allowed.
+        cpus: CPU cores per actor.
+        address: Address of a Ray cluster, or ``"local"`` to start one on this machine; None uses a running cluster or
+            starts one.
         replacements: Maximum number of dead actors to replace; one more ends the run.
     """
 
@@ -254,7 +256,7 @@ class Fleet:
 
 @dataclass(eq=False)
 class _Member:
-    """An actor with the call that ends when it has loaded, and its searches by call, with what each is granted."""
+    """An actor with its loading call, and its searches by call with the grant of each."""
 
     number: int
     actor: Any
@@ -263,24 +265,24 @@ class _Member:
 
 
 class ActorPool:
-    """An `Engine` of several actors, which gives problems to them and replaces those that die.
+    """An `Engine` of several actors that assigns problems to actors and replaces dead actors.
 
     Attributes:
-        earlier: What earlier processes have spent on the run, which counts for the budget.
-        stopped: Why it takes no more problems; None while it does.
-        closed: Whether it takes no more problems.
-        meters: The meters of the actors' policies, as they last reported them.
+        earlier: Cost of the run in earlier processes, which counts towards the budget.
+        stopped: Reason for accepting no more problems; None while it does.
+        closed: Whether it accepts no more problems.
+        meters: The last reported meters of the actors' policies.
         size: The number of actors.
-        allowance: Admits searches; the run sets it before its first search, once the models and their prices are known.
+        allowance: Admits searches; set by the run before the first search, when the models and their prices are known.
     """
 
     def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], stored: bool) -> None:
         """Start the actors.
 
         Args:
-            fleet: How many, with what.
-            arguments: Of `Worker`; the second is the concurrency.
-            stored: Whether the actors state the identities of their engines.
+            fleet: The number of actors and their resources.
+            arguments: Arguments of `Worker`; the second is the concurrency.
+            stored: Whether the actors report the identities of their engines.
         """
         import ray
 
@@ -290,7 +292,7 @@ class ActorPool:
         self.size, self.allowance = fleet.actors, Allowance(Budget(), Budget())
         self._fleet, self._arguments, self._stored = fleet, arguments, stored
         concurrency: int = arguments[1]
-        # An actor holds a little more than it can have open.
+        # Each actor prefetches slightly more problems than its concurrency.
         self._ahead = concurrency + concurrency // 8 + 1
         self._members: list[_Member] = []
         self._costs: dict[int, Costs] = {}
@@ -305,7 +307,7 @@ class ActorPool:
     def facts(self) -> tuple[JSONObject, JSONObject | None]:
         """Wait for the first actor that has loaded, and return its facts about policy and critic.
 
-        An error that an actor raises while none has loaded is raised here.
+        If an actor raises an error before any actor has loaded, it is raised here.
         """
         while self._facts is None:
             self._hear(None)
@@ -313,13 +315,13 @@ class ActorPool:
 
     @property
     def usage(self) -> Usage:
-        """What the actors last reported, failed and dropped searches included."""
+        """The last reported usage of all actors, including failed and dropped searches."""
         spent = sum((costs.usage for costs in self._costs.values()), Usage())
         return replace(spent, seconds=perf_counter() - self._started)
 
     @property
     def calls(self) -> int:
-        """Agent calls made so far, those without a reply included."""
+        """Agent calls made so far, including those without a reply."""
         return sum(costs.calls for costs in self._costs.values())
 
     @property
@@ -329,22 +331,22 @@ class ActorPool:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether an actor that has loaded could take another search."""
+        """Whether a loaded actor has capacity for another search."""
         return not self.closed and not self._again and self._roomiest() is not None and (not self._open or self._pays())
 
     def observe(self, usage: Usage) -> None:
-        """Learn from a stored search what searches cost."""
+        """Update the expected cost from a stored search."""
         self.allowance.observe(self.allowance.cost(usage))
 
     def submit(self, problem: Problem) -> SearchFuture:
-        """Give a problem to the actor with the most room, or keep it until there is one."""
+        """Assign a problem to the actor with the most free capacity, or queue it until an actor has capacity."""
         future = SearchFuture(problem)
         self._again.append(future)
         self._assign()
         return future
 
     def turn(self, timeout: float | None = None) -> bool:
-        """Wait shortly for an actor to end a search, to load or to die; False if no search is open.
+        """Wait briefly for an actor to end a search, load or die; return False if no search is open.
 
         Raises:
             EngineUnavailableError: More actors died than may be replaced.
@@ -359,24 +361,24 @@ class ActorPool:
         return True
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait shortly for an actor to load, or for a problem."""
+        """Wait briefly for an actor to load, or for a problem."""
         if not self._over_budget():
             self._hear(_poll(timeout))
 
     def wake(self) -> None:
-        """Do nothing: no wait is long."""
+        """No-op: waits are short polls."""
 
     def stop(self, reason: str) -> None:
-        """Close and remember why."""
+        """Close, and record the reason."""
         self.stopped = self.stopped or reason
         self.close()
 
     def close(self) -> None:
-        """Ask what open searches have cost, and end every actor."""
+        """Collect the cost of open searches, and end every actor."""
         if self.closed:
             return
         self.closed, ray = True, self._ray
-        # When the interpreter exits, Ray may have ended before this run.
+        # At interpreter exit, Ray may have shut down before this run.
         if not ray.is_initialized():
             return
         try:
@@ -392,20 +394,20 @@ class ActorPool:
 
     @property
     def _open(self) -> list[Cost]:
-        """What is granted to the searches that actors have."""
+        """The grants of the searches assigned to actors."""
         return [granted for member in self._members for _, granted in member.open.values()]
 
     def _pays(self) -> bool:
-        """Return whether the budget pays for another search, beside those that actors have."""
+        """Return whether the budget covers another search in addition to the assigned ones."""
         if not self.allowance.limited:
             return True
-        # What open searches have spent so far is a part of what they are granted.
+        # The cost of open searches so far is part of their grants.
         held = self._open
         rest = self.allowance.rest(self.earlier + self._finished, ((granted, Cost()) for granted in held))
         return self.allowance.pays(rest, 1, alone=not held)
 
     def _over_budget(self) -> bool:
-        """Stop if the run's seconds are spent, or if searches cost more than was expected and than there is."""
+        """Stop if the run's seconds are spent, or if searches cost more than expected and exceed the budget."""
         reason = self.allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
         if reason:
             self.stop(reason)
@@ -433,7 +435,7 @@ class ActorPool:
         self.meters.update({f"{member.number} {name}": meter for name, meter in costs.meters.items()})
 
     def _hear(self, timeout: float | None) -> None:
-        """Take the answers that actors have, or wait for the next one."""
+        """Process all available results of actors, or wait for the next one."""
         ray, calls = (
             self._ray,
             {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])},
@@ -443,7 +445,7 @@ class ActorPool:
             return
         heard, others = ray.wait(list(calls), num_returns=1, timeout=timeout)
         if heard and others:
-            # Waiting takes time for each open search, so all answers are taken at once.
+            # The cost of a wait grows with the number of open searches, so all available results are taken at once.
             heard += ray.wait(others, num_returns=len(others), timeout=0)[0]
         dead: dict[_Member, Exception] = {}
         for call in heard:
@@ -467,7 +469,7 @@ class ActorPool:
             self._replace(member, cause)
 
     def _replace(self, member: _Member, error: Exception) -> None:
-        """Replace a dead actor; its open problems come first. Before any has loaded, an error in one is raised."""
+        """Replace a dead actor and requeue its open problems first; raise its error if no actor has loaded yet."""
         cause = error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else None
         if isinstance(cause, Exception) and self._facts is None:
             raise cause from error
@@ -485,6 +487,6 @@ class ActorPool:
 
 
 def line_of(error: object) -> str:
-    """Return the line of Ray's long messages that says what happened: a traceback's last, else the first."""
+    """Return the informative line of a long Ray message: a traceback's last line, otherwise the first line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1] if any("Traceback" in line or "creation task" in line for line in lines) else lines[0]

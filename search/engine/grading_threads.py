@@ -1,4 +1,4 @@
-"""Threads that grade messages, so that a slow grader delays only the search that it grades."""
+"""Grading threads, so that a slow grader delays only the search being graded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from search.grading import Grader
 
 
 class GradingThreads:
-    """Grades messages on daemon threads, which start when they are needed.
+    """Grades messages on daemon threads, which start on demand.
 
-    Most graders get one thread; those that can work on several messages at once get a few.
+    Most graders use one thread; graders that can process several messages at once use a few.
     """
 
     def __init__(self, mail: Mail) -> None:
-        """Start no thread yet."""
+        """Start without threads."""
         self._mail = mail
         self._jobs: dict[int, SimpleQueue[tuple[Hashable, Grader, Sequence[str]] | None]] = {}
         self._started: dict[int, int] = {}
         self._open: set[Hashable] = set()
 
     def submit(self, key: Hashable, grader: Grader, texts: Sequence[str]) -> None:
-        """Have messages graded; then the grader knows their grades. The outcome is None, or the error."""
+        """Queue messages for grading. The grader caches the grades; the outcome is None, or the error."""
         count = max(1, grader.threads)
         jobs = self._jobs.setdefault(count, SimpleQueue())
         self._open.add(key)
@@ -34,7 +34,7 @@ class GradingThreads:
             threading.Thread(target=self._serve, args=(jobs,), name="mas-gym-grading", daemon=True).start()
 
     def cancel(self, key: Hashable) -> None:
-        """Drop the messages of one search, unless they are being graded."""
+        """Drop the queued messages of one search; grading in progress is not affected."""
         self._open.discard(key)
 
     def _serve(self, jobs: SimpleQueue[tuple[Hashable, Grader, Sequence[str]] | None]) -> None:
@@ -51,7 +51,7 @@ class GradingThreads:
             self._mail.put((key, outcome))
 
     def close(self) -> None:
-        """Let the threads end after what they are grading; what waits is dropped."""
+        """End the threads after their current messages; queued messages are dropped."""
         self._open.clear()
         for count, jobs in self._jobs.items():
             for _ in range(self._started.get(count, 0)):

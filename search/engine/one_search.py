@@ -51,23 +51,23 @@ from search.usage import ArmUsage, Usage
 
 _RNG = b"planner"
 _TURN = -1
-"""In place of the number of a sample: the seed for the arm that has the first turn at a state."""
+"""Used in place of a sample number, for the seed that chooses the first arm at a state."""
 _NO_BUDGET = Budget()
 
 _REFUSALS = 8
-"""Requests of a planner that are refused after its seconds are spent, before its search fails."""
+"""Maximum number of requests rejected after the search's time is up, before the search fails."""
 
 MAX_LOCAL_ROUNDS = 100_000
-"""Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
+"""Maximum number of consecutive rounds without policy or critic requests, to detect endless planners."""
 
 Messages = tuple[ChatMessage, ...]
 Prompt = tuple[Messages, Agent, Sampling, str, str]
-"""Messages, agent, sampling, extra body and arm: requests with an equal prompt become one call."""
+"""Messages, agent, sampling, extra body and arm. Requests with equal prompts are merged into one call."""
 
 
 @dataclass
 class Account:
-    """What all searches of a scheduler have spent, failed and cancelled ones included."""
+    """The total cost of a scheduler's searches, including failed and cancelled ones."""
 
     usage: Usage = field(default_factory=Usage)
 
@@ -75,20 +75,20 @@ class Account:
 class ActiveSearch:
     """One planner on one problem.
 
-    `begin` runs the planner to its first requests. Those that need a policy, critic or grader are returned as calls.
-    `take` gets the outcome of each call, and returns the next ones when no call is open.
+    `begin` runs the planner to its first requests. Requests that need a policy, critic or grader are returned as calls.
+    `take` processes the outcome of each call, and returns the next calls when no call is open.
 
     Attributes:
         setup: The search's settings.
         problem: The problem.
-        spent: What has been spent so far, but for the seconds.
+        spent: The cost so far, except the seconds.
         waiting: Number of open calls.
-        samples: Where each message came from, by the digest of the state it was written at and its text.
+        samples: The origin of each message, by the digest of its state and its text.
         session: The states of an agent program; None for a MAS.
-        world: The recorded messages that it draws from, in place of the policy's; None if a policy writes them.
+        world: The recorded messages to draw in place of a policy's messages; None if a policy writes the messages.
         plan: The graded plan, once the search has ended.
         failure: The exception that failed the search.
-        limit: What it may spend: its budget, or what the run has allocated to it so far.
+        limit: The search's budget, or the budget that the run has allocated to it so far.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class ActiveSearch:
         on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
         arms: Callable[[str], tuple[str, ...]] = lambda agent: (),
     ) -> None:
-        """Prepare a search; neither the planner nor the program that ``runner`` runs starts yet.
+        """Prepare a search; the planner and the agent program do not start yet.
 
         Args:
             setup: The search's settings.
             problem: The problem.
             grader: Grades the answers.
-            account: The total of all searches.
+            account: The total cost of all searches.
             runner: Runs the agent program; None for a MAS.
             world: As the attribute.
-            on_message: Called with the agent and the usage so far when a message has arrived.
+            on_message: Called with the agent and the usage so far when a message arrives.
             arms: Returns the arms of an agent (`mas_gym.policies.PolicyBase.arms`).
         """
         self.setup, self.problem, self.grader, self.world = setup, problem, grader, world
@@ -146,8 +146,8 @@ class ActiveSearch:
 
     @property
     def usage(self) -> Usage:
-        """What has been spent so far."""
-        # Grading is no part of a search's time.
+        """The cost so far."""
+        # Grading does not count towards a search's time.
         end = perf_counter() if self._ended is None else self._ended
         return replace(self.spent, seconds=end - self._started)
 
@@ -161,7 +161,7 @@ class ActiveSearch:
 
     @property
     def deadline(self) -> float | None:
-        """When the search's seconds are spent, on the clock of `time.perf_counter`."""
+        """The time at which the search's seconds are spent, on the clock of `time.perf_counter`."""
         seconds = self.setup.budget.seconds
         return None if seconds is None else self._started + seconds
 
@@ -174,9 +174,9 @@ class ActiveSearch:
         return [ProgramStep(None, "")]
 
     def take(self, call: Call, outcome: object) -> list[Call] | None:
-        """Take the outcome of a call; if no other is open, run the planner to its next requests.
+        """Process the outcome of a call; if no other call is open, run the planner to its next requests.
 
-        An error as the outcome, or a wrong reply, ends this search.
+        An error as the outcome, or an invalid reply, ends this search.
 
         Returns:
             The next calls, none while others are open; None if the search has ended.
@@ -224,7 +224,7 @@ class ActiveSearch:
         return None
 
     def _grade_first(self, plan: object) -> list[Call] | None:
-        """Finish with a plan; if its grader is slow, return the call for the grades of its messages first."""
+        """Finish with a plan; if the grader is slow, first return the call that grades the plan's messages."""
         self._ended = perf_counter()
         try:
             assert self._root is not None
@@ -241,13 +241,13 @@ class ActiveSearch:
         return None
 
     def _grading(self, texts: Iterable[str]) -> list[Call]:
-        """Return the call for messages without a grade; none if their grader is quick."""
+        """Return the call that grades ungraded messages; empty if the grader is fast."""
         wanted = self.grader.ungraded(texts) if self.grader.threads else []
         return [GradingCall(self.grader, wanted)] if wanted else []
 
     @property
     def measured(self) -> bool:
-        """Whether the planner has ended, so that only grades are missing."""
+        """Whether the planner has ended and only grades are missing."""
         return self._found is not None
 
     @property
@@ -269,10 +269,10 @@ class ActiveSearch:
         raise SearchError(f"planner {self._planner_name}: it repeats requests that no recorded message answers")
 
     def _refusal(self, requests: Sequence[Request]) -> BudgetError | None:
-        """Return the error that answers requests: the budget does not pay for them, or no recorded message is left.
+        """Return the error for requests that exceed the budget or find no recorded message left, else None.
 
         Raises:
-            BudgetError: The planner asks for more although it was told that the budget is spent.
+            BudgetError: The planner keeps sending requests after a `BudgetError`.
         """
         reason = self._over_budget(requests)
         if reason is not None:
@@ -302,23 +302,23 @@ class ActiveSearch:
         if not wanted or budget == _NO_BUDGET:
             return None
         if self._stopped and wanted == 1 and self._last_messages:
-            # The end of a search's only path is paid for though its tokens are spent.
+            # Finishing a search's only path may exceed the token budget.
             self._last_messages -= 1
             budget = replace(budget, tokens=None, usd=None)
         return budget.spent(self.usage, wanted)
 
     def stop(self, reason: str) -> list[Call] | None:
-        """End the search early: the planner may return the best it has; open calls are dropped.
+        """End the search early: open calls are dropped, and the planner may return its best plan so far.
 
         Returns:
-            The call for grades; None if the search has ended.
+            The grading calls; None if the search has ended.
         """
         self._stopped, self.waiting = self._stopped or reason, 0
         if self._generator is None:
             self.fail(BudgetError(reason))
             return None
         try:
-            # A planner may have to be refused at several places until it returns what it has.
+            # A planner may catch the error at several requests before it returns its best plan.
             for _ in range(_REFUSALS):
                 self._generator.throw(BudgetError(reason))
         except StopIteration as end:
@@ -335,12 +335,12 @@ class ActiveSearch:
         if self.session is not None:
             self.session.close()
         if self._generator is not None:
-            # A planner that answers its end with another request, or with an error, is over all the same.
+            # Ignore further requests and errors of a planner that is being closed.
             with suppress(Exception):
                 self._generator.close()
 
     def _prepare(self) -> list[Call]:
-        """Answer the requests that need no engine and return calls for the others; equal prompts become one call."""
+        """Answer requests that need no engine and return calls for the others, merging equal prompts."""
         self._replies = [[] for _ in self._requests]
         self._to_score = []
         self._fresh.clear()
@@ -387,7 +387,7 @@ class ActiveSearch:
                     )
         calls = self._grading(rewarded)
         calls += [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
-        # Last: the scheduler answers free critics at once.
+        # This comes last because the scheduler scores with free critics immediately.
         return [*calls, CriticCall([*scoring.values()])] if scoring else calls
 
     def _left(self, state: MASState) -> int:
@@ -397,7 +397,7 @@ class ActiveSearch:
         return len(self.world.at(state)) - self._drawn.get(state.digest, 0)
 
     def _draw(self, world: RecordedWorld, state: MASState, n: int) -> list[Proposal]:
-        """Return up to ``n`` recorded messages that this search has not drawn at a state, in seeded order."""
+        """Return up to ``n`` recorded messages not yet drawn at a state, in seeded order."""
         order = self._orders.get(state.digest)
         if order is None:
             order = [*world.at(state)]
@@ -425,7 +425,7 @@ class ActiveSearch:
     def _shared_out(
         self, state: MASState, agent: str, arm: str, start: int, n: int
     ) -> Iterator[tuple[str, slice[int | None, None, int]]]:
-        """Yield the arms that write ``n`` messages at a state, each with the places of its messages among them."""
+        """Yield the arms that write ``n`` messages at a state, each with the positions of its messages."""
         arms = self._arms(agent)
         if arm in arms or (not arm and not arms):
             yield arm, slice(None, None, 1)
@@ -436,7 +436,7 @@ class ActiveSearch:
                 f"planner {self._planner_name}: it asked for the arm {arm!r} of the agent {agent!r}, which has "
                 f"{known}; request search.Arms(state) for their names"
             )
-        # Another order at each state, so that planners that draw once per state use every arm.
+        # The order differs between states, so that planners that draw once per state use every arm.
         first = derive_seed(self.setup.seed, self.problem.id, state.digest, _TURN) + start
         for place in range(min(n, len(arms))):
             yield arms[(first + place) % len(arms)], slice(place, None, len(arms))
@@ -470,7 +470,7 @@ class ActiveSearch:
                     "use a process critic with this planner"
                 )
             if self.setup.dynamics.failure(state) is not None:
-                # The reward is known without a critic.
+                # The true reward needs no critic.
                 self._values[state.digest] = -1.0
             elif state.digest in self._values or state.digest in scoring:
                 hits += 1
@@ -489,7 +489,7 @@ class ActiveSearch:
         return Peers(self._answer(state), answers, tuple(alike.values()))
 
     def _all_answers(self, states: Sequence[MASState]) -> tuple[str | None, ...]:
-        """Add the answers of the terminal ones among ``states``; return those of all that were to be scored so far."""
+        """Add the answers of the terminal ``states``; return the answers of all terminal states submitted so far."""
         self._leaf_answers += [self._answer(state) for state in states if self.setup.dynamics.is_terminal(state)]
         return tuple(self._leaf_answers)
 
@@ -497,12 +497,12 @@ class ActiveSearch:
         return ScoringContext(state, self.setup.dynamics.mas, self._proposal_of(state))
 
     def _proposal_of(self, state: MASState) -> Proposal | None:
-        """Return the proposal whose message led to a state; None if no policy wrote it."""
+        """Return the proposal that led to a state; None if its message was not written by a policy."""
         record = self.samples.get((state.parent.digest, state.text)) if state.parent is not None else None
         return record.proposal if record is not None else None
 
     def _rewarded(self, states: Sequence[MASState]) -> list[str]:
-        """Return the messages whose grades are the true reward of terminal states."""
+        """Return the messages to grade for the true reward of terminal states."""
         if not self.setup.training:
             raise SearchError("the true reward is not available at evaluation; training runs set training=True")
         for state in states:
@@ -514,10 +514,10 @@ class ActiveSearch:
         return self.grader.key(state) if self.setup.dynamics.is_terminal(state) else state.text
 
     def _take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
-        """Take the policy's reply; return the program's steps before the planner's next.
+        """Process the policy's reply; return the program steps to run before the planner resumes.
 
         Raises:
-            PolicyError: The reply does not fit.
+            PolicyError: The reply does not match the request.
         """
         wanted = len(call.request.seeds)
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
@@ -546,9 +546,10 @@ class ActiveSearch:
         return [] if self.session is None else self._steps(call, records)
 
     def _keep(self, state: MASState, record: SampleRecord) -> None:
-        """Keep a message under its state and text, the first of equal ones.
+        """Store a message by its state and text; keep the first of equal ones.
 
-        Of equal ones of one round, the first arm's by name is kept, so that the order of replies does not matter.
+        Of equal messages in one round, the one of the first arm by name is kept, so that the order of replies does not
+        matter.
         """
         key = (state.digest, record.proposal.action.text)
         known = self.samples.get(key)
@@ -557,7 +558,7 @@ class ActiveSearch:
             self._fresh.add(key)
 
     def _steps(self, call: PolicyCall, records: Sequence[SampleRecord]) -> list[ProgramStep]:
-        """Return the steps of the program that no earlier one has taken."""
+        """Return the program steps that have not run yet."""
         assert self.session is not None
         places = [s.state for s in call.shares for _ in range(*s.places.indices(len(self._replies[s.slot])))]
         steps = {ProgramStep(s, record.proposal.action.text) for s, record in zip(places, records, strict=True)}
@@ -566,12 +567,12 @@ class ActiveSearch:
         return fresh
 
     def _take_state(self, step: ProgramStep, outcome: object) -> None:
-        """Take the state that the program has reached."""
+        """Store the state reached by the program."""
         assert isinstance(outcome, MASState)
         if step.state is None:
             self._root = outcome
         elif outcome.text != step.text:
-            # The last message of a program may end with its answer.
+            # The last message of a program may contain its answer.
             key = step.state.digest
             self.samples.setdefault((key, outcome.text), self.samples[key, step.text])
 
@@ -583,14 +584,14 @@ class ActiveSearch:
         return SampleRecord(proposal, seed)
 
     def _take_scores(self, outcome: object) -> None:
-        """Take the critic's values of the submitted states.
+        """Process the critic's values of the submitted states.
 
         Raises:
             CriticError: A value is not finite.
         """
         critic = self.setup.critic
         assert isinstance(outcome, Scores) and critic is not None
-        # Before the values are checked: what a value cost is spent, whatever the value is.
+        # Record the cost before checking the values, because invalid values also cost.
         if not critic.free:
             self._spend(Usage(reward_calls=len(self._to_score) * critic.calls))
         tokens, read, unread = outcome.cost()
@@ -600,7 +601,7 @@ class ActiveSearch:
             self._values[state.digest] = value
 
     def _settle(self) -> None:
-        """Fill in the replies to `Evaluate` and `Reward`; what they need is known by now."""
+        """Fill in the replies to `Evaluate` and `Reward`; all their values are available by now."""
         for slot, request in enumerate(self._requests):
             if isinstance(request, Evaluate):
                 self._replies[slot] = [self._values[state.digest] for state in request.states]

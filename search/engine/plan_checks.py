@@ -14,21 +14,21 @@ from search.plan import Plan
 from search.tree import Proposal, Tree
 
 ProposalOf = Callable[[MASState], Proposal | None]
-"""Returns the proposal whose message led to a state; None if no policy wrote it."""
+"""Returns the proposal that led to a state; None if its message was not written by a policy."""
 
 
 def checked_plan(plan: object, root: MASState, dynamics: Dynamics, planner: str, proposal_of: ProposalOf) -> Plan:
     """Return a planner's plan with the nodes of its candidates and of its anytime curve.
 
     Args:
-        plan: What the planner returned.
-        root: The state that the search began at.
+        plan: The object returned by the planner.
+        root: The search's initial state.
         dynamics: The system's transition model.
         planner: The planner's name.
-        proposal_of: As stated there.
+        proposal_of: See `ProposalOf`.
 
     Raises:
-        SearchError: It is no plan, or its candidates are not terminal states below the root.
+        SearchError: The object is not a plan, or its candidates are not terminal states below the root.
     """
     if not isinstance(plan, Plan):
         raise SearchError(f"planner {planner}: expected plan() to return a search.Plan, got {type(plan).__name__}")
@@ -48,7 +48,7 @@ def checked_plan(plan: object, root: MASState, dynamics: Dynamics, planner: str,
 
 
 def _with_nodes(plan: Plan, root: MASState, dynamics: Dynamics, planner: str, proposal_of: ProposalOf) -> Plan:
-    """Fill in the nodes of candidates and of the curve; paths that the tree lacks are added to it."""
+    """Fill in the nodes of candidates and of the curve, and add missing paths to the tree."""
     tree = Tree(root) if plan.tree is None else plan.tree
     if not isinstance(tree, Tree) or tree.states[0] != root:
         got = f"one of {tree.states[0]!r:.80}" if isinstance(tree, Tree) else type(tree).__name__
@@ -74,11 +74,11 @@ def _with_nodes(plan: Plan, root: MASState, dynamics: Dynamics, planner: str, pr
 
 
 _MOST_MESSAGES, _LONGEST_MESSAGE = 200, 20_000
-"""Limits of what is kept of a program's request: messages, and characters of each."""
+"""Limits of a stored program request: number of messages, and characters per message."""
 
 
 def chosen_requests(plan: Plan, call: Callable[[MASState], Call]) -> dict[int, tuple[ChatMessage, ...]]:
-    """Return what a program asked on the chosen path, by the node of each reply.
+    """Return a program's requests on the chosen path, by the node of each reply.
 
     Args:
         plan: The plan of a program's search.

@@ -1,6 +1,6 @@
 """Policy requests, run in batches on the scheduler's thread or awaited on the event loop.
 
-The result of a request never depends on the time at which it runs.
+The result of a request never depends on when it runs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class PolicyRequests(Protocol):
         """Queue a request; never blocks."""
 
     def cancel(self, key: Hashable) -> None:
-        """Drop a request unless the engine has begun it; then its outcome may still arrive."""
+        """Drop a request. If the engine has already started it, its outcome may still arrive."""
 
     def step(self) -> Sequence[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Do one piece of work and return what it finished."""
+        """Do one unit of work and return the finished requests."""
 
     @property
     def has_capacity(self) -> bool:
-        """Whether the engine could work on more than it has."""
+        """Whether the engine has capacity for more requests."""
 
     @property
     def has_pending_work(self) -> bool:
@@ -50,14 +50,14 @@ class PolicyRequests(Protocol):
 
 
 def policy_requests(policy: Policy | AsyncPolicy, mail: Mail) -> PolicyRequests:
-    """Return the queue of requests that fits a policy."""
+    """Return the request queue for a policy's type."""
     return _AsyncRequests(policy, mail) if isinstance(policy, AsyncPolicy) else _SessionRequests(policy)
 
 
 class _SessionRequests:
-    """Batch and streaming policies, run on the scheduler's thread in a session that the first request opens.
+    """Batch and streaming policies, run on the scheduler's thread in a session opened by the first request.
 
-    The session gets requests for two batches at most, one that runs and one to come; the rest can be cancelled.
+    The session receives at most two batches of requests, one running and one queued; the rest can be cancelled.
     """
 
     inline = True

@@ -1,4 +1,4 @@
-"""Run logging: progress, and records of each finished search in the store and the log."""
+"""Run logging, storage and progress."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Progress:
     Attributes:
         total: Number of problems; None if unknown.
         done: Searches that have ended, including failed and stored ones.
-        correct: How many of them found the right answer.
-        failed: How many failed.
-        stored: How many were read from the store.
+        correct: Number of ended searches with the right answer.
+        failed: Number of failed searches.
+        stored: Number of searches read from the store.
         open: Searches in progress.
-        usage: What this run has spent so far.
-        stopped: Why the run ended early; None if it did not.
+        usage: The cost of this run so far.
+        stopped: Reason for stopping early; None if the run did not.
     """
 
     total: int | None = None
@@ -118,7 +118,7 @@ class _Caller:
 
 
 class _Bar:
-    """A line on standard error, drawn only if that is a terminal, from the first snapshot on."""
+    """A progress line on standard error, drawn from the first snapshot on if standard error is a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -141,37 +141,37 @@ class _Bar:
 logger = logging.getLogger("search")
 
 UPDATE_SECONDS = 0.25
-"""Maximum interval between progress updates; a single search can take minutes."""
+"""Maximum interval between progress updates, in seconds; a single search can take minutes."""
 
 
 class Record(Protocol):
-    """A run's place in a store.
+    """A run in a store, opened for writing.
 
     Attributes:
-        spent: What earlier processes have spent on the run.
+        spent: The cost of the run in earlier processes.
     """
 
     spent: Usage
 
     def load(self, problem: Problem) -> Plan | None:
-        """Return the stored plan of a problem, if it has one that did not fail."""
+        """Return the stored plan of a problem; None if there is none or its search failed."""
 
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
         """Store a finished search."""
 
     def spend(self, usage: Usage) -> None:
-        """Store what was spent on searches that are not saved."""
+        """Store the cost of searches that are not saved."""
 
     def close(self) -> None:
         """Close the store."""
 
 
 class Journal:
-    """Keeps the store, the log and the progress display of one run up to date.
+    """Updates the store, the log and the progress display of one run.
 
     Attributes:
-        earlier: What earlier processes have spent on the run.
-        watched: Whether anyone looks at the progress.
+        earlier: The cost of the run in earlier processes.
+        watched: Whether progress is displayed.
         closed: Whether the run has ended.
     """
 
@@ -192,7 +192,7 @@ class Journal:
             total: Number of problems; None if unknown.
             record: Where finished searches are stored.
             listener: Where progress is shown.
-            repeat: Whether stored searches are repeated and written again.
+            repeat: Whether to repeat stored searches and replace them.
             **facts: More fields for the log.
         """
         self._record, self._listener, self._rate = record, listener, setup.rate
@@ -206,7 +206,7 @@ class Journal:
         _log_start(setup, total, facts)
 
     def lookup(self, problem: Problem) -> Plan | None:
-        """Return the stored plan of a problem, if there is one."""
+        """Return the stored plan of a problem, or None."""
         stored = self._record.load(problem) if self._record is not None and not self._repeat else None
         if stored is not None:
             if self._rate is not None:
@@ -215,8 +215,8 @@ class Journal:
         return stored
 
     def ended(self, problem: Problem, plan: Plan, samples: Mapping[tuple[bytes, str], SampleRecord]) -> None:
-        """Write down a search that has just ended."""
-        # Stored first: whatever ends the program next costs no finished search.
+        """Record a search that has just ended."""
+        # Store first, so that no finished search is lost if the program ends next.
         if self._record is not None:
             self._record.save(problem, plan, samples)
             self._saved += plan.usage
@@ -228,12 +228,12 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """Whether the last progress update is long ago."""
+        """Whether a progress update is due."""
         return self.watched and perf_counter() - self._updated > UPDATE_SECONDS
 
     @property
     def patience(self) -> float | None:
-        """How long a run may wait before its next progress update, in seconds; None for as long as it takes."""
+        """Maximum wait until the next progress update, in seconds; None for no limit."""
         return UPDATE_SECONDS if self.watched else None
 
     def update(self, usage: Usage, open_searches: int) -> None:
@@ -243,12 +243,12 @@ class Journal:
             self._listener.show(self._progress.with_run(usage, open_searches, None))
 
     def close(self, usage: Usage, calls: int, stopped: str | None) -> None:
-        """Close the store and say how the run ended; safe to call twice.
+        """Close the store and log how the run ended; safe to call twice.
 
         Args:
-            usage: All that was spent, dropped searches included.
-            calls: Agent calls that were made, those without a reply included.
-            stopped: Why the run ended early; None if it did not.
+            usage: Total cost, including dropped searches.
+            calls: Agent calls made, including those without a reply.
+            stopped: Reason for stopping early; None if the run did not.
         """
         if self.closed:
             return

@@ -1,8 +1,8 @@
 """`search.run`: searches every problem of a task in this process, and yields plans as searches finish.
 
-A `Run` is the loop for every kind of engine: it reads problems when they are needed, looks each one up in the store,
-submits the others to its `Engine`, records finished searches, and yields the plans. The loop runs only while the caller
-waits for the next plan.
+A `Run` is the loop for every kind of engine: it reads problems as searches start, looks up each problem in the store,
+submits the missing ones to its `Engine`, records finished searches, and yields the plans. The loop runs only while the
+caller waits for the next plan.
 """
 
 from __future__ import annotations
@@ -60,46 +60,49 @@ def run(
     progress: bool | Callable[[Progress], None] = False,
     raise_errors: bool = False,
 ) -> Run:
-    """Search every problem and stream the plans as they are finished.
+    """Search every problem and yield plans as searches finish.
 
     Args:
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
         problems: A task or a slice of one, or any iterable of problems with distinct ids; read as searches start.
-            An iterable without a length is read on a thread of its own, so that it may block. By default all
-            problems of ``recorded``.
-        recorded: A recorded run to search in place of a system and a policy, or the store that holds it; see
+            An iterable without a length is read on a separate thread, so it may block. By default all problems of
+            ``recorded``.
+        recorded: A recorded run to search in place of a system and a policy, or the store that contains it; see
             `search.Recorded`.
-        mas: The system, or the name or path that `mas_gym.load_mas` takes.
+        mas: The system, or a name or path for `mas_gym.load_mas`.
         program: An agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of a service,
-            or a `mas_gym.programs.Program`. With ``mas``, too, the system describes the program's agents.
+            or a `mas_gym.programs.Program`. If ``mas`` is also given, it describes the program's agents.
         policy: Writes the messages; by default the one that the MAS names under ``policies``.
-        critic: Scores states; not needed by planners that ask for no values.
-        seed: With the problem's id it determines every sample and every choice of a search.
+        critic: Scores states; not needed by planners that request no values.
+        seed: Together with the problem's id, determines every sample and every choice of a search.
         concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
-        training: Answer `Reward` requests with the true reward, for data generation; refused for a test split.
-        sampling: Temperature, top-p and cap; the paper's by default.
-        budget: Limits of each search. A search that meets one returns the best it has, or fails.
-        run_budget: Limits of the whole run, with what earlier calls spent on it in the store. A search starts only
-            if the rest is expected to pay for it, as for the most expensive search so far; seconds end open searches.
+        training: Answer `Reward` requests with the true reward, for data generation; rejected for a test split.
+        sampling: Temperature, top-p and token limit; the paper's settings by default.
+        budget: Limits of each search. A search that reaches a limit returns its best plan so far, or fails.
+        run_budget: Limits of the whole run, including the cost of earlier calls with the same store. A search starts
+            only if the remaining budget covers its expected cost, that of the most expensive search so far. The limit
+            of seconds ends open searches.
         allocate: Divide the run budget among all searches by marginal gain (`search.engine.allocation`). The planner
-            needs a calibrated ``stop`` and a critic, the problems a known number. All searches stay in memory until
-            the budget is spent, and ``concurrency`` limits those that work. The budget and the problems become part
-            of the run's identity. A run that was interrupted is repeated as a whole, with its whole budget.
+            needs a calibrated ``stop`` and a critic, and the number of problems must be known. All searches stay in
+            memory until the budget is spent; ``concurrency`` limits how many work at a time. The budget and the
+            problems become part of the run's identity. An interrupted run is repeated from the start, with its full
+            budget.
         prices: Prices of the models, a YAML file or a mapping of the same form (`search.prices`): each plan states its
             cost as ``usd``, and budgets may limit ``usd``.
-        store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
-            already holds are not repeated: their plans are read back. Failed ones are tried again.
-        run_name: A name for this run in the store, which then refuses to continue it with other settings.
-        progress: True for a bar on standard error; or a function that is called with a `Progress` when a search
-            ends, and a few times a second in between.
-        raise_errors: Raise what failed a search, with its traceback, instead of returning a plan with an ``error``.
+        store: A file (or an open `Store`) to which each finished search is written immediately. Searches that are
+            already stored are not repeated; their plans are read back. Failed searches are retried.
+        run_name: A name for this run in the store. Resuming a named run with other settings raises an error.
+        progress: True for a bar on standard error; or a function called with a `Progress` when a search ends, and a few
+            times per second in between.
+        raise_errors: Raise the exception that failed a search, with its traceback, instead of returning a plan with an
+            ``error``.
 
     Returns:
-        An iterator of plans. After Ctrl-C or a stop it still returns what was finished.
+        An iterator of plans. After Ctrl-C or a stop, it still yields the finished plans.
 
     Raises:
-        ConfigError: An argument does not fit, such as a critic that the planner cannot use.
-        StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
+        ConfigError: An argument is invalid, such as a critic that the planner cannot use.
+        StoreError: The store has another format, is in use, or contains a run of that name with other settings.
     """
     recording = None if recorded is None else as_recorded(recorded)
     if recording is not None:
@@ -133,7 +136,7 @@ def run(
 def _opened(
     scheduler: Scheduler, problems: Iterable[Problem], open_journal: Callable[[], Journal], raise_errors: bool
 ) -> Run:
-    """Return a run; whatever raises here leaves nothing open, the store's lock least of all."""
+    """Return a run; if an error is raised, close everything, including the store's lock."""
     try:
         source, journal = Source(problems, scheduler.wake), open_journal()
     except BaseException:
@@ -148,7 +151,7 @@ def _journal(
 ) -> Journal:
     total = len(problems) if isinstance(problems, Sized) else None
     try:
-        # Allocated searches depend on each other, so they are read back only if all of them are there.
+        # Allocated searches depend on each other, so they are read back only if all of them are stored.
         repeat = setup.allocated is not None and record is not None and not all(map(record.load, problems))
         return Journal(setup, total=total, record=record, listener=listen, repeat=repeat, **facts)
     except BaseException:
@@ -158,23 +161,23 @@ def _journal(
 
 
 class Engine(Protocol):
-    """What searches the problems of a run: a `Scheduler` in this process, or a fleet of them.
+    """The interface that searches a run's problems: a `Scheduler` in this process, or a fleet of actors.
 
-    It does its work in `turn` and `wait`, on the caller's thread, and ends futures there.
+    The work is done in `turn` and `wait` on the caller's thread, where futures are also completed.
 
     Attributes:
-        stopped: Why it takes no more problems, such as a spent budget; None while it does.
+        stopped: Reason for accepting no more problems, such as a spent budget; None while it does.
     """
 
     stopped: str | None
 
     @property
     def usage(self) -> Usage:
-        """What all searches have spent so far, failed and dropped ones included."""
+        """The cost of all searches so far, including failed and dropped ones."""
 
     @property
     def calls(self) -> int:
-        """Agent calls made so far, those without a reply included."""
+        """Agent calls made so far, including those without a reply."""
 
     @property
     def active(self) -> int:
@@ -182,36 +185,36 @@ class Engine(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more problems."""
+        """Whether it accepts no more problems."""
 
     @property
     def has_capacity(self) -> bool:
-        """Whether another search would begin at once."""
+        """Whether another search would begin immediately."""
 
     def submit(self, problem: Problem) -> SearchFuture:
         """Queue a search."""
 
     def observe(self, usage: Usage) -> None:
-        """Learn from a stored search what searches cost."""
+        """Update the expected cost from a stored search."""
 
     def turn(self, timeout: float | None = None) -> bool:
-        """Do one piece of work, or wait for one, at most ``timeout`` seconds; False if no search is open."""
+        """Do one unit of work, or wait for one at most ``timeout`` seconds; return False if no search is open."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for news while no search is open, at most ``timeout`` seconds."""
+        """Wait for an event while no search is open, at most ``timeout`` seconds."""
 
     def wake(self) -> None:
         """End a `wait` soon; safe on any thread."""
 
     def stop(self, reason: str) -> None:
-        """Close and remember why."""
+        """Close, and record the reason."""
 
     def close(self) -> None:
-        """Drop open searches and let the engines go; safe to call twice."""
+        """Drop open searches and release the engines; safe to call twice."""
 
 
 class Run(Iterator[Plan]):
-    """A run in progress; made by `search.run` and `run_ray`. Works only while its user waits for the next plan."""
+    """A run in progress, created by `search.run` and `run_ray`; it works only while the caller waits for a plan."""
 
     _closed = True
 
@@ -222,13 +225,13 @@ class Run(Iterator[Plan]):
         journal: Journal | Callable[[], Journal],
         raise_errors: bool = False,
     ) -> None:
-        """Connect the parts; nothing starts before the first plan is asked for.
+        """Connect the parts; work starts when the first plan is requested.
 
         Args:
             engine: Searches the problems.
             source: The problems, read as searches start.
-            journal: Where the run is written down; or a function that opens it when the first plan is asked for.
-            raise_errors: Raise what failed a search instead of returning its plan.
+            journal: The run's journal, or a function that opens it when the first plan is requested.
+            raise_errors: Raise the exception that failed a search instead of returning its plan.
         """
         self._engine, self._source = engine, source
         self._raise_errors = raise_errors
@@ -243,12 +246,12 @@ class Run(Iterator[Plan]):
 
     @property
     def usage(self) -> Usage:
-        """What this run has spent so far, failed and dropped searches included; nothing for stored plans."""
+        """The cost of this run so far, including failed and dropped searches; stored plans cost nothing."""
         return self._engine.usage
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended before its problems did; None if it did not."""
+        """Reason for stopping early; None if the run did not."""
         return self._engine.stopped
 
     def __iter__(self) -> Run:
@@ -282,7 +285,7 @@ class Run(Iterator[Plan]):
         return future.result()
 
     def _turn(self) -> bool:
-        """Do one piece of work and write down what it ended; False when there is nothing left to do."""
+        """Do one unit of work and record the searches that ended; return False when no work is left."""
         if self._engine.closed:
             return False
         if not isinstance(self._journal, Journal):
@@ -297,7 +300,7 @@ class Run(Iterator[Plan]):
                 engine.observe(stored.usage)
                 self._show(journal)
                 return True
-            # Not a method of this object: a run that is no longer referenced closes at once.
+            # The callback is not a method of this object, so that an unreferenced run closes immediately.
             engine.submit(problem).add_done_callback(self._ended.append)  # type: ignore[arg-type]
         if not (self._ended or engine.turn(journal.patience) or self._ended):
             if engine.closed or source.exhausted:
@@ -311,7 +314,7 @@ class Run(Iterator[Plan]):
     def _write_down(self, journal: Journal) -> None:
         while self._ended:
             future = self._ended.popleft()
-            # A search that was dropped when the run ended has no plan.
+            # Searches dropped at the end of the run have no plan.
             if future.exception() is None:
                 journal.ended(future.problem, future.result(), future.samples)
                 self._ready.append(future)
@@ -322,13 +325,13 @@ class Run(Iterator[Plan]):
             journal.update(self._engine.usage, self._engine.active)
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run: open searches are dropped, what is finished is still returned."""
+        """End the run: open searches are dropped, and finished plans are still returned."""
         self._engine.stop(reason)
         self._engine.wake()
         self.close()
 
     def close(self) -> None:
-        """Drop open searches and let the engines and the store go; safe to call twice."""
+        """Drop open searches and release the engines and the store; safe to call twice."""
         with self._turning:
             self._source.close()
             self._engine.close()
@@ -336,7 +339,7 @@ class Run(Iterator[Plan]):
                 try:
                     self._write_down(self._journal)
                 finally:
-                    # Also if the store fails: nothing more can be written when this object is deleted.
+                    # Clear it even if the store fails, so that nothing is written when this object is deleted.
                     self._closed = True
                     self._journal.close(self._engine.usage, self._engine.calls, self._engine.stopped)
             self._closed = True
@@ -350,14 +353,14 @@ class Run(Iterator[Plan]):
         self.close()
 
     def __del__(self) -> None:
-        """Close a run that nobody iterates any more."""
+        """Close an abandoned run."""
         if not self._closed:
             self.close()
 
     def leave(self) -> None:
-        """Close the run because the interpreter exits; another thread may be waiting for its next plan.
+        """Close the run at interpreter exit; another thread may be waiting for its next plan.
 
-        In a forked child nothing is done: the run belongs to its parent.
+        No-op in a forked child, because the run belongs to the parent.
         """
         if os.getpid() != self._owner:
             return
@@ -372,12 +375,12 @@ class Run(Iterator[Plan]):
 
 _EXIT_SECONDS = 5.0
 _OPEN: WeakSet[Run] = WeakSet()
-"""Runs to close while the modules that they need are still there, which is not so for `__del__` at exit."""
+"""Runs to close at exit while their modules are still loaded; `__del__` may run too late."""
 
 
 def _close_open() -> None:
     for run in list(_OPEN):
-        # Nobody is left to handle an error.
+        # No caller is left to handle an error.
         with suppress(Exception):
             run.leave()
 
@@ -386,28 +389,28 @@ before_engines_close(_close_open)
 
 
 GRACE_SECONDS = 0.02
-"""How long to wait for an iterator before work on open searches goes on."""
+"""Maximum wait for an iterator before work on open searches continues."""
 
 
 class Source:
-    """Reads problems one by one, and no sooner than they are wanted.
+    """Reads problems one by one, on demand.
 
-    A task, a list and whatever else has a length is read in place. Any other iterable may block
-    (a queue, a socket, a person), so it is read on a thread of its own.
+    A task, a list or another object with a length is read in place. Any other iterable may block (a queue, a socket,
+    user input), so it is read on a separate thread.
 
     Attributes:
-        exhausted: Whether there are no more.
+        exhausted: Whether no problems are left.
     """
 
     def __init__(self, problems: Iterable[Problem], wake: Callable[[], None]) -> None:
-        """Read from ``problems``; ``wake`` is called on the reader's thread whenever there is news."""
+        """Read from ``problems``; ``wake`` is called on the reader's thread after each item and at the end."""
         self.exhausted = False
         self._seen: set[str] = set()
         self._iterator = iter(problems)
         self._reader = None if isinstance(problems, Sized) else _Reader(self._iterator, wake)
 
     def poll(self) -> Problem | None:
-        """Return the next problem; None if there is none now, or, when `exhausted`, none at all.
+        """Return the next problem; None if none is available yet or the source is `exhausted`.
 
         Raises:
             DataError: Two problems have the same id.
@@ -424,14 +427,14 @@ class Source:
         return problem
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self.exhausted = True
         if self._reader is not None:
             self._reader.close()
 
 
 class _Reader:
-    """Reads an iterator on a thread, one item at each request."""
+    """Reads an iterator on a thread, one item per request."""
 
     def __init__(self, iterator: Iterator[Problem], wake: Callable[[], None]) -> None:
         self.ended = False

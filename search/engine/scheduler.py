@@ -54,7 +54,7 @@ _CANCELLED, _WAKE = "cancelled", "wake"
 
 
 class Step(NamedTuple):
-    """How far a search has come: who spoke last, and what was spent."""
+    """The progress of a search: its last agent and its cost so far."""
 
     agent: str
     agent_calls: int
@@ -64,13 +64,13 @@ class Step(NamedTuple):
 class SearchFuture(Future[Plan]):
     """The plan of a search, once it has ended; await it with `asyncio.wrap_future`.
 
-    A search that failed by itself has a plan with its ``error``; the future raises only if the
-    engine is unavailable, the scheduler was closed, or the search was cancelled.
+    A failed search returns a plan with an ``error``; the future raises only if the engine is unavailable, the scheduler
+    was closed, or the search was cancelled.
 
     Attributes:
         problem: The problem.
         step: The latest progress; None before the first message.
-        samples: Where each message came from, once the search has ended; see `ActiveSearch.samples`.
+        samples: The origin of each message, once the search has ended; see `ActiveSearch.samples`.
         failure: The exception that failed the search.
     """
 
@@ -80,7 +80,7 @@ class SearchFuture(Future[Plan]):
         on_cancel: Callable[[], object] | None = None,
         on_progress: Callable[[Step], object] | None = None,
     ) -> None:
-        """Made by an engine's ``submit``."""
+        """Created by an engine's ``submit``."""
         super().__init__()
         self.problem = problem
         self.step: Step | None = None
@@ -107,9 +107,9 @@ class _Entry:
     """A search with its number, its future and the keys of its open requests.
 
     Attributes:
-        granted: The part of the run's budget that is reserved for it.
-        asked: The agent calls that it has made, those without a reply included.
-        held: Calls that the rest of the run's budget does not pay for.
+        granted: The part of the run's budget reserved for the search.
+        asked: The agent calls made so far, including those without a reply.
+        held: Calls that the remaining budget of the run does not cover.
     """
 
     number: int
@@ -125,9 +125,9 @@ class Scheduler:
     """Runs submitted searches; a context manager.
 
     Attributes:
-        stopped: Why no more searches are admitted; None while they are.
-        calls: Agent calls made so far, those without a reply included.
-        earlier: What earlier processes have spent on the run, which counts for its budget.
+        stopped: Reason for admitting no more searches; None while they are admitted.
+        calls: Agent calls made so far, including those without a reply.
+        earlier: The cost of the run in earlier processes, which counts towards its budget.
     """
 
     def __init__(
@@ -142,13 +142,14 @@ class Scheduler:
         """Start without searches.
 
         Args:
-            setup: What searches have in common; `submit` can change parts of it.
+            setup: The setup shared by searches; `submit` can override parts of it.
             policy: Writes the messages.
             concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
-            task: Grades the answers, if it has a grading of its own.
-            run_budget: Limits of all searches together. A search starts only if the rest of the calls, tokens and USD
-                is expected to pay for it; one that costs more than that may be dropped. The seconds end open searches.
-                If the setup allocates it, all searches are open at once, and `concurrency` limits those that work.
+            task: Grades the answers, if the task has custom grading.
+            run_budget: Limits of all searches together. A search starts only if the remaining calls, tokens and USD
+                cover its expected cost; a search that exceeds its expected cost may be dropped. The limit of seconds
+                ends open searches. If the setup allocates the budget, all searches are open at once, and `concurrency`
+                limits how many work at a time.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
@@ -180,17 +181,17 @@ class Scheduler:
 
     @property
     def usage(self) -> Usage:
-        """What all searches have spent so far, failed and dropped ones included."""
+        """The cost of all searches so far, including failed and dropped ones."""
         return replace(self._account.usage, seconds=perf_counter() - self._started)
 
     @property
     def waiting(self) -> int:
-        """Searches that have not begun."""
+        """Number of searches that have not begun."""
         return len(self._waiting)
 
     @property
     def active(self) -> int:
-        """Searches in progress."""
+        """Number of searches in progress."""
         return len(self._active)
 
     @property
@@ -200,7 +201,7 @@ class Scheduler:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether another search would begin at once, or is needed to find that the budget does not pay for it."""
+        """Whether another search would begin immediately, or is needed to detect that the budget is exhausted."""
         if self._allocation is not None:
             return not self._closed
         if self._closed or self.waiting + self.active >= self._concurrency:
@@ -208,7 +209,7 @@ class Scheduler:
         return not self._allowance.limited or not self.waiting or self._pays(self.waiting + 1)
 
     def observe(self, usage: Usage) -> None:
-        """Learn from a stored search what searches cost."""
+        """Update the expected cost from a stored search."""
         self._allowance.observe(self._allowance.cost(usage))
 
     def submit(
@@ -224,7 +225,7 @@ class Scheduler:
         """Queue a search; it begins when fewer than `concurrency` are open.
 
         Args:
-            problem: What to search.
+            problem: The problem to search.
             seed: In place of the setup's.
             sampling: In place of the setup's.
             budget: In place of the setup's.
@@ -253,18 +254,18 @@ class Scheduler:
         return future
 
     def start(self) -> Scheduler:
-        """Run the loop on a background thread until `close`; a failing engine ends open searches, not the loop."""
+        """Run the loop on a background thread until `close`; an engine failure ends open searches, but not the loop."""
         self._thread = threading.Thread(target=self._serve, name="mas-gym-scheduler", daemon=True)
         self._thread.start()
         return self
 
     def stop(self, reason: str) -> None:
-        """Close the scheduler and remember why."""
+        """Close the scheduler, and record the reason."""
         self.stopped = self.stopped or reason
         self.close()
 
     def close(self) -> None:
-        """End every search that is open or waiting with a `SearchError` and let the engines go; safe to call twice."""
+        """End every open or waiting search with a `SearchError` and release the engines; safe to call twice."""
         with self._lock:
             self._closed = True
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -284,10 +285,10 @@ class Scheduler:
     # ---- the loop
 
     def turn(self, timeout: float | None = None) -> bool:
-        """Do one piece of work, or wait for an engine, at most ``timeout`` seconds; False if no search is open.
+        """Do one unit of work, or wait for an engine at most ``timeout`` seconds; return False if no search is open.
 
         Raises:
-            EngineUnavailableError: No request can succeed. Other exceptions of an engine pass through, too.
+            EngineUnavailableError: No request can succeed. Other exceptions of an engine are also propagated.
         """
         ended = self._ended
         progressed = self._read_mail()
@@ -309,7 +310,7 @@ class Scheduler:
         self._mail.put((_WAKE, None))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until something arrives from another thread, or a deadline is near, at most ``timeout`` seconds."""
+        """Wait for an event from another thread or the next deadline, at most ``timeout`` seconds."""
         try:
             self._take(*self._mail.get(timeout=self._patience(timeout)))
         except Empty:
@@ -325,10 +326,10 @@ class Scheduler:
         self._shut_down()
 
     def _abort(self, error: BaseException) -> None:
-        """End every open search with an error of the engine; those that wait get a fresh session."""
+        """End every open search with an engine error; waiting searches use a new session."""
         for number in list(self._active):
             self._drop(number, error)
-        # An engine that has failed may fail to close, too.
+        # A failed engine may also fail to close.
         with suppress(Exception):
             self._policy.close()
         self._policy = policy_requests(self._engine, self._mail)
@@ -351,7 +352,7 @@ class Scheduler:
     # ---- admission
 
     def _admit(self) -> bool:
-        """Begin searches until enough are open; False if none is, because the budget does not pay for one."""
+        """Begin searches up to the limit; return False if none is open because the budget does not cover one."""
         while self._waiting and len(self._active) < self._concurrency:
             if self._allowance.limited and not self._pays(1):
                 return bool(self._active)
@@ -373,9 +374,9 @@ class Scheduler:
         self._send(entry, calls)
 
     def _allocate(self, allocation: Allocation) -> bool:
-        """Resume the searches of this round, or start the next round once no search works; say whether it did either.
+        """Resume this round's searches, or start the next round when no search works; return whether it did either.
 
-        When the rest of the budget pays for no increment, the searches that wait are told to end.
+        If the remaining budget covers no increment, the waiting searches end.
         """
         if len(self._active) == len(self._paused) and not self._resumed:
             spent = allocation.cost(replace(self.usage, agent_calls=max(self.calls, self.usage.agent_calls)))
@@ -401,32 +402,32 @@ class Scheduler:
 
     @property
     def _spent(self) -> Usage:
-        """What was spent on the run; calls in flight are spent, though no search has been billed for them yet."""
+        """The cost of the run, including calls in flight, which are not yet recorded in any search."""
         return self.earlier + replace(self.usage, agent_calls=self.calls)
 
     def _rest(self, but: _Entry | None = None) -> Cost:
-        """Return what is neither spent nor granted to open searches other than ``but``."""
+        """Return the budget that is neither spent nor granted to open searches other than ``but``."""
         others = ((entry.granted, self._cost(entry)) for entry in self._active.values() if entry is not but)
         return self._allowance.rest(self._spent, others)
 
     def _cost(self, entry: _Entry) -> Cost:
-        """Return what a search has spent, with the calls that it has asked for."""
+        """Return a search's cost, including the calls that it has requested."""
         return self._allowance.cost(entry.search.spent)._replace(calls=entry.asked)
 
     def _pays(self, searches: int) -> bool:
         return self._allowance.pays(self._rest(), searches, alone=not self._active)
 
     def _covers(self, entry: _Entry, wanted: int) -> bool:
-        """Whether the budget pays for more agent calls of a search, beside what is granted to the others."""
+        """Whether the budget covers more agent calls of a search in addition to the grants of the others."""
         if not wanted or not self._allowance.limited:
             return True
         rest = self._rest(entry)
         return rest.calls >= wanted and rest.tokens > 0 and rest.usd > 0
 
     def _send_held(self) -> None:
-        """Send held requests that the budget pays for by now.
+        """Send held requests that the budget now covers.
 
-        If all open searches have held requests, the one that has spent least is dropped, which frees its grant.
+        If all open searches have held requests, the cheapest search so far is dropped, which frees its grant.
         """
         while held := [entry for entry in self._active.values() if entry.held is not None]:
             for entry in held:
@@ -443,7 +444,7 @@ class Scheduler:
             self._drop(least.number, SearchError(f"the search was dropped: {self.stopped}"))
 
     def _drop(self, number: int, error: BaseException | None = None) -> None:
-        """Forget a search with its open requests; its future, unless it was cancelled, raises ``error``."""
+        """Remove a search with its open requests; its future raises ``error`` unless it was cancelled."""
         with self._lock:
             entry = self._active.pop(number, None) or self._waiting.pop(number, None)
         if entry is None:
@@ -457,12 +458,12 @@ class Scheduler:
             entry.future.set_exception(error or SearchError("the search was dropped"))
 
     def _leave(self, entry: _Entry) -> None:
-        """Take a search that has ended out of the allocation."""
+        """Remove a search that has ended from the allocation."""
         if self._allocation is not None:
             self._allocation.leave(entry.number, self._allocated(entry))
 
     def _allocated(self, entry: _Entry) -> Cost:
-        """Return what a search has spent of the allocated budget, with calls that had no reply."""
+        """Return a search's cost in the allocated budget, including calls without a reply."""
         assert self._allocation is not None
         cost = self._allocation.cost(entry.search.spent)
         return cost._replace(calls=max(cost.calls, entry.asked))
@@ -486,7 +487,7 @@ class Scheduler:
     # ---- from planners to engines
 
     def _send(self, entry: _Entry, calls: list[Call] | None) -> None:
-        """Submit a search's calls, or hold them if the budget does not pay for them; None ends the search."""
+        """Submit a search's calls, or hold them if the budget does not cover them; None ends the search."""
         while calls:
             wanted = agent_calls(calls)
             if not self._covers(entry, wanted):
@@ -537,7 +538,7 @@ class Scheduler:
                     session.extend(call.state, call.text, arrived)
 
     def _free_scores(self, entry: _Entry, call: CriticCall) -> Scores | Exception:
-        """Return the values of a critic that needs no model, or its error."""
+        """Return the values of a critic that needs no model, or the error."""
         critic, key = self._setup.critic, next(self._keys)
         assert critic is not None
         if self._spans is not None:
@@ -576,7 +577,7 @@ class Scheduler:
             raise SearchError("searches are open and wait for nothing: a policy or critic has lost a request")
 
     def _read_mail(self) -> bool:
-        """Take everything that has come from other threads; say whether an outcome was among it."""
+        """Process all mail from other threads; return whether it contained an outcome."""
         progressed = False
         while True:
             try:
@@ -595,7 +596,7 @@ class Scheduler:
             self._deliver([(key, content)])
 
     def _deliver(self, outcomes: Iterable[tuple[Hashable, object]]) -> None:
-        """Give outcomes to their searches and submit the next calls."""
+        """Deliver outcomes to their searches and submit the next calls."""
         for key, outcome in outcomes:
             if key not in self._open:
                 continue
@@ -603,13 +604,13 @@ class Scheduler:
             entry.keys.discard(key)
             if self._spans is not None:
                 self._spans.answer(key, outcome)
-            # A judge that is gone fails the searches that it grades; a policy or critic that is gone ends the run.
+            # An unavailable judge fails the searches that it grades; an unavailable policy or critic ends the run.
             if isinstance(outcome, EngineUnavailableError) and not isinstance(call, GradingCall):
                 raise outcome
             self._send(entry, entry.search.take(call, outcome))
 
     def _end(self, entry: _Entry) -> None:
-        """Hand out the plan of a search."""
+        """Complete a search's future with its plan."""
         search, future = entry.search, entry.future
         assert search.plan is not None
         self._release(entry)
@@ -629,7 +630,7 @@ class Scheduler:
     # ---- deadlines
 
     def _expire(self) -> None:
-        """Stop the searches whose seconds are spent."""
+        """Stop the searches that have exceeded their limit of seconds."""
         while self._deadlines and self._deadlines[0][0] <= perf_counter():
             _, number = heapq.heappop(self._deadlines)
             entry = self._active.get(number)
@@ -640,7 +641,7 @@ class Scheduler:
             self._send(entry, calls)
 
     def _patience(self, timeout: float | None) -> float | None:
-        """Return how long to wait for other threads at most; None for as long as it takes."""
+        """Return the maximum wait for other threads; None for no limit."""
         moments = [] if timeout is None else [perf_counter() + timeout]
         moments += [self._deadlines[0][0]] if self._deadlines else []
         if self._budget.seconds is not None:

@@ -6,8 +6,8 @@ Tracing is off by default. A scheduler that is created inside `trace` records sp
       chat tiny                             an agent call: agent, sampling, tokens, finish reasons
       evaluate masprm                       states scored together: an event with the value of each
 
-Times are measured in the scheduler: the span of a call begins when the request is submitted to the engine and ends when
-the reply is received, so it includes the time that the request waits in the engine for a batch.
+Times are measured in the scheduler. The span of a call begins when the request is submitted to the engine and ends when
+the reply is received, so it includes the wait for a batch in the engine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def trace(provider: TracerProvider | None = None, *, content: bool = False) -> I
     """Record the searches of all runs that start inside this context in this process.
 
     Args:
-        provider: Where the spans go, such as a ``TracerProvider`` of ``opentelemetry.sdk.trace`` with an exporter;
-            the application's global provider by default.
+        provider: Receives the spans, such as a ``TracerProvider`` of ``opentelemetry.sdk.trace`` with an exporter; the
+            application's global provider by default.
         content: Also record prompts and messages, which may be confidential.
 
     Raises:
@@ -52,7 +52,7 @@ class Tracer:
     """Opens and closes the spans of a scheduler's searches and requests; used on the scheduler's thread.
 
     Attributes:
-        current: Records spans now; None if nothing does.
+        current: The active tracer; None if tracing is off.
     """
 
     current: ClassVar[Tracer | None] = None
@@ -85,7 +85,7 @@ class Tracer:
         )
 
     def end_search(self, span: Span, plan: Plan | None, error: BaseException | None = None) -> None:
-        """Close it with its result; without a plan the search was dropped."""
+        """Close a search's span with its result; None if the search was dropped."""
         if plan is not None:
             usage = plan.usage
             span.set_attributes(
@@ -125,12 +125,12 @@ class Tracer:
         return self._open(parent, f"chat {model}", attributes)
 
     def score(self, parent: Span, critic: str, states: int) -> Span:
-        """Open the span of states that are scored together."""
+        """Open the span of a batch of states to score."""
         attributes = {"gen_ai.operation.name": "evaluate", "gen_ai.evaluation.name": critic, "mas_gym.states": states}
         return self._open(parent, f"evaluate {critic}", attributes)
 
     def end(self, span: Span, outcome: object, critic: str = "", contexts: Sequence[ScoringContext] = ()) -> None:
-        """Close the span of a call or score with its reply, its values or its exception; None if it was cancelled."""
+        """Close the span of a call or score with its reply, values or exception; None if it was cancelled."""
         if isinstance(outcome, BaseException) or outcome is None:
             self._fail(span, type(outcome).__name__ if outcome else "cancelled", str(outcome or "cancelled"))
         elif isinstance(outcome, SamplingReply):
@@ -185,25 +185,25 @@ class Spans:
         self._requests: dict[Hashable, tuple[Span, str, Sequence[ScoringContext]]] = {}
 
     def begin(self, number: int, setup: Setup, problem_id: str) -> None:
-        """A search has begun."""
+        """Open the span of a search."""
         self._searches[number] = self._tracer.search(setup, problem_id)
 
     def finish(self, number: int, plan: Plan | None, error: BaseException | None = None) -> None:
-        """A search has ended, with a plan unless it was dropped."""
+        """Close the span of a search; ``plan`` is None if it was dropped."""
         if (span := self._searches.pop(number, None)) is not None:
             self._tracer.end_search(span, plan, error)
 
     def ask(self, number: int, key: Hashable, model: str, request: SamplingRequest) -> None:
-        """A request goes to the policy."""
+        """Open the span of a policy request."""
         self._requests[key] = self._tracer.call(self._searches[number], model, request), "", ()
 
     def score(self, number: int, key: Hashable, critic: str, contexts: Sequence[ScoringContext]) -> None:
-        """States go to the critic."""
+        """Open the span of a critic request."""
         span = self._tracer.score(self._searches[number], critic, len(contexts))
         self._requests[key] = span, critic, contexts
 
     def answer(self, key: Hashable, outcome: object) -> None:
-        """A request is answered, or cancelled if ``outcome`` is None."""
+        """Close the span of a request; ``outcome`` is None if it was cancelled."""
         if (found := self._requests.pop(key, None)) is not None:
             span, critic, contexts = found
             self._tracer.end(span, outcome, critic, contexts)

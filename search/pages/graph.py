@@ -16,7 +16,7 @@ _LONGEST_LABEL = 16
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 116, 40, 36, 26, 10
 _LABEL_GAP = 96
-"""Horizontal gap if some edges carry the text of their condition."""
+"""Horizontal gap if edges are labelled with conditions."""
 _CHARACTERS = 14
 
 _STYLE = (
@@ -30,13 +30,13 @@ _STYLE = (
 
 
 class Seen(NamedTuple):
-    """What one agent reads when it acts, and whom it can write to.
+    """The inputs and possible recipients of an agent.
 
     Attributes:
-        agent: Its name.
+        agent: The agent's name.
         question: Whether it reads the question.
-        hears: Each agent that it reads, with the condition on the message, or an empty string.
-        writes: Each agent or ``sink`` that its messages reach, with the condition, or an empty string.
+        hears: Each agent that it receives messages from, with the condition on the message, or an empty string.
+        writes: Each possible recipient (an agent or ``sink``), with the condition, or an empty string.
     """
 
     agent: str
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 def drawn_edges(mas: MAS) -> list[Edge]:
-    """Return the edges of a system, with the implicit one from the last scheduled agent to ``sink``."""
+    """Return the edges of a system, including the implicit edge from the last scheduled agent to ``sink``."""
     last = len(mas.agents) - 1
     edges = list(mas.edges)
     if mas.max_turns is None and not any((e.source, e.target) == (last, mas.sink) for e in edges):
@@ -55,7 +55,7 @@ def drawn_edges(mas: MAS) -> list[Edge]:
 
 
 def views(mas: MAS) -> list[Seen]:
-    """Return what each agent sees at its turn, in the order of the schedule."""
+    """Return the inputs and recipients of each agent, in the order of the schedule."""
     edges = drawn_edges(mas)
 
     def side(agent: int, incoming: bool) -> tuple[tuple[str, str], ...]:
@@ -70,7 +70,7 @@ def views(mas: MAS) -> list[Seen]:
 
 
 def graph_text(mas: MAS) -> str:
-    """Draw the graph with line characters; each node's outgoing line leaves below its name.
+    """Draw the graph with line characters; each node's outgoing line starts below its name.
 
     >>> from mas_gym import load_mas
     >>> print(graph_text(load_mas("single")))
@@ -95,7 +95,7 @@ def graph_text(mas: MAS) -> str:
 
 
 class _Rail(NamedTuple):
-    """The vertical line of one source: its row, the rows it reaches, its column, its first and last half row."""
+    """The vertical line of a source: its row, target rows, column, and first and last half row."""
 
     source: int
     targets: frozenset[int]
@@ -141,11 +141,11 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
 
     Args:
         mas: The system.
-        state: Highlights the edges that its messages took and the agent that acts; None highlights nothing.
+        state: State to highlight (the edges taken by its messages and the acting agent), or None.
         title: Text for readers who cannot see the picture.
 
     Returns:
-        SVG without scripts or references. Colours follow ``--md-default-fg-color`` where a page defines it.
+        SVG without scripts or references. Colours follow ``--md-default-fg-color`` if the page defines it.
     """
     places = _places(mas)
     pitch = _WIDTH + (_LABEL_GAP if any(edge.condition for edge in mas.edges) else _GAP_X)
@@ -171,7 +171,7 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
         key = (arc.edge.source, arc.edge.target)
         level = 2 if key in last else 1 if key in used else 0
         drawn[level].append(_edge_svg(arc, ("", " used", " last")[level], pitch, above))
-    # What the episode has used lies above the other edges.
+    # Draw the edges used by the episode above the others.
     parts += itertools.chain(*drawn)
     for node, (column, row) in places.items():
         x, y = _corner(column, row, pitch, above)
@@ -185,7 +185,7 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
 
 
 def _places(mas: MAS) -> dict[int, tuple[int, int]]:
-    """Return the column and row of each node; a column holds what the longest path from q reaches at that step."""
+    """Return the column and row of each node; the column is the length of the longest path from q."""
     column = {Q: 0}
     for node in range(len(mas.agents)):
         before = [column[e.source] for e in mas.edges if e.target == node and e.source < node]
@@ -200,7 +200,7 @@ def _places(mas: MAS) -> dict[int, tuple[int, int]]:
 
 
 class _Arc(NamedTuple):
-    """An edge with the column and row of its ends, and how far it leaves the rows: above if negative."""
+    """An edge with the column and row of its ends, and its vertical offset from the rows, negative above them."""
 
     edge: Edge
     start: tuple[int, int]
@@ -217,7 +217,7 @@ def _arcs(mas: MAS, places: dict[int, tuple[int, int]]) -> Iterator[_Arc]:
         hops = end[0] - start[0]
         reach = 14 + 10 * abs(hops)
         straight = hops == 1
-        # Edges from the question and edges back pass below the rows, edges between agents above them.
+        # Edges from the question and backward edges pass below the rows, forward edges between agents above them.
         bend = 0 if straight else reach if edge.source == Q or hops <= 0 else -reach
         yield _Arc(edge, start, end, bend, depth)
 

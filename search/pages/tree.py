@@ -1,6 +1,6 @@
 """The HTML page of a search tree, as one self-contained file.
 
-A tree page needs no network and no other files. The tree is embedded as JSON and displayed only as text, so model
+A tree page needs no network and no other files. The tree is included as JSON and displayed only as text, so model
 output cannot run as code. A content security policy allows only the page's own script, by its hash.
 """
 
@@ -35,12 +35,12 @@ class TreeNodes:
         text: The message; empty for the root.
         recipients: Nodes that received the message.
         visits: N; None for planners without visits.
-        q: Mean backed-up value, None where unknown; the whole column None for planners without it.
-        value: Value by the critic, None where not scored.
-        logprob: Mean log-probability per token, None where unknown.
+        q: Mean backed-up value, None if unknown; the column is None for planners without it.
+        value: The critic's value, None if not scored.
+        logprob: Mean log-probability per token, None if unknown.
         tokens: Generated tokens.
         answer: Answer read from a terminal message, else None.
-        correct: Whether a terminal message is right; None where not graded.
+        correct: Whether a terminal message is right; None if not graded.
     """
 
     parent: Sequence[int]
@@ -62,22 +62,21 @@ class TreeNodes:
 
 @dataclass
 class TreePage:
-    """Everything that the page shows.
+    """The contents of a tree page.
 
     Attributes:
         question: The question.
         agents: Agent names, in index order.
         sees_question: For each agent, whether it sees the question.
         nodes: The tree.
-        chosen: Node of the answer, None if there is none.
+        chosen: Node of the chosen answer, None if there is none.
         answer: The chosen answer.
-        correct: Whether it is right; None if not graded.
+        correct: Whether the chosen answer is right; None if not graded.
         reference: The right answer, if it may be shown.
         facts: Further names and values for the head of the page, such as planner and usage.
         title: Title of the page.
-        program: Whether a program wrote the prompts, so that only it knows what an agent saw.
-        requests: Role and text of the messages that a program sent for a node's message, by node, as far as they are
-            known.
+        program: Whether a program wrote the prompts, so that the agents' inputs are unknown.
+        requests: The program's prompt (role and text of each message) for a node's message, by node, if known.
     """
 
     question: str
@@ -158,8 +157,8 @@ def _data(view: TreePage) -> str:
         "texts": list(pool),
         "nodes": columns,
     }
-    # Without "<" the text can neither close the script element nor open a comment in it. A lone surrogate, which
-    # models can emit, is not a valid character.
+    # Without "<", the text can neither close the script element nor open a comment in it. Models can emit lone
+    # surrogates, which are not valid characters.
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return _LONE_SURROGATE.sub("\ufffd", text.replace("<", "\\u003c"))
 

@@ -3,7 +3,7 @@
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
 samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, `ChosenArms` to
-select the models that write them. `Cascade` runs several planners in order of cost until the answer is sufficiently
+select the models that write them. `Cascade` runs planners in order of increasing cost until the answer is sufficiently
 certain.
 """
 

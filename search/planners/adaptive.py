@@ -1,4 +1,4 @@
-"""Adaptive branching: a tree whose width grows where values vary."""
+"""Adaptive branching: trees that grow wider at states with varying values."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class AdaptiveBranching(Planner):
     """AB-MCTS with Gaussian arms; AC is at most ``n_simulations`` D.
 
     At each state, Thompson sampling decides between a new message and a known one (Inoue et al.,
-    2025). A state's arms are its children and "sample another". The value of an arm is a normal
-    distribution with unknown mean and variance, learned from the values backed up through it;
-    the arm of new messages learns from the first value of each child. The arm with the largest
-    sampled mean is taken, so a state grows wide if its messages differ and deep if they are good.
+    2025). A state's arms are its children and the arm "sample another". The value of an arm is a normal distribution
+    with unknown mean and variance, learned from the values backed up through it; the arm "sample another" learns from
+    the first value of each child. The arm with the largest sampled mean is chosen, so the tree grows wide at states
+    with diverse messages and deep below good ones.
 
-    A simulation goes down to a terminal state, sampling one message at each new state, and backs
-    up the value of its terminal state. Decoding follows the largest Q among children. At a state of a recorded run
-    without further messages, the arm of new messages is closed.
+    A simulation descends to a terminal state, sampling one message at each new state, and backs up the value of the
+    terminal state. Decoding follows the largest Q among children. In a recorded run, the arm "sample another" is closed
+    at a state without further messages.
 
     Attributes:
         n_simulations: Number of simulations.
         spread: Prior standard deviation of values around their mean, in units of the critic's values.
-        stop: Run fewer simulations once the answer is settled, see `search.planners.stop_rules`; None never stops.
+        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops.
     """
 
     size_setting = "n_simulations"
@@ -125,7 +125,7 @@ class _Growth:
             self.squares[node] += value * value
 
     def _sample(self, path: list[int]) -> Steps:
-        """Extend the path by the child that a new message leads to, which may already exist."""
+        """Extend the path by the child for a new message, which may already exist."""
         tree, parent = self.tree, path[-1]
         [[proposal]] = yield [Propose(tree.states[parent], 1)]
         child = child_of(tree, self.model, parent, proposal)
@@ -135,7 +135,7 @@ class _Growth:
         path.append(child)
 
     def _choose(self, node: int) -> int | None:
-        """Return the child with the largest sampled mean; None if a new message has it, or there is no child."""
+        """Return the child with the largest sampled mean; None if "sample another" has it or there is no child."""
         tree = self.tree
         best, best_sample = None, -math.inf
         children = tree.children(node)

@@ -1,4 +1,4 @@
-"""The stop rule of runs that allocate their budget to searches by marginal gain.
+"""Stop rule for runs that allocate the budget to searches by marginal gain.
 
 See `search.engine.allocation`.
 """
@@ -19,7 +19,7 @@ _REMEDY = "use stop=FILE.json with a file from mas-gym calibrate, as in mcts:20,
 
 @dataclass(frozen=True)
 class Allocated(StopRule):
-    """Stops once the answer is settled by a calibrated rule, or once no gain is expected; otherwise asks to continue.
+    """Stops if a calibrated rule settles the answer or no gain is expected; otherwise requests to continue.
 
     Attributes:
         rule: The calibrated rule.
@@ -32,7 +32,7 @@ class Allocated(StopRule):
     size: int = 0
 
     def identity(self) -> Any:
-        """Return what determines the decisions."""
+        """Return the data that determines the decisions."""
         known = self.rule.calibrated
         assert known is not None
         return {"rule": self.rule.identity(), "growth": [known.growth, known.growth_bias], "size": self.size}
@@ -42,11 +42,11 @@ class Allocated(StopRule):
         return str(self.rule)
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Allocated:
-        """Bind the rule to the planner. Raises `ConfigError` if it does not fit."""
+        """Bind the rule to the planner. Raises `ConfigError` if the two are incompatible."""
         return replace(self, rule=self.rule.for_run(planner, critic, kind), size=planner.current_size())
 
     def reason(self, evidence: Evidence) -> str | None:
-        """Return the rule's reason, or that no gain is expected."""
+        """Return the rule's reason, or a reason if no gain is expected."""
         found = self.rule.reason(evidence)
         if found is None and evidence.check < self.size and not self.further(evidence) > 0:
             return "no gain expected from more"
@@ -62,8 +62,8 @@ class Allocated(StopRule):
 def gain_per_check(known: StopMap, evidence: Evidence, left: int) -> float:
     """Return the largest mean gain of probability per check, over 1, 2, 4, ... further checks, ``left`` at most.
 
-    The largest mean counts instead of that of the next check, because one more pass seldom changes an answer that
-    several do. Zero if there is none left.
+    The largest mean is used instead of the gain of the next check, because one more pass seldom changes an answer that
+    several would change. Zero if no checks are left.
     """
     features = evidence.features
     now, ahead, best = known.probability(features), 1, 0.0
@@ -74,10 +74,10 @@ def gain_per_check(known: StopMap, evidence: Evidence, left: int) -> float:
 
 
 def allocated(planner: Planner) -> Planner:
-    """Return a planner that asks before each increment whether to continue.
+    """Return a planner that requests `Continue` before each increment.
 
     Raises:
-        ConfigError: It has no calibrated stop rule, or the rule's file has no expected gains.
+        ConfigError: The planner has no calibrated stop rule, or the rule's file has no expected gains.
     """
     if not takes_stop(planner):
         raise ConfigError(f"allocate: {planner_spec(planner)} has no setting stop; {_REMEDY}")

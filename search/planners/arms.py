@@ -1,8 +1,8 @@
-"""Which model writes a message, if a policy has several (`mas_gym.policies.arms`); a wrapper for any planner.
+"""Model selection for policies with several models (`mas_gym.policies.arms`), as a wrapper for any planner.
 
-Without it the arms take turns. ``arms=thompson`` chooses by Thompson sampling for each agent, as AB-MCTS with several
-models does for each node (Inoue et al., 2025, arXiv:2503.04412): nodes of one agent share what they learn, because a
-node sees few messages. ``arms=cost`` divides the expected gain by the price of a token.
+Without it, the arms take turns. ``arms=thompson`` chooses by Thompson sampling for each agent, as AB-MCTS with several
+models does for each node (Inoue et al., 2025, arXiv:2503.04412): nodes of one agent share statistics, because a single
+node has few messages. ``arms=cost`` divides the expected gain by the price of a token.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ SPREAD = 0.3
 
 @dataclass(frozen=True)
 class ChosenArms(Planner):
-    """A planner whose messages come from arms that a rule chooses.
+    """A planner wrapper that chooses the arm for each message by a rule.
 
-    Each message has a gain: the value of its successor state minus that of its state, which is 0 at the root. With an
-    outcome critic or the true reward it is the value of each terminal state that the message leads to. The gains of an
+    The gain of a message is the value of its successor state minus the value of its state, which is 0 at the root. With
+    an outcome critic or the true reward, it is the value of each terminal state below the message. The gains of an
     agent's messages by one arm have a normal distribution with unknown mean and variance; the prior is worth one
     observation at the mean of all arms. Without values during the search, as in best-of-N, nothing is learned.
 
     Attributes:
-        planner: The planner that gets the messages.
-        arms: ``"thompson"``: the arm with the largest sampled mean. ``"cost"``: samples mean and variance, and takes
+        planner: The wrapped planner.
+        arms: ``"thompson"``: the arm with the largest sampled mean. ``"cost"``: samples mean and variance, and chooses
             the arm with the largest expected improvement over the best message known at the state, or over the state
             itself, per USD of a generated token; the run needs prices.
         outcomes_only: Whether only terminal states have values; filled in for a run.
@@ -88,7 +88,7 @@ class ChosenArms(Planner):
         return self.planner.current_size()
 
     def resized(self, size: int) -> ChosenArms:
-        """Return a copy with the planner of another size."""
+        """Return a copy with a resized planner."""
         return replace(self, planner=self.planner.resized(size))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
@@ -112,7 +112,7 @@ class ChosenArms(Planner):
 
 
 def _independent(rng: random.Random) -> random.Random:
-    """Return a generator that is determined by another one and leaves it unchanged."""
+    """Return a generator derived from another one without changing it."""
     copy = random.Random()
     copy.setstate(rng.getstate())
     return random.Random(f"arms {copy.getrandbits(64)}")
@@ -133,7 +133,7 @@ class _Gains:
 
 
 class _Part(NamedTuple):
-    """The messages of one request that one arm writes, and their places in the reply."""
+    """The messages of one request for one arm, and their positions in the reply."""
 
     slot: int
     request: Propose
@@ -142,7 +142,7 @@ class _Part(NamedTuple):
 
 @dataclass
 class _Choice:
-    """Chooses arms, and learns from the values of the messages."""
+    """Chooses arms and learns from message values."""
 
     rule: Rule
     outcomes_only: bool
@@ -154,7 +154,7 @@ class _Choice:
     best: dict[MASState, float] = field(default_factory=dict)
 
     def answer(self, requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
-        """Return the replies to a planner's requests; those for messages are split by arm."""
+        """Return the replies to a planner's requests; `Propose` requests are split by arm."""
         states = [request.state for request in requests if isinstance(request, Propose)]
         unknown = {state.acting: state for state in states if state.acting not in self.arms}
         if unknown:

@@ -55,24 +55,22 @@ class AskTellAlgorithm(Protocol):
 
 @dataclass(frozen=True)
 class AskTell(Planner):
-    """A planner whose states are chosen by an ask/tell algorithm; AC is at most ``n_trials`` + D.
+    """A planner driven by an ask/tell algorithm, which chooses the states to extend; AC is at most ``n_trials`` + D.
 
-    A node is a transcript, and a trial is one sampled message. Such libraries do
-    not know terminal states: if one is to be extended, the planner reports the same state
-    and score again, at no cost. The answer is the terminal state with the best path score; if no
-    trial reached one, the best transcript is continued to its end. An algorithm with its own
-    random generator is as reproducible as that generator.
+    A node is a transcript, and a trial is one sampled message. Such libraries have no terminal states. If the algorithm
+    extends a terminal state, the planner reports the same state and score again, at no cost. The answer is the terminal
+    state with the best path score; if no trial reached one, the best transcript is completed. Results are reproducible
+    only if the algorithm's random generator is.
 
-    If the first agent's policy has arms, the algorithm's actions are the names of the arms, so that algorithms for
-    several models, such as TreeQuest's ``ABMCTSA``, choose among them. An agent without the chosen arm uses its arms in
-    turn.
+    If the first agent's policy has arms, the algorithm's actions are the arm names, so that multi-model algorithms such
+    as TreeQuest's ``ABMCTSA`` choose among them. If an agent lacks the chosen arm, its arms take turns.
 
     Attributes:
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
         n_trials: Number of trials.
-        batch: Trials requested at a time, sampled and scored together.
+        batch: Number of trials requested at a time, sampled and scored together.
         values: Kind of the run's values; set by the scheduler.
-        stop: Run fewer trials once the answer is settled, see `search.planners.stop_rules`; None never stops.
+        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops.
     """
 
     size_setting = "n_trials"
@@ -89,7 +87,7 @@ class AskTell(Planner):
         check_at_least(self, 1, n_trials=self.n_trials, batch=self.batch)
 
     def for_run(self, critic: Critic | None, training: bool) -> AskTell:
-        """Refuse a run whose values are not defined on intermediate states."""
+        """Check that the run scores intermediate states."""
         stop = stop_for_run(self, self.stop, critic, training)
         return replace(self, values=step_values("AskTell", critic, training), stop=stop)
 
@@ -112,7 +110,7 @@ class AskTell(Planner):
             batch = min(self.batch, self.n_trials - reported)
             if not _ends(tree):
                 [left] = yield [Remaining()]
-                # Enough messages stay in reserve to carry on to an end from any transcript.
+                # Reserve enough messages to complete any transcript.
                 batch = batch if left is None else min(batch, left - turns_left(model, tree.states[0]) + 1)
                 if batch < 1:
                     return
@@ -133,14 +131,14 @@ class AskTell(Planner):
                     return
 
     def _score(self, value: float) -> float:
-        """Map a value to the [0, 1] that such libraries expect; likelihoods are in it already."""
+        """Map a value to [0, 1], as such libraries expect; likelihoods are already in this range."""
         return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
 
 
 def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()) -> Steps:
-    """Replace each node that is not terminal by a new child of it, sampled and scored.
+    """Replace each non-terminal node by a new child, sampled and scored.
 
-    A node of a recorded run that has no further message is replaced by its best child.
+    In a recorded run, a node without further messages is replaced by its best child.
 
     Args:
         tree: The tree, which receives the children.

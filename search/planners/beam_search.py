@@ -17,13 +17,13 @@ from search.tree import Tree
 
 @dataclass(frozen=True)
 class StepBeamSearch(TurnByTurn):
-    """SBS(B2, B1): sample ``b2`` messages per beam state, keep the ``b1`` best successors of all (paper, Alg. 3).
+    """SBS(B2, B1): sample ``b2`` messages per beam state, keep the ``b1`` best successors overall (paper, Alg. 3).
 
     With a fixed schedule AC = b2 + (D - 1) b1 b2, provided b1 <= b2. Equal messages stay
-    separate successors, because the algorithm's pool is a list. In a dynamic graph a state
-    can be terminal before others: it stays in the pool with its score, costs nothing more,
-    and the search ends when the whole beam is terminal. A budget narrows the beam: each
-    turn gets an even share of the calls left, and the best states are extended first.
+    separate successors, because the algorithm's pool is a list. In a dynamic graph, states can become terminal at
+    different turns. A terminal state stays in the pool with its score at no further cost, and the search ends when the
+    whole beam is terminal. A budget narrows the beam: each turn gets an even share of the calls left, and the best
+    states are extended first.
 
     Attributes:
         b2: Messages sampled per beam state.
@@ -59,6 +59,6 @@ class StepBeamSearch(TurnByTurn):
 
 
 def node_rank(tree: Tree, node: int) -> tuple[float, float, int]:
-    """Order by score; ties by policy likelihood (paper, App. "Search configurations"), then the older node."""
+    """Return a sort key: score, then policy likelihood (paper, App. "Search configurations"), then age."""
     likelihood = tree.mean_logprob(node)
     return -tree.values[node], math.inf if math.isnan(likelihood) else -likelihood, node

@@ -32,8 +32,8 @@ class BestOfN(Planner):
     Attributes:
         n: Number of passes.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
-        stop: Make fewer passes once the answer is settled, see `search.planners.stop_rules`; None never stops. The
-            passes are the first ones of those that are made without it, requested one after another.
+        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops. With a
+            rule, passes are requested one after another; they equal the first passes without it.
     """
 
     size_setting = "n"
@@ -56,7 +56,7 @@ class BestOfN(Planner):
         return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
-        """Sample the passes, score them, and take the best; the first among equals."""
+        """Sample the passes, score them, and choose the best; ties go to the first."""
         tree = Tree(root)
         kind: ValueKind = "process" if self.values == "auto" else self.values
         watch = Watch(self.stop, tree, kind in ("outcome", "reward"))

@@ -1,4 +1,4 @@
-"""What planners share that extend several states by one message per turn, scored by step values."""
+"""Shared code of planners that extend several states by one message per turn, scored by step values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class TurnByTurn(Planner):
     """Base class of planners that extend several states by one message per turn.
 
     Attributes:
-        stop: Continue with the best state alone, one message per turn, once it is settled; see
+        stop: Rule for continuing only the best state, with one message per turn, once it is settled; see
             `search.planners.stop_rules`. None never stops.
     """
 
     stop: Stop = field(default=None, kw_only=True, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
-        """Read the stop rule. Raises `ConfigError`."""
+        """Parse the stop rule. Raises `ConfigError`."""
         object.__setattr__(self, "stop", read_stop(self.stop))
 
     def for_run(self, critic: Critic | None, training: bool) -> Self:

@@ -24,11 +24,11 @@ class Cascade(Planner):
     """Runs searches of increasing size until the answer is settled.
 
     It applies FrugalGPT's cascade of models (Chen et al., 2023) to searches. After each stage except the last, the next
-    stage's rule computes the probability that the answer is right; above the threshold the cascade ends. Stages reuse
-    messages: at each state, a stage first receives the messages that earlier stages drew there, and only then new
-    ones. Without a budget, the last stage returns the same result as when it runs alone. Messages of earlier stages
-    that it does not use are an additional cost. The plan is that of the last stage that ran, and the anytime curve has
-    one point per stage.
+    stage's rule computes the probability that the answer is right. The cascade ends if it is above the threshold.
+    Stages reuse messages: at each state, a stage first receives the messages drawn by earlier stages, then new ones.
+    Without a budget, the last stage returns the same result as without the other stages. Unused messages of earlier
+    stages are an additional cost. The plan comes from the last stage that ran, and the anytime curve has one point per
+    stage.
 
     Attributes:
         stages: The planners, cheapest first.
@@ -82,7 +82,7 @@ class Cascade(Planner):
         return self.stages[-1].current_size()
 
     def resized(self, size: int) -> Cascade:
-        """Return a copy whose last stage has another size."""
+        """Return a copy with a resized last stage."""
         return replace(self, stages=(*self.stages[:-1], self.stages[-1].resized(size)))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
@@ -91,7 +91,7 @@ class Cascade(Planner):
         curve: list[AnytimePoint] = []
         earlier: Plan | None = None
         for number, stage in enumerate(self.stages):
-            # Each stage draws as it does alone.
+            # Each stage draws as it does without the other stages.
             own = random.Random()
             own.setstate(rng.getstate())
             try:
@@ -101,7 +101,7 @@ class Cascade(Planner):
                     raise
                 plan = earlier
             if supply.spent:
-                # A stage that was cut short may have a worse answer than the one before.
+                # A stage stopped by the budget may have a worse answer than the previous stage.
                 plan = plan if earlier is None or _value(plan) >= _value(earlier) else earlier
                 return replace(plan, anytime=tuple(curve))
             plan = _with_tree(plan, model, root)
@@ -129,7 +129,7 @@ class Cascade(Planner):
 
 
 class _Place(NamedTuple):
-    """Where messages are drawn: a state and an arm."""
+    """A place to draw messages: a state and an arm."""
 
     state: MASState
     arm: str
@@ -185,7 +185,7 @@ class _Supply:
         try:
             replies = (yield asked) if asked else []
         except ExhaustedError:
-            # A recorded run has no more messages; those that earlier stages drew may be left.
+            # The recorded run has no more messages; messages drawn by earlier stages may be left.
             if not any(self._drawn[place][used[place] :] for place in wanted):
                 raise
             replies = [[] for _ in missing] + ((yield others) if others else [])

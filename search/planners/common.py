@@ -34,7 +34,7 @@ def check_positive(planner: object, **numbers: float) -> None:
     """Check that a planner's settings are finite numbers above 0.
 
     Raises:
-        ConfigError: A setting is not.
+        ConfigError: A setting is not a finite number above 0.
     """
     for name, number in numbers.items():
         if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < math.inf:
@@ -105,7 +105,7 @@ def path_scores(tree: Tree, terminals: Sequence[int], kind: ValueKind | None) ->
 def ranked(
     tree: Tree, terminals: Sequence[int], scores: Mapping[int, float], chosen: int | None
 ) -> tuple[Candidate, ...]:
-    """Return the candidates: the chosen one, then by descending score, unscored ones last, older ones first."""
+    """Return the candidates: the chosen one, then the others by descending score, unscored last; ties oldest first."""
     order = sorted(terminals, key=lambda node: (node != chosen, -scores.get(node, -math.inf), node))
     return tuple(Candidate(tree.states[node], scores.get(node), node) for node in order)
 
@@ -116,16 +116,15 @@ def anytime_point(tree: Tree, calls: int, tokens: int, node: int | None) -> Anyt
 
 
 def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
-    """Add the child that a proposal leads to and return its index."""
+    """Add the child for a proposal and return its index."""
     state = model.transition(tree.states[node], proposal.action)
     return tree.add(node, state, proposal, model.is_terminal(state))
 
 
 def append_distinct(tree: Tree, model: Model, node: int, proposals: Sequence[Proposal], same: Same | None) -> list[int]:
-    """Add the child of the first proposal of each action and return their indices.
+    """Add one child per distinct action (its first proposal) and return their indices.
 
-    Actions differ if they reach different recipients, or if their texts differ: by ``same``, or without it in any
-    character.
+    Actions differ if their recipients differ or their texts differ. Texts are compared by ``same``, without it exactly.
     """
     first: dict[tuple[str, tuple[int, ...]], int] = {}
     for proposal in proposals:
@@ -139,7 +138,7 @@ def append_distinct(tree: Tree, model: Model, node: int, proposals: Sequence[Pro
 
 
 def child_of(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
-    """Return the child that a proposal leads to; an equal message leads to the existing child."""
+    """Return the child for a proposal; an equal message returns the existing child."""
     state = model.transition(tree.states[node], proposal.action)
     known = next((child for child in tree.children(node) if tree.states[child] == state), None)
     return tree.add(node, state, proposal, model.is_terminal(state)) if known is None else known
@@ -171,11 +170,11 @@ def grow_chains(
 ) -> Generator[list[Request], list[Any], list[int]]:
     """Run up to ``count`` independent passes and return their terminal nodes, in sample order.
 
-    Passes that ended before, ``earlier``, count as the first of them.
+    Passes that have already ended, ``earlier``, count as the first ones.
 
-    Without a budget all passes run side by side. With one, as many start as it pays for:
-    a limit of calls is one group of passes; a limit of tokens is a first pass, then groups
-    by the length of the messages so far.
+    Without a budget, all passes run concurrently. With a budget, only the passes it covers start: with a limit of
+    calls, in one group; with a limit of tokens, a first pass and then groups sized by the length of the messages so
+    far.
     """
     ends = list(earlier)
     turns = turns_left(model, tree.states[0])
@@ -194,13 +193,13 @@ def grow_chains(
             return ends + chains
         ends += chains
         if len(chains) < group:
-            # A recorded run holds no more.
+            # The recorded run has no more messages.
             break
     return ends
 
 
 def _grow_together(tree: Tree, model: Model, chains: list[int], count: int) -> Steps:
-    """Start ``count`` chains at the root and bring them to their ends; ``chains`` holds their last nodes."""
+    """Run ``count`` chains from the root to their ends; ``chains`` receives their last nodes."""
     [proposals] = yield [Propose(tree.states[0], count)]
     chains += [append(tree, model, 0, proposal) for proposal in proposals]
     while growing := [i for i, node in enumerate(chains) if not tree.is_terminal(node)]:
@@ -212,20 +211,19 @@ def _grow_together(tree: Tree, model: Model, chains: list[int], count: int) -> S
 def widen(
     tree: Tree, model: Model, wanted: Mapping[int, int], answered: bool
 ) -> Generator[list[Request], list[Any], dict[int, list[int]]]:
-    """Sample ``wanted[node]`` messages at each node, or as many as an even share of the budget pays for.
+    """Sample ``wanted[node]`` messages at each node, or as many as an even share of the budget covers.
 
-    The messages left are shared evenly among the turns left, so a search narrows rather than
-    stops before the end. Nodes with higher values are served first.
+    The remaining messages are divided evenly among the remaining turns, so a search narrows instead of stopping early.
+    Nodes with higher values come first.
 
     Args:
         tree: The tree, which receives the children.
         model: The dynamics.
         wanted: The number of messages for each node.
-        answered: Whether the search has a terminal state, so that it may stop here. Otherwise
-            at least one message is sampled.
+        answered: Whether the search has a terminal state and may stop here. Otherwise at least one message is sampled.
 
     Returns:
-        The children by node; each message is a child of its own. A node of a recorded run may have fewer.
+        The children by node, one per message. A node of a recorded run may have fewer.
     """
     wanted = dict(wanted)
     grown: dict[int, list[int]] = {node: [] for node in wanted}

@@ -18,8 +18,8 @@ from search.tree import Tree
 class DVTS(TurnByTurn):
     """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches in parallel.
 
-    Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the best
-    path score among their ends wins. With a fixed schedule AC = trees width D.
+    Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the end with the best path score
+    wins. With a fixed schedule AC = trees width D.
 
     Attributes:
         trees: Number of independent searches.

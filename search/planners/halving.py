@@ -18,18 +18,18 @@ from search.protocol import (
 
 @dataclass(frozen=True)
 class SequentialHalving(MCTS):
-    """MCTS that divides its simulations among ``width`` first messages by halving; below them as in `MCTS`.
+    """MCTS that divides its simulations among ``width`` first messages by sequential halving.
 
-    Sequential halving (Karnin et al., 2013; at the root of a tree: Danihelka et al., 2022): all
-    first messages get the same number of simulations, then the better half gets as many again,
-    and so on. The schedule is that of mctx (``seq_halving.py``), which spends ``n_simulations``
-    exactly. As in mctx, decoding takes the first message with the most visits, among equals the one with the largest Q;
-    below it, it follows the largest Q. Gumbel MuZero draws its root candidates by adding Gumbel noise to the policy's
-    logits; messages sampled from the policy are such a draw already.
+    Sequential halving (Karnin et al., 2013; at the root of a tree: Danihelka et al., 2022): all first messages get the
+    same number of simulations, then the better half gets as many again, and so on. Below the first messages, selection
+    is that of `MCTS`. The schedule is that of mctx (``seq_halving.py``), which uses exactly ``n_simulations``. As in
+    mctx, decoding chooses the first message with the most visits, with ties broken by Q; below it, decoding follows the
+    largest Q. Gumbel MuZero draws its root candidates by adding Gumbel noise to the policy's logits; sampling messages
+    from the policy has the same effect.
 
     Attributes:
         n_simulations: Number of simulations.
-        width: First messages sampled.
+        width: Number of first messages sampled.
     """
 
     width: int = 8
@@ -73,7 +73,7 @@ class _Halving(Search):
 
 
 def considered_visits(width: int, n_simulations: int) -> Iterator[int]:
-    """Yield for each simulation the number of visits of the children among which it chooses the best."""
+    """Yield, for each simulation, the visit count of the children from which it chooses the best."""
     phases = max(1, (width - 1).bit_length())
     visits = [0] * width
     considered, left = width, n_simulations

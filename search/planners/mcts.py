@@ -93,15 +93,15 @@ class MCTS(Planner):
             or by ``"leaf"``, the terminal child's Q. Candidates without a Q come last.
         answer: The chosen candidate: by ``"decode"``, the terminal state that largest Q leads to,
             or by ``"best"``, the first in the order of ``rank``.
-        same: When two messages are the same action: the name of a rule of `mas_gym.tasks.base`, such as
+        same: Defines when two messages are the same action: the name of a rule of `mas_gym.tasks.base`, such as
             ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
-        parallel: Simulations in flight at once. More of them need fewer rounds of replies;
-            virtual loss keeps them apart, see `ParallelSearch`.
-        stop: Run fewer simulations once the answer is settled, see `search.planners.stop_rules`; None never stops.
-        horizon: ``"fixed"``: the same exploration throughout; ``"budget"``: ``c_uct`` and the samples per expansion
-            shrink with the share that is left of the budget, or of the simulations if that is less. So a search
-            explores widely at first and goes deep at its end. It is the form for UCT of the selection by remaining
-            budget of Li et al. (2026, arXiv:2603.12634).
+        parallel: Simulations in flight at once. A larger number needs fewer rounds of replies; virtual loss separates
+            the simulations, see `ParallelSearch`.
+        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops.
+        horizon: ``"fixed"``: constant exploration; ``"budget"``: ``c_uct`` and the samples per expansion shrink with
+            the remaining share of the budget or of the simulations, whichever is less. The search explores widely at
+            first and goes deep at the end. This adapts the selection by remaining budget of Li et al. (2026,
+            arXiv:2603.12634) to UCT.
     """
 
     size_setting = "n_simulations"
@@ -177,14 +177,15 @@ class MCTS(Planner):
 class Search:
     """The tree of one search and the steps that grow it.
 
-    Subclasses change `run` (which simulations) and `select` (the way down).
+    Subclasses override `run` (the order of simulations) and `select` (the descent).
 
     Attributes:
         tree: The tree.
         same: The rule for equal messages; None if only identical texts are equal.
         limited: Whether the search has a budget of calls or tokens.
-        c_uct: The exploration constant, and ``width``, the samples per expansion; ``horizon="budget"`` changes both.
-        ceiling: Agent calls that the simulations may make before there is a terminal state.
+        c_uct: The exploration constant; like ``width``, the samples per expansion, it changes with
+            ``horizon="budget"``.
+        ceiling: Maximum agent calls of simulations before there is a terminal state.
         leads: Whether a scored terminal state was found at or below each node.
         in_flight: Nodes that simulations are expanding or scoring, if several run at once.
     """
@@ -219,7 +220,7 @@ class Search:
                 return
 
     def settled(self) -> Flight:
-        """Return whether the stop rule ends the search, between two simulations."""
+        """Return whether the stop rule ends the search; called between simulations."""
         if self.watch is None:
             return False
         leader = self.chosen()
@@ -230,7 +231,7 @@ class Search:
         """Run one simulation of Alg. 1 (rollout) or Alg. 2 (bootstrap) from the end of ``path``.
 
         Returns:
-            False if it was given up because too few calls would be left for an answer.
+            False if it was abandoned because too few calls would be left for an answer.
         """
         if self.paced:
             yield from self.pace()
@@ -249,7 +250,7 @@ class Search:
         return True
 
     def pace(self) -> Steps:
-        """Set exploration and width to the share of the budget that is left before a simulation."""
+        """Scale exploration and width by the remaining share of the budget before a simulation."""
         [left] = yield [Remaining()]
         share = 1 - self.begun / self.planner.n_simulations
         if left is not None:
@@ -259,7 +260,7 @@ class Search:
         self.width = max(1, math.ceil(self.planner.max_children * share))
 
     def descend(self, path: list[int]) -> int:
-        """Select children from the end of ``path``, which grows, to a state without children; return it."""
+        """Extend ``path`` by selected children down to a node without children, and return this node."""
         node, first = path[-1], self.tree.first
         while first[node] > 0:
             node = self.select(node)
@@ -285,11 +286,11 @@ class Search:
         """Sample candidates at the end of ``path`` and add one child per distinct message.
 
         Args:
-            path: The way from the root.
+            path: The path from the root.
             count: Samples to draw, by default ``width``; fewer if the budget is short.
 
         Returns:
-            Whether there was room for any.
+            Whether the budget allowed at least one sample.
         """
         tree, node = self.tree, path[-1]
         count = self.width if count is None else count
@@ -318,7 +319,7 @@ class Search:
         return True
 
     def room(self, node: int, count: int, drawn: bool) -> Generator[list[Request], list[Any], int]:
-        """Return how many of ``count`` messages may be sampled at ``node`` with enough calls left for an answer."""
+        """Return how many of ``count`` messages can be sampled at ``node`` with enough calls left for an answer."""
         if self.leads[0]:
             return count
         depth = self.model.max_depth
@@ -328,14 +329,14 @@ class Search:
         if not self.limited:
             return count
         [left] = yield [Remaining()]
-        # A rollout goes on from here; a bootstrap search may have to answer from any child of the root.
+        # A rollout continues from here; a bootstrap search may have to complete an answer from any child of the root.
         spare: int = left - (depth - 1) + (0 if self.bootstrap else self.tree.depth(node))
         if self.bootstrap and node and spare < count:
             return 0
         return min(count, max(spare, 0 if drawn else 1))
 
     def leaf_value(self, path: list[int]) -> Generator[list[Request], list[Any], float | None]:
-        """Extend ``path`` as the leaf rule says and return the simulation's value; None without room to expand."""
+        """Extend ``path`` by the leaf rule and return the simulation's value; None without budget to expand."""
         tree = self.tree
         while not tree.is_terminal(node := path[-1]):
             if not (yield from self.expand(path)):
@@ -361,11 +362,11 @@ class Search:
         values = self.tree.values
         if self.kind == "likelihood":
             return max(values[child] for child in self.tree.children(node))
-        # No action leads to the root, so it has no value; its simulation has no edge to back up to either.
+        # No action leads to the root, so it has no value, and its simulation has no edge to back up to.
         return 0.0 if node == 0 else values[node]
 
     def found(self, path: list[int]) -> None:
-        """Record the scored terminal state at the end of ``path``, and mark the way to it for decoding."""
+        """Record the scored terminal state at the end of ``path``, and mark the path for decoding."""
         self.terminals.append(path[-1])
         for step in path:
             self.leads[step] = 1
@@ -373,7 +374,7 @@ class Search:
     def note(self) -> None:
         """Add a point to the anytime curve if the answer has changed since the last one.
 
-        Call it before spending more, once all simulations at the current cost are done, and at the end.
+        Call it when all simulations at the current cost are done, before further cost, and at the end.
         """
         if not self.calls:
             return
@@ -399,9 +400,9 @@ class Search:
             yield from self.score(path)
 
     def greedy(self, node: int, all_children: bool = False) -> int | None:
-        """Return the child of largest Q that leads to a scored terminal state; the oldest among equals.
+        """Return the child with the largest Q that leads to a scored terminal state; ties go to the oldest.
 
-        Children with N = 0 have no Q: their value counts, after all visited siblings.
+        Children with N = 0 have no Q. They come after all visited siblings and are ranked by value.
         """
         tree, leads = self.tree, self.leads
         best, best_key = None, (False, -math.inf)
@@ -414,21 +415,21 @@ class Search:
         return best
 
     def decode(self) -> int | None:
-        """Return the terminal node that largest Q leads to; None if there is none yet."""
+        """Return the terminal node reached by largest Q; None if there is none yet."""
         node = 0
         while (best := self.greedy(node)) is not None:
             node = best
         return node if self.tree.is_terminal(node) else None
 
     def chosen(self) -> int | None:
-        """Return the terminal node that is the answer; None if there is none yet."""
+        """Return the chosen terminal node; None if there is none yet."""
         if self.planner.answer == "decode":
             return self.decode()
         scores = self.scores()
         return max(self.terminals, key=lambda node: (scores.get(node, -math.inf), -node), default=None)
 
     def scores(self) -> Mapping[int, float]:
-        """Return what the terminal nodes are ranked by; one that nothing scored has no entry."""
+        """Return the ranking scores of terminal nodes; an unscored node has no entry."""
         tree = self.tree
         if self.planner.rank == "leaf":
             return {node: tree.totals[node] / tree.visits[node] for node in self.terminals if tree.visits[node]}
@@ -445,18 +446,17 @@ class Search:
 
 
 class ParallelSearch(Search):
-    """Several simulations of one tree at once, kept apart by virtual loss (Chaslot et al., 2008).
+    """Concurrent simulations of one tree, separated by virtual loss (Chaslot et al., 2008).
 
-    Up to ``parallel`` simulations are in flight and advance in rounds: each round requests
-    what all of them need. An edge counts one extra visit with the worst value for each
-    simulation in flight through it, so the next simulation prefers another way. A simulation
-    waits at a state that another one is expanding or scoring, so no state is expanded twice
-    and the bounds on AC and RC stay the same. Rounds depend on the replies only: the same seed
-    gives the same plan. With a budget of calls or tokens simulations run one at a time, so that
-    none is dropped half-way.
+    Up to ``parallel`` simulations are in flight and advance in rounds: each round sends the requests of all
+    simulations. An edge counts one extra visit with the worst value for each simulation in flight through it, so the
+    next simulation prefers another path. A simulation waits at a state that another one is expanding or scoring, so no
+    state is expanded twice and the bounds on AC and RC stay the same. Rounds depend only on the replies: the same seed
+    gives the same plan. With a budget of calls or tokens, simulations run one at a time, so that none is dropped before
+    it completes.
 
-    The worst value is -1 if only terminal states have values, and otherwise the least value in
-    the tree so far. ``tree.visits`` and ``tree.totals`` contain no virtual losses.
+    The worst value is -1 if only terminal states have values, otherwise the smallest value in the tree so far.
+    ``tree.visits`` and ``tree.totals`` contain no virtual losses.
     """
 
     def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
@@ -467,7 +467,7 @@ class ParallelSearch(Search):
         self.spent = False
 
     def run(self) -> Steps:
-        """Run the simulations in rounds; within a round, in the order in which they started."""
+        """Run the simulations in rounds; within a round, simulations advance in the order in which they started."""
         left, at_once = self.planner.n_simulations, 1 if self.limited else self.planner.parallel
         flights: list[tuple[Flight, list[Request]]] = []
         try:
@@ -486,7 +486,7 @@ class ParallelSearch(Search):
                 going: list[tuple[Flight, list[Request]]] = []
                 for (flight, _), answer in zip(flights, answers, strict=True):
                     going += _resume(flight, answer)
-                # Simulations in flight end; no more are started.
+                # Simulations in flight end, and no more are started.
                 if len(going) < len(flights) and left and (yield from self.settled()):
                     left = 0
                 flights = going
@@ -495,7 +495,7 @@ class ParallelSearch(Search):
                 flight.close()
 
     def simulate(self, path: list[int]) -> Flight:
-        """Run one simulation; an empty list of requests means that it waits for another one."""
+        """Run one simulation; an empty request list means that it waits for another simulation."""
         tree = self.tree
         try:
             while True:
@@ -532,7 +532,7 @@ class ParallelSearch(Search):
         return done
 
     def descend(self, path: list[int]) -> int:
-        """Select children down to a state without children or one in flight; each edge takes a virtual loss."""
+        """Select children down to a state that has no children or is in flight; add a virtual loss to each edge."""
         node = path[-1]
         while self.tree.first[node] > 0 and node not in self.in_flight:
             node = self.select(node)
@@ -541,7 +541,7 @@ class ParallelSearch(Search):
         return node
 
     def select(self, node: int) -> int:
-        """Return the child that Eq. 1 selects with virtual losses."""
+        """Return the child selected by Eq. 1 with virtual losses."""
         tree, losses = self.tree, self.losses
         children = tree.children(node)
         visits = [tree.visits[child] + losses[child] for child in children]

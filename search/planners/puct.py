@@ -17,15 +17,15 @@ from search.protocol import (
 
 @dataclass(frozen=True)
 class PUCT(MCTS):
-    """MCTS that selects by ``Q + c P sqrt(1 + sum N) / (1 + N)``; all else as in `MCTS`, ``c_uct`` being ``c``.
+    """MCTS with selection by ``Q + c P sqrt(1 + sum N) / (1 + N)``, where ``c`` is ``c_uct``.
 
-    This is AlphaZero's rule in place of Eq. 1 (Silver et al., 2017). The prior of a child is the
-    softmax of its message's mean token log-probability among its siblings; without
-    log-probabilities it is uniform. A child without visits has the mean value of its parent's simulations as its Q, so
-    the priors order first visits, too. The paper adds no priors to UCT; this is for comparison.
+    This is AlphaZero's rule in place of Eq. 1 (Silver et al., 2017); everything else is as in `MCTS`. The prior of a
+    child is the softmax over siblings of the message's mean token log-probability; without log-probabilities it is
+    uniform. The Q of an unvisited child is the mean value of its parent's simulations, so the priors also order first
+    visits. The paper adds no priors to UCT; this is for comparison.
 
     Attributes:
-        temperature: Temperature of the priors' softmax; the larger, the more even they are.
+        temperature: Temperature of the priors' softmax; larger values give more uniform priors.
     """
 
     temperature: float = 1.0
@@ -54,7 +54,7 @@ class _WithPriors(Search):
         children = range(len(self.priors), len(tree))
         means = [tree.mean_logprob(child) / self.temperature for child in children]
         top = max(means)
-        # An unknown log-probability makes the sum NaN, and the priors even.
+        # An unknown log-probability makes the sum NaN; the priors are then uniform.
         weights = [math.exp(mean - top) for mean in means]
         total = math.fsum(weights)
         self.priors += [1 / len(means)] * len(means) if math.isnan(total) else [w / total for w in weights]

@@ -23,13 +23,12 @@ from search.tree import Tree
 class REBASE(TurnByTurn):
     """Reward-balanced search (Wu et al., 2024): a fixed width, allocated to states by their values.
 
-    At each depth the samples are shared among the states in proportion to the softmax of their
-    values; terminal states keep their share of the width. With a
-    fixed schedule AC = width D.
+    At each depth, the samples are divided among the states in proportion to the softmax of their values; terminal
+    states keep their share of the width. With a fixed schedule AC = width D.
 
     Attributes:
         width: Messages sampled per depth.
-        temperature: Temperature of the softmax; the smaller, the larger the share of the best state.
+        temperature: Temperature of the softmax; smaller values give the best state a larger share.
         choose: ``"vote"``: the answers vote, weighted by the sigmoid of their path scores; ``"best"``: the best
             path score wins.
         stop: As for `TurnByTurn`.
@@ -79,7 +78,7 @@ def share(amount: int, logits: Sequence[float]) -> list[int]:
     weights = [math.exp(logit - top) for logit in logits]
     exact = [amount * weight / math.fsum(weights) for weight in weights]
     counts = [math.floor(part) for part in exact]
-    # Logits may differ by less than their exponentials show.
+    # Different logits may have equal exponentials.
     order = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], -logits[i], i))
     for i in order[: amount - sum(counts)]:
         counts[i] += 1

@@ -32,7 +32,7 @@ from search.tree import Proposal
 
 Rule = Literal["schedule", "uniform", "critic"]
 OWN = "own"
-"""The rule that needs no `ChosenRecipients`: each message goes to the recipient that it names."""
+"""The default rule, without `ChosenRecipients`: each message goes to the recipient that it names."""
 
 RULES = (OWN, *get_args(Rule))
 _DRAW = "recipient"
@@ -40,17 +40,17 @@ _DRAW = "recipient"
 
 @dataclass(frozen=True)
 class ChosenRecipients(Planner):
-    """A planner whose messages go to recipients that a rule chooses.
+    """A planner wrapper that chooses the recipient of each message by a rule.
 
-    Messages of agents without ``route: message`` are not affected. A message that names no legal recipient
-    gets one, too. Its text stays as it was written.
+    Messages of agents without ``route: message`` are not affected. A message that names no legal recipient also gets
+    one. The text of a message does not change.
 
     Attributes:
-        planner: The planner that gets the proposals.
-        recipients: ``"schedule"``: the next legal recipient after the speaker in listed order, ``sink`` last,
-            then from the beginning; ``"uniform"``: drawn from the legal ones; ``"critic"``: the one whose
-            successor state the critic values most, at one critic call per legal recipient. Among equals the
-            recipient that the message names wins, then the first.
+        planner: The wrapped planner.
+        recipients: ``"schedule"``: the next legal recipient after the speaker in listed order, ``sink`` last, then from
+            the beginning; ``"uniform"``: a random legal recipient; ``"critic"``: the recipient with the highest critic
+            value of the successor state, at one critic call per legal recipient. Ties go to the recipient that the
+            message names, then to the first.
     """
 
     planner: Planner
@@ -71,7 +71,7 @@ class ChosenRecipients(Planner):
             object.__setattr__(self, name, value)
 
     def for_run(self, critic: Critic | None, training: bool) -> ChosenRecipients:
-        """Bind the planner; the critic's choice needs a critic that scores states after any turn."""
+        """Bind the planner; ``"critic"`` needs a critic that scores states after any turn."""
         if self.recipients == "critic":
             step_values("recipients=critic", critic, training)
             if critic is not None and critic.scores_actions:
@@ -84,7 +84,7 @@ class ChosenRecipients(Planner):
         return self.planner.current_size()
 
     def resized(self, size: int) -> ChosenRecipients:
-        """Return a copy with the planner of another size."""
+        """Return a copy with a resized planner."""
         return replace(self, planner=self.planner.resized(size))
 
     def plan(self, model: Any, root: MASState, rng: random.Random) -> PlanGenerator:
@@ -111,7 +111,7 @@ class ChosenRecipients(Planner):
 
 
 class _Fan(NamedTuple):
-    """A message with the states that it leads to, by recipient."""
+    """A message with its successor states, by recipient."""
 
     state: MASState
     named: tuple[int, ...]
@@ -140,7 +140,7 @@ def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choo
 def _fan(model: Any, state: MASState, action: Action) -> _Fan:
     successors: dict[int, MASState] = {}
     for recipient in nameable(model.mas, state):
-        # A condition on the edge may not hold for this text.
+        # The edge's condition may be false for this text.
         with suppress(IllegalActionError):
             successors[recipient] = model.transition(state, Action(action.text, recipient))
     return _Fan(state, model.transition(state, action).recipients, successors or {action.recipient: state})
@@ -162,7 +162,7 @@ def _uniform(rng: random.Random) -> _Choose:
         return [draw(fan) for fan in fans]
 
     def draw(fan: _Fan) -> int:
-        # Drawn by state, so that the choices at one state do not depend on those at others.
+        # Draw by state, so that choices at different states are independent.
         number = derive_seed(seed, _DRAW, fan.state.digest, drawn[fan.state.digest])
         drawn[fan.state.digest] += 1
         return sorted(fan.successors)[number % len(fan.successors)]

@@ -54,7 +54,7 @@ _ARMS, _RECIPIENTS = "arms", "recipients"
 
 
 def planner_names() -> list[str]:
-    """Return the names that `load_planner` knows, those of installed packages included."""
+    """Return the names that `load_planner` accepts, including those of installed packages."""
     return PLANNERS.names()
 
 
@@ -62,12 +62,13 @@ def load_planner(spec: str) -> Planner:
     """Build a planner from its short form.
 
     Args:
-        spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
+        spec: A name, then a colon and the settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
-            ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each planner
-            after the first runs if the answer is right with a probability of at most the number after ``@``; or
-            ``"FILE.py:NAME"`` with settings likewise (see `mas_gym.plugins`). Every other shipped planner also takes
-            ``arms=``, the rule of `search.planners.arms`, and ``recipients=``, that of `search.planners.recipients`.
+            ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each later
+            planner runs if the probability of a right answer so far is at most the number after its ``@``; or
+            ``"FILE.py:NAME"`` with settings in the same form (see `mas_gym.plugins`). Every other shipped planner also
+            takes ``arms=``, a rule of `search.planners.arms`, and ``recipients=``, a rule of
+            `search.planners.recipients`.
 
     Returns:
         The planner.
@@ -81,7 +82,7 @@ def load_planner(spec: str) -> Planner:
     """
     name, colon, stages = spec.strip().partition(":")
     if name.strip() == _CASCADE:
-        # A stage has settings and options of its own.
+        # Each stage has its own settings and options.
         return _cascade(stages) if colon else _cascade()
     parsed = PLANNERS.parse(spec)
     make = PLANNERS.find(parsed)
@@ -100,8 +101,8 @@ def load_planner(spec: str) -> Planner:
 def whole_search(planner: Planner) -> Planner:
     """Return a planner without its early stops: without ``stop``, and the last stage of a cascade.
 
-    With the same seed it draws the same messages and more, so its answer is what the stops gave up. A planner that
-    never stops early is returned as it is.
+    With the same seed it draws the same messages and more, so its answer is the one that the early stop omitted. A
+    planner that never stops early is returned unchanged.
 
     >>> planner_spec(whole_search(load_planner("cascade:single>mcts:20,6,stop=0.9@0.6")))
     'mcts:20,6'
@@ -123,7 +124,7 @@ def takes_stop(planner: object) -> bool:
 
 
 def planner_makers() -> dict[str, Callable[..., Any]]:
-    """Return every planner class or function by its name, those of installed packages included."""
+    """Return planner classes and functions by name, including those of installed packages."""
     return {name: PLANNERS.find(Spec(name)) for name in planner_names()}
 
 
@@ -152,14 +153,14 @@ def _with_rule(planner: Planner, rule: str) -> str:
 
 
 def _settings(planner: Planner) -> str:
-    """Return the leading whole numbers by position, and by name whatever else is not the default."""
+    """Return the leading integers by position and the other non-default settings by name."""
     args: list[object] = []
     kwargs: dict[str, object] = {}
     leading = True
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
         leading = leading and isinstance(parameter.default, int)
-        # The critic determines the kind of values, and tables name the critic next to the planner.
+        # The critic determines the kind of values, and tables show the critic next to the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
         if leading:

@@ -34,15 +34,15 @@ from search.tree import Tree
 class SelfConsistency(Planner):
     """A majority vote of ``k`` independent passes; AC = k D (paper, App. "Search configurations", SC@K).
 
-    With ``stop`` it makes fewer passes on problems whose majority is settled early.
+    With ``stop``, it runs fewer passes on problems with a clear early majority.
 
     Attributes:
         k: Number of passes.
-        weights: None for one vote per pass; ``"critic"`` to weigh each by the sigmoid of its path score.
+        weights: None for one vote per pass; ``"critic"`` to weight each vote by the sigmoid of its path score.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
         stop: Stop before ``k`` passes once the leading answer keeps its majority with a probability above ``stop``
-            (`search.planners.voting.majority_probability`); 1 never stops. The passes are the first ones of those
-            that are made without it, whatever the concurrency.
+            (`search.planners.voting.majority_probability`); 1 never stops. The passes equal the first passes without
+            ``stop``, independent of concurrency.
     """
 
     size_setting = "k"
@@ -90,9 +90,9 @@ class SelfConsistency(Planner):
         return Plan(ranked(tree, ends, scores, ends[winners[-1]]), tree, anytime, stopped=stopped)
 
     def _passes(self, tree: Tree, model: Model) -> Generator[list[Request], list[Any], tuple[list[int], str | None]]:
-        """Run passes until the vote is settled; return their ends, and the reason if there are fewer than ``k``.
+        """Run passes until the vote is settled; return their ends, and the reason for stopping before ``k`` passes.
 
-        Each group of passes is as small as can settle the vote, so none is wasted.
+        Each group has the smallest number of passes that can settle the vote, so none is wasted.
         """
         ends = yield from grow_chains(tree, model, passes_to_settle((), self.stop, self.k))
         while self.stop < 1 and len(ends) < self.k:

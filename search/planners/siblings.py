@@ -15,16 +15,16 @@ from search.tree import Tree
 
 @dataclass(frozen=True)
 class Siblings(Planner):
-    """Sample ``k`` messages in every state and continue them all.
+    """Samples ``k`` messages in every state and continues all of them.
 
-    Equal messages stay separate nodes and none is preferred, so siblings are independent samples, from which
-    `search.credit` computes unbiased advantages. The answer is that of the first path, which is a single pass. With a
-    fixed schedule of D turns AC = k + k^2 + ... + k^D. Training runs count each leaf's true reward as a visit to every
+    Equal messages stay separate nodes and none is preferred, so siblings are independent samples. `search.credit`
+    computes unbiased advantages from them. The answer is that of the first path, which is a single pass. With a fixed
+    schedule of D turns AC = k + k^2 + ... + k^D. Training runs count each leaf's true reward as a visit to every
     message on its path.
 
     Attributes:
         k: Messages per state.
-        values: ``"reward"`` asks for the true rewards, ``"none"`` does not; ``"auto"``: only in training runs.
+        values: ``"reward"`` requests the true rewards, ``"none"`` does not; ``"auto"``: only in training runs.
     """
 
     needs_critic = False

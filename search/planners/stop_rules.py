@@ -2,15 +2,14 @@
 
 A planner with the setting ``stop`` applies the rule at every point where it can stop: after each pass (`BestOfN`),
 after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`,
-`REBASE`). A turn-by-turn search cannot stop at once. It completes only its best state, with one message per
-turn.
+`REBASE`). A turn-by-turn search cannot stop immediately. It completes only its best state, with one message per turn.
 
 ======================== =======================================================================================
 ``stop=0.9``             the critic's value of the answer, converted to a probability, exceeds 0.9
 ``stop=stop.json``       the probability from a calibrated map exceeds the threshold in the file
 ``stop=stop.json@0.95``  as above, with the given threshold
 ``stop=settled:4``       the answer was the same at the last 4 checks
-``stop=gain:0.002``      one more pass or simulation should raise the probability of a right answer by less
+``stop=gain:0.002``      the expected gain in probability from one more pass or simulation is below 0.002
 ======================== =======================================================================================
 """
 
@@ -36,7 +35,7 @@ from search.tree import Tree
 
 SCHEMA = 1
 FEATURES = ("value", "score", "agreement", "found", "turn")
-"""What a calibrated map may depend on, see `Evidence`."""
+"""Possible features of a calibrated map, see `Evidence`."""
 
 
 class Evidence(NamedTuple):
@@ -48,12 +47,12 @@ class Evidence(NamedTuple):
         terminal: Whether that state is terminal.
         check: The number of this check, from 1.
         value: The critic's value of ``state``.
-        score: Its path score: the mean value on the way to it, or its own value if only outcomes have values.
-        agreement: Votes for its answer divided by one more than the finished paths, so that one path alone is no
-            agreement; 0 for a state that is not terminal.
+        score: Path score of ``state``: the mean value along its path, or its own value if only outcomes have values.
+        agreement: Votes for its answer, divided by the number of finished paths plus one, so that a single path is not
+            full agreement; 0 for a non-terminal state.
         found: Number of finished paths.
         unchanged: Number of consecutive checks with the same answer, including this one.
-        gain: Expected increase of the answer's value by one more pass or simulation, in units of the critic's values;
+        gain: Expected increase in the answer's value from one more pass or simulation, in units of the critic's values;
             infinite if unknown.
     """
 
@@ -70,7 +69,7 @@ class Evidence(NamedTuple):
 
     @property
     def features(self) -> dict[str, float]:
-        """The features of a calibrated map; the number of finished paths as ``ln(1 + found)``."""
+        """The features of a calibrated map, with the number of finished paths as ``ln(1 + found)``."""
         return {
             "value": self.value,
             "score": self.score,
@@ -88,15 +87,15 @@ class StopMap:
     points, by linear interpolation between them (isotonic regression).
 
     Attributes:
-        planner: Class of the planner that it was calibrated for.
+        planner: Class name of the planner that the map was calibrated for.
         critic: Name of the critic.
-        weights: By feature (`FEATURES`).
-        bias: Added to the index.
+        weights: Weight by feature (`FEATURES`).
+        bias: Constant term of the index.
         points: Pairs of index and probability with increasing index and non-decreasing probability.
         threshold: The probability above which a search stops, chosen on dev problems; 1 never stops.
-        growth: By feature, what is added to the index per ln(1 + n) for the answer after n more checks; empty if
+        growth: By feature, the increase in the index per ln(1 + n) for the answer after n more checks; empty if
             unknown.
-        growth_bias: Added to that sum.
+        growth_bias: Constant term of that increase.
     """
 
     planner: str
@@ -158,7 +157,7 @@ class StopMap:
 
         Raises:
             DataNotFoundError: There is no such file.
-            DataError: The file is of another kind or damaged.
+            DataError: The file has another format or is corrupt.
         """
         remedy = "write one with mas-gym calibrate --out"
         try:
@@ -180,7 +179,7 @@ class StopMap:
 
 
 class StopRule(ABC):
-    """Base class of stop rules, which decide at each check whether the answer is settled; a frozen dataclass.
+    """Base class of stop rules, which decide at each check whether the answer is settled. Rules are frozen dataclasses.
 
     Attributes:
         at_turns: Whether the rule supports turn-by-turn searches.
@@ -195,20 +194,20 @@ class StopRule(ABC):
         """Return why the search should stop, such as ``"probability 0.93 above 0.9"``; None if it should not."""
 
     def further(self, evidence: Evidence) -> float:
-        """Return the expected gain per further check if the run decides whether to continue, else 0.
+        """Return the expected gain per further check if the run decides on continuation, else 0.
 
         See `search.Continue`.
         """
         return 0.0
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> StopRule:
-        """Return the rule adapted to a run. Raises `ConfigError` if it does not fit the planner or critic."""
+        """Return the rule adapted to a run. Raises `ConfigError` if it is incompatible with the planner or critic."""
         return self
 
 
 @dataclass(frozen=True)
 class Confident(StopRule):
-    """Stops once the answer is right with a probability above a threshold.
+    """Stops when the probability of a right answer exceeds a threshold.
 
     Attributes:
         threshold: The probability, from 0 to 1; 1 never stops.
@@ -229,7 +228,7 @@ class Confident(StopRule):
             raise ConfigError(f"stop: expected a probability from 0 to 1, got {shown(self.threshold)}")
 
     def identity(self) -> Any:
-        """Return what determines the decisions: the contents of the map, not its path."""
+        """Return the data that determines the decisions: the contents of the map, not its path."""
         known = self.calibrated
         content = None if known is None else [known.weights, known.bias, [list(point) for point in known.points]]
         return {"threshold": self.threshold, "map": content, "likelihood": self.likelihood}
@@ -263,7 +262,7 @@ class Confident(StopRule):
 
 @dataclass(frozen=True)
 class Settled(StopRule):
-    """Stops once the answer was the same at several consecutive checks.
+    """Stops when the answer was the same at several consecutive checks.
 
     Attributes:
         checks: Number of checks, at least 2.
@@ -289,11 +288,11 @@ class Settled(StopRule):
 
 @dataclass(frozen=True)
 class Gain(StopRule):
-    """Stops once the expected gain of another pass or simulation is below its price (value of information).
+    """Stops when the expected gain of another pass or simulation is below its price (value of information).
 
     Attributes:
-        price: Price of a pass or simulation as a probability of a right answer: c / W if a right answer is worth
-            W USD and a simulation costs c USD.
+        price: Price of a pass or simulation in units of the probability of a right answer: c / W if a right answer is
+            worth W USD and a simulation costs c USD.
         likelihood: Whether values are likelihoods; filled in for a run.
     """
 
@@ -323,7 +322,7 @@ class Gain(StopRule):
 
 
 Stop = StopRule | str | float | None
-"""A planner's setting ``stop``, as `read_stop` takes it."""
+"""A planner's setting ``stop``, as accepted by `read_stop`."""
 
 
 def read_stop(stop: Stop) -> StopRule | None:
@@ -373,7 +372,7 @@ def stop_for_run(
         at_turns: Whether the planner works turn by turn.
 
     Raises:
-        ConfigError: The rule does not fit.
+        ConfigError: The rule is incompatible with the run.
     """
     rule = read_stop(stop)
     if rule is None:
@@ -416,7 +415,7 @@ class Watch:
         """Return whether the search should stop.
 
         Args:
-            leader: The node that the answer comes from; None while there is none.
+            leader: The node with the current answer; None if there is none.
             ends: The terminal nodes so far.
             gain: Returns `Evidence.gain`.
         """
@@ -435,7 +434,7 @@ class Watch:
     def evidence(
         self, leader: int, ends: Sequence[int], gain: Callable[[], float] | None = None
     ) -> Generator[list[Request], list[Any], Evidence]:
-        """Return the evidence at a check, as `check` does with its arguments."""
+        """Return the evidence at a check; the arguments are those of `check`."""
         tree = self._tree
         fresh = [node for node in ends if node not in self._answers]
         if fresh:
@@ -444,7 +443,7 @@ class Watch:
         path = tree.path(leader)[1:]
         answer = self._answers.get(leader)
         same = sum(1 for node in ends if self._answers[node] == answer) if leader in self._answers else 0
-        # Texts without a readable answer are the same answer only if they are the same state.
+        # Without readable answers, two states have the same answer only if they are the same state.
         answered = (leader,) if answer is None else answer
         self._unchanged = self._unchanged + 1 if answered == self._last else 1
         self._last, self._checks = answered, self._checks + 1
@@ -491,10 +490,10 @@ def pass_gain(scores: Sequence[float]) -> float:
 def simulation_gain(tree: Tree, leader: int, ends: Sequence[int]) -> float:
     """Return the expected gain of one more simulation by the knowledge gradient (Frazier et al., 2008).
 
-    At each state on the way to the answer, a simulation through a child with N visits changes its Q by a normal
-    variable of deviation s / sqrt(N (N + 1)), where s is the deviation of the terminal values found. The gain is the
-    expected excess of the largest Q afterwards over the largest Q now, for the best choice of state and child.
-    Infinite for fewer than two terminal values.
+    At each state on the path to the answer, a simulation through a child with N visits changes the child's Q by a
+    normal variable with deviation s / sqrt(N (N + 1)), where s is the deviation of the terminal values found. The gain
+    is the expected increase of the largest Q, for the best choice of state and child. Infinite for fewer than two
+    terminal values.
     """
     values = [tree.values[node] for node in ends]
     if len(values) < 2:
@@ -510,7 +509,7 @@ def _choice_gain(tree: Tree, node: int, spread: float) -> float:
         return 0.0
     visited.sort(reverse=True)
     top, second = visited[0][0], visited[1][0]
-    # The leader loses its place if it falls below the second; another child takes it if it rises above the leader.
+    # The leader changes if it falls below the second child, or if another child rises above it.
     gaps = [(top - (second if i == 0 else q), n) for i, (q, n) in enumerate(visited)]
     return max(expected_excess(-gap, spread / math.sqrt(n * (n + 1)), 0.0) for gap, n in gaps)
 

@@ -23,8 +23,8 @@ def sigmoid(x: float) -> float:
 def vote(answers: Sequence[str | None], weights: Sequence[float]) -> int:
     """Return the index of the pass that represents the winning answer.
 
-    Weights are summed per answer; the answer seen first wins a tie, and its pass with the
-    largest weight represents it. Passes without an answer vote only if no pass has one.
+    Weights are summed per answer, and ties go to the answer seen first. The pass with the largest weight represents an
+    answer. Passes without an answer vote only if no pass has one.
     """
     totals: dict[str, float] = {}
     for answer, weight in zip(answers, weights, strict=True):
@@ -59,21 +59,21 @@ def leading_votes(answers: Sequence[str | None]) -> tuple[int, int]:
 
 
 def passes_to_settle(answers: Sequence[str | None], stop: float, limit: int) -> int:
-    """Return the smallest number of further passes after which a vote can be settled, at most ``limit``.
+    """Return the smallest number of further passes that can settle a vote, at most ``limit``.
 
-    It is reached if all of them give the leading answer, so a vote cannot be settled after fewer.
+    This is the number needed if all of them give the leading answer.
     """
     lead, second = leading_votes(answers)
     return bisect_right(range(limit), stop, key=lambda more: majority_probability(lead + more, second))
 
 
 def scored_ends(tree: Tree, ends: Sequence[int], kind: ValueKind, first: int = 1) -> Sequence[int]:
-    """Return the nodes that the critic scores: the ends alone if values are of outcomes, else all from ``first`` on."""
+    """Return the nodes to score: only the ends if values are of outcomes, else all nodes from ``first`` on."""
     return ends if kind in ("outcome", "reward") else range(first, len(tree))
 
 
 def vote_curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[AnytimePoint, ...]:
-    """Return the anytime curve of paths that end one after another, with the leader after each."""
+    """Return the anytime curve of paths that end one after another; ``chosen`` is the leader after each."""
     calls = tokens = 0
     curve: list[AnytimePoint] = []
     for end, leader in zip(ends, chosen, strict=True):

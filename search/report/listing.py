@@ -24,7 +24,7 @@ SHOWN = ("all", "differing", "wrong", "failed")
 _REFRESH = '<meta http-equiv="refresh" content="1">'
 _QUESTION = 240
 _SCROLLS = "tabindex=0 role=region"
-"""For what is wider than a small window: without focus, a keyboard could not scroll it."""
+"""Attributes of elements wider than a small window; they need focus to be scrollable by keyboard."""
 _FIGURES = ("Hit@1", "95% interval", "TOK", "AC", "RC")
 _LEGEND = (
     ("Hit@1", "share of problems whose chosen answer is right, in %"),
@@ -36,7 +36,7 @@ _LEGEND = (
 
 
 class Cell(NamedTuple):
-    """How one search ended: right, wrong, or failed with an error."""
+    """The outcome of one search: right, wrong, or failed with an error."""
 
     answer: str | None
     correct: bool
@@ -48,12 +48,12 @@ class StoredRow:
     """A row of the index.
 
     Attributes:
-        key: Identifies it in links.
-        setting: What it has in common with the rows that it can be compared with.
-        result: Its figures.
-        runs: Seed to the key of its run.
-        cells: Problem id to seed to outcome; needed by the page of problems.
-        questions: Problem id to the beginning of its question; needed there, too.
+        key: Identifier of the row in links.
+        setting: The setting shared with comparable rows.
+        result: The row's figures.
+        runs: Run key by seed.
+        cells: Outcomes by problem id and seed; needed by the problems page.
+        questions: Beginning of each question by problem id; also needed by the problems page.
     """
 
     key: str
@@ -65,14 +65,14 @@ class StoredRow:
 
 
 class Choice(NamedTuple):
-    """What the page of problems shows.
+    """The selection shown on the problems page.
 
     Attributes:
         first: The row.
-        second: Another row beside it, or None.
-        shown: Which problems: one of `SHOWN`.
-        query: Only problems with this text in their id or question.
-        page: Page number, from 0, of `PAGE` problems each.
+        second: A row to compare with it, or None.
+        shown: The filter of problems: one of `SHOWN`.
+        query: Show only problems with this text in their id or question.
+        page: Page number, from 0; each page has `PAGE` problems.
     """
 
     first: StoredRow
@@ -83,15 +83,15 @@ class Choice(NamedTuple):
 
     @property
     def rows(self) -> list[StoredRow]:
-        """The rows that are shown."""
+        """The rows shown."""
         return [self.first] if self.second is None else [self.first, self.second]
 
     def question(self, problem: str) -> str:
-        """Return the beginning of a problem's question; of two that differ, both."""
+        """Return the beginning of a problem's question; if the rows have different questions, both."""
         return " / ".join(dict.fromkeys(row.questions.get(problem, "") for row in self.rows if problem in row.cells))
 
     def link(self, **changes: object) -> str:
-        """Return the address of this page, or of one that differs."""
+        """Return the URL of this page with some choices changed."""
         other = self._replace(**changes)  # type: ignore[arg-type]
         fields = {"a": other.first.key, "b": other.second.key if other.second else "", "show": other.shown}
         fields |= {"q": other.query, "page": str(other.page)}
@@ -109,12 +109,12 @@ def index_page(
     """Return the page that lists all rows.
 
     Args:
-        title: Its heading.
+        title: The page's heading.
         rows: The rows.
-        faults: Messages about runs that could not be read.
+        faults: Error messages of runs that could not be read.
         unread: Number of runs not read yet; if positive, the page reloads itself.
-        drawn: Whether each setting of several rows with tokens has a picture, at ``/plot/ROW``.
-        regraded: The runs that were graded again.
+        drawn: Whether settings with several rows with tokens have a plot, at ``/plot/ROW``.
+        regraded: The regraded runs.
     """
     parts = [f"<p class=failed>{escape(fault)}</p>" for fault in faults]
     groups: dict[str, list[StoredRow]] = {}
@@ -135,7 +135,7 @@ def index_page(
 
 
 def regrade_table(lines: Sequence[Regraded]) -> str:
-    """Return the table of runs that were graded again; nothing without any."""
+    """Return the table of regraded runs; empty if there are none."""
     if not lines:
         return ""
     head = ("Run", "Graded again by", "Searches", "Hit@1 before", "Hit@1 now")
@@ -153,7 +153,7 @@ def regrade_table(lines: Sequence[Regraded]) -> str:
 
 
 def _figures(rows: Sequence[StoredRow]) -> list[dict[str, str]]:
-    """Return the cells of each row by their columns; the search package is imported when a page is shown."""
+    """Return the cells of each row by column. The search package is imported only when a page is shown."""
     from search.results.display import COLUMNS, table_cells
 
     return [dict(zip(COLUMNS, line, strict=True)) for line in table_cells([row.result for row in rows])]
@@ -188,11 +188,11 @@ def _radio(name: str, row: StoredRow, chosen: bool) -> str:
 
 
 def problems_page(title: str, choice: Choice) -> str:
-    """Return the page with the problems of one row, or of two side by side.
+    """Return the page with the problems of one row, or of two rows side by side.
 
     Args:
         title: The name of the store.
-        choice: The rows, and which of their problems.
+        choice: The rows, and the selection of problems.
     """
     choice = choice._replace(shown=choice.shown if choice.shown in SHOWN else "all")
     problems = _problems(choice)
@@ -260,7 +260,7 @@ def _wanted(rows: Sequence[Sequence[Cell]], shown: str) -> bool:
 
 
 def _natural(problem: str) -> list[tuple[int, str]]:
-    # int() refuses very long digit strings, so those sort as names.
+    # int() rejects very long digit strings, so they are sorted as text.
     return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in problem.split("/")]
 
 
@@ -316,6 +316,6 @@ def _document(title: str, body: str, head: str = "", images: str = "data:") -> s
 
 
 def report_page(title: str, sections: Iterable[str]) -> str:
-    """Return the page of a report, from HTML that is escaped already."""
+    """Return a report page from sections of escaped HTML."""
     parts = (f"<section {_SCROLLS} aria-label=Results>{section}</section>" for section in sections)
     return _document(title, "\n<hr>\n".join(parts))

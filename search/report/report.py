@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 
 _RANKS = (1, 2, 3, 5, 8, 10)
 _MOST_AGENTS = 12
-"""Agents in a table of blame; of more, those that are blamed."""
+"""Maximum number of agents in a blame table; with more agents, only those blamed are shown."""
 
 
 @dataclass
 class SettingReport:
-    """Everything that is reported of the runs of one setting.
+    """The report data of one setting's runs.
 
     Attributes:
         setting: The runs.
-        comparison: Their table.
-        calibration: For each row with values, bins by the agent that spoke last.
-        blamed: For each row with values along its wrong answers, how often each agent is blamed, and "nobody".
+        comparison: Comparison table of the runs.
+        calibration: For each row with values, bins by the last agent.
+        blamed: For each row with values along its wrong answers, how often each agent or "nobody" is blamed.
         agents: Names of the agents, for each row.
-        regraded: Its runs that were graded again, by grading.
+        regraded: The regraded runs, by grading.
     """
 
     setting: Setting
@@ -78,18 +78,18 @@ class SettingReport:
 def read_reports(
     store: Store, runs: Iterable[str] = (), baseline: str = "", prices: Prices | None = None
 ) -> list[SettingReport]:
-    """Read everything that is reported, one report per setting; each search is read once.
+    """Read the data of one report per setting; each search is read once.
 
     Args:
         store: The store.
         runs: Which runs, as in `Store.find`; all by default.
-        baseline: The row that the others are compared with, in each setting that has it.
+        baseline: The row to compare the others with, in each setting that has it.
         prices: Prices of the models, which add the column USD.
 
     Raises:
         UnknownNameError: A model has no price.
-        ConfigError: There are no runs, or no row is the baseline.
-        StoreError: Searches are damaged, or there is no such run.
+        ConfigError: There are no runs, or no row matches the baseline.
+        StoreError: Searches are corrupt, or there is no such run.
     """
     found = [store.find(run) for run in runs] or store.runs()
     if not found:
@@ -139,7 +139,7 @@ def write_report(
     figures: Path | None = None,
     prices: Prices | None = None,
 ) -> list[SettingReport]:
-    """Write a store's report as an HTML page that needs no other file; return what is in it.
+    """Write a store's report as a self-contained HTML page; return its data.
 
     Args:
         store: The store.
@@ -170,9 +170,9 @@ def write_report(
 
 
 def write_tensorboard(reports: Sequence[SettingReport], folder: Path) -> None:
-    """Write what TensorBoard shows: the figures as images, and a run per row with scalars.
+    """Write reports for TensorBoard: the figures as images, and a run per row with scalars.
 
-    The scalars are Hit@k, the costs, and Hit@1 over generated tokens, which are its steps.
+    The scalars are Hit@k, the costs, and Hit@1 over generated tokens (as steps).
 
     Raises:
         MissingDependencyError: TensorBoard or matplotlib is not installed.
@@ -209,7 +209,7 @@ def _write_images(report: SettingReport, folder: Path) -> None:
 
 
 def report_figures(report: SettingReport) -> dict[str, Callable[[], Figure]]:
-    """Return what draws each figure, by name."""
+    """Return a function that draws each figure, by name."""
     rows = [row for row in report.comparison.rows if row.tokens.mean > 0]
     found: dict[str, Callable[[], Figure]] = {}
     if rows:
@@ -232,12 +232,12 @@ def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
 
 
 def _looks() -> Iterator[dict[str, Any]]:
-    """Yield colour and line style of one curve after another."""
+    """Yield the colour and line style of successive curves."""
     return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
 
 
 def _figure(lines: int, height: float = HEIGHT) -> Figure:
-    """Return an empty figure with space for a legend of so many lines."""
+    """Return an empty figure with space for a legend of ``lines`` lines."""
     return figure_class()(figsize=(WIDTH, height + legend_height(lines)), dpi=200, layout="constrained")
 
 
@@ -294,7 +294,7 @@ _DARK = {
     PAPER: ("paper", "#1a2028"),
     NO_CRITIC: ("dim", "#94a1b2"),
 }
-"""The colours of figures that differ in the dark: a name, and the dark one."""
+"""Figure colours with a dark-mode variant: name and dark colour."""
 
 
 def svg(figure: Figure) -> str:
@@ -341,11 +341,11 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
 
 
 _CLAIM = re.compile(r"probability (\d\.\d+) above ")
-"""The probability of a right answer in the reason of a stop, see `search.planners.stop_rules.Confident`."""
+"""Matches the probability in a stop reason of `search.planners.stop_rules.Confident`."""
 
 
 def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return a table of the searches that their stop rules ended, if there are any: whether a threshold still holds."""
+    """Return a table of searches ended by stop rules, if any, to check whether thresholds still hold."""
     lines: list[tuple[object, ...]] = []
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:

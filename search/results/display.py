@@ -43,7 +43,7 @@ _RARE = {
     "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, no part of TOK.",
     "Bound": " Bound: searches in % that asked for more messages than were recorded.",
 }
-"""Columns that most tables do not have, and what the caption says of them."""
+"""Optional columns, and their explanations for the caption."""
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     character: "\\" + character for character in "&%$#_{}"
 }
@@ -51,14 +51,14 @@ _DASH = "\N{EN DASH}"
 
 
 def percent(spread: Spread | None) -> str:
-    """Return a share as per cent with its deviation over seeds, such as ``"67.8 ± 0.6"``."""
+    """Return a share in percent with its deviation over seeds, such as ``"67.8 ± 0.6"``."""
     if spread is None or math.isnan(spread.mean):
         return _DASH
     return percent_cell(spread.mean) + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
 
 
 def count(spread: Spread) -> str:
-    """Return a cost per problem with its deviation over seeds; decimals only if they carry information."""
+    """Return a cost per problem with its deviation over seeds; decimals only if they are significant."""
     if math.isnan(spread.mean):
         return _DASH
     varies = spread.std is not None and round(spread.std, 1) > 0
@@ -76,12 +76,12 @@ def dollars(spread: Spread | None) -> str:
 
 
 def percent_cell(share: float) -> str:
-    """Return a share as per cent with one decimal."""
+    """Return a share in percent with one decimal."""
     return _DASH if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def interval_cell(interval: Interval) -> str:
-    """Return an interval of shares as per cent, such as ``"41.0 - 52.3"`` with an en dash."""
+    """Return an interval of shares in percent, such as ``"41.0 - 52.3"`` with an en dash."""
     return f"{100 * interval.low:.1f} {_DASH} {100 * interval.high:.1f}"
 
 
@@ -93,12 +93,12 @@ def gap_cell(gap: Difference) -> str:
 
 
 def marked_problems(rows: Sequence[ResultRow]) -> bool:
-    """Whether rows, or the seeds of one, ran on different problems, which every form of a table marks."""
+    """Return whether rows, or the seeds of a row, ran on different problems; every table format marks this."""
     return len({row.problem_set for row in rows}) > 1 or any(row.uneven for row in rows)
 
 
 def _problem_cells(rows: Sequence[ResultRow]) -> list[str]:
-    """Return each row's number of problems with a mark per set, such as ``"30 S1"``; dashes without marks."""
+    """Return each row's number of problems and problem set, such as ``"30 S1"``; dashes if sets are not marked."""
     if not marked_problems(rows):
         return [_DASH] * len(rows)
     sets = list(dict.fromkeys(row.problem_set for row in rows))
@@ -142,8 +142,8 @@ def _tokens(spread: Spread, deviations: bool) -> str:
 def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) -> RenderableType:
     """Return the table for a terminal, fitted to its width; the best Hit@1 is in bold.
 
-    Columns that are empty in every row are omitted. As the terminal narrows, the deviations go first, then Hit@3
-    and Hit@5, then RC; after that each row becomes a paragraph.
+    Columns that are empty in every row are omitted. On narrow terminals, the deviations are omitted first, then Hit@3
+    and Hit@5, then RC; on narrower ones, each row becomes a paragraph.
 
     Args:
         rows: From `search.compare.summarise`.
@@ -154,7 +154,7 @@ def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) 
 
 
 def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
-    """Return the table, and whether it has room for deviations."""
+    """Return the table, and whether the width allows deviations."""
     from rich.console import Console
 
     ruler = Console(width=10_000)
@@ -201,7 +201,7 @@ def _style(row: ResultRow, rows: Sequence[ResultRow]) -> str:
 
 
 def _best(rows: Sequence[ResultRow]) -> float:
-    """Return the best Hit@1; NaN, which no row has, if the rows ran on different problems."""
+    """Return the best Hit@1; NaN (equal to no row's) if the rows ran on different problems."""
     return max(row.hits[1].mean for row in rows) if len({row.problem_set for row in rows}) == 1 else math.nan
 
 
@@ -322,7 +322,7 @@ def to_markdown(rows: Sequence[ResultRow]) -> str:
 
 
 def _fixed_columns(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
-    """Return the header and the lines of a table with every column but the rare ones that are empty."""
+    """Return the header and lines of a table with all columns except empty optional ones."""
     lines = [COLUMNS, *table_cells(rows)]
     shown = [i for i, name in enumerate(COLUMNS) if name not in _RARE or any(line[i] != _DASH for line in lines[1:])]
     return [tuple(line[i] for i in shown) for line in lines]
@@ -394,7 +394,7 @@ def gap_cells(gap: Difference) -> tuple[str, str]:
 
 
 def verdict(a: ResultRow, b: ResultRow, gap: Difference) -> str:
-    """Return what a difference shows, such as ``"includes 0"``, with its problems if a row has more."""
+    """Return the verdict on a difference, such as ``"includes 0"``, with the number of problems if a row has more."""
     return gap.verdict + (f", {gap.problems:,} common problems" if gap.problems < max(a.problems, b.problems) else "")
 
 
@@ -411,7 +411,7 @@ def to_json(rows: Sequence[ResultRow], meta: JSONMapping | None = None, baseline
     Args:
         rows: From `search.compare.summarise`.
         meta: JSON-able facts about the run: task, MAS, policy, versions.
-        baseline: The row that the others are compared with; the first by default.
+        baseline: The row to compare the others with; the first by default.
     """
     document = {
         "schema": SCHEMA,
@@ -438,15 +438,15 @@ _MARKERS: tuple[Marker, ...] = (
     *("o", "s", "^", "D", "P", "v", "X", "*", "<", ">", "d", "p", "h"),
     *((4, 1, 0), (6, 1, 0), (4, 1, 45)),
 )
-"""Filled markers of matplotlib, then stars of four and six rays; alike ones lie far apart."""
+"""Filled markers of matplotlib, then stars with four and six rays; similar markers are far apart."""
 INK, FAINT, PAPER, NO_CRITIC = "#22262b", "#d9dde2", "#ffffff", "#5a626c"
 WIDTH, HEIGHT = 4.8, 3.2
-"""Inches of a figure without its legend: text of 10 points is readable where a phone shows it 350 pixels wide."""
+"""Figure size in inches without the legend; 10-point text stays readable at a width of 350 pixels on a phone."""
 _LONGEST = 48
 
 
 def plain(text: str) -> str:
-    r"""Return a user's text for a figure: one line of bounded length, in which matplotlib finds no mathematics.
+    r"""Return a user's text for a figure: one line of bounded length, escaped so that matplotlib finds no math markup.
 
     >>> plain("cost$^2$")
     'cost\\$^2\\$'
@@ -457,10 +457,10 @@ def plain(text: str) -> str:
 
 
 def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
-    """Draw Hit@1 with its 95% interval against the cost per problem; colour is critic, marker search method.
+    """Draw Hit@1 with its 95% interval against the cost per problem; colour is the critic, marker the search method.
 
-    A line that ends in a marker shows what that search would have reached with fewer tokens. The dotted line is the
-    frontier: the rows that no other row beats at the same cost or less.
+    A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the frontier: the
+    rows that no other row outperforms at the same or lower cost.
 
     Args:
         rows: From `search.compare.summarise`.
@@ -479,7 +479,7 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     markers = _assign([row.planner for row in drawn], _MARKERS)
     best = frontier(drawn, cost)
     dotted, curves = 1 < len(best) < len(drawn), cost == "tokens" and any(row.curve for row in drawn)
-    # The smaller markers lie above the larger ones, so that critics with equal results hide none.
+    # Draw smaller markers above larger ones, so that critics with equal results stay visible.
     named = list(dict.fromkeys(row.critic for row in drawn if row.critic))
     sizes = {"": 9.0} if any(not row.critic for row in drawn) else {}
     sizes |= {name: 13 - 7 * place / (len(named) - 1) if len(named) > 1 else 9.0 for place, name in enumerate(named)}
@@ -502,7 +502,7 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
 
 
 def frontier(rows: Sequence[ResultRow], cost: str = "tokens") -> list[ResultRow]:
-    """Return the rows with a higher Hit@1 than every row that costs no more, by growing cost."""
+    """Return the rows with a higher Hit@1 than every row of equal or lower cost, by increasing cost."""
     best: list[ResultRow] = []
     for row in sorted(rows, key=lambda row: (row.cost(cost).mean, -row.hits[1].mean)):
         if not best or row.hits[1].mean > best[-1].hits[1].mean:
@@ -511,12 +511,12 @@ def frontier(rows: Sequence[ResultRow], cost: str = "tokens") -> list[ResultRow]
 
 
 def save_tradeoff(rows: Sequence[ResultRow], path: Path, title: str = "") -> Path:
-    """Write `tradeoff_figure` to a file whose suffix names the format (png, svg, pdf); return the path."""
+    """Write `tradeoff_figure` to a file in the format of its suffix (png, svg, pdf); return the path."""
     return save_figure(tradeoff_figure(rows, title), path)
 
 
 def figure_class() -> type[Figure]:
-    """Return matplotlib's figure, which needs no display.
+    """Return matplotlib's figure class, which needs no display.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -529,7 +529,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     """Write a figure; return the path.
 
     Raises:
-        ConfigError: The path's suffix names no format.
+        ConfigError: The path's suffix is not a known format.
     """
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
@@ -551,14 +551,14 @@ def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker,
         axes.plot(stops, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
     hit = 100 * row.hits[1].mean
     below, above = (abs(100 * end - hit) for end in row.interval)
-    # Wide, pale bars stay readable when methods with equal budgets overlap.
+    # Wide, pale bars stay readable if methods with equal budgets overlap.
     spent = row.cost(cost).mean
     axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
     axes.plot(spent, hit, marker=marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
 
 
 def dress(axes: Any, x: str, y: str, title: str = "") -> None:
-    """Label a panel, with a pale grid and no frame; the title may be a user's text."""
+    """Style a panel: labels, a pale grid and no frame. The title may be a user's text."""
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     if title:
@@ -587,7 +587,7 @@ def plain_log_ticks(axes: Any, low: float, high: float) -> None:
 
 
 def legend_height(lines: int) -> float:
-    """Return the inches that a legend of so many lines takes below a figure."""
+    """Return the height in inches of a legend of ``lines`` lines below a figure."""
     return 0.2 * lines + 0.1
 
 
@@ -602,13 +602,13 @@ def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None
 
 _HEADINGS = ("Search", "Critic", "Lines")
 _TWO_COLUMNS = 48
-"""Characters that two columns of a legend may have together."""
+"""Maximum total characters of two legend columns."""
 
 
 def _legend_handles(
     colours: dict[str, str], markers: dict[str, Marker], sizes: dict[str, float], lines: Mapping[str, dict[str, Any]]
 ) -> tuple[list[Any], int]:
-    """Return the entries of a legend and its number of columns: searches, then critics and the meaning of lines."""
+    """Return the legend entries (searches, then critics and line meanings) and the number of columns."""
     from matplotlib.lines import Line2D
 
     def entry(label: str, **look: Any) -> Any:
@@ -633,7 +633,7 @@ def _legend_handles(
 
 
 def _lines(dotted: bool, curves: bool, marked: bool) -> dict[str, dict[str, Any]]:
-    """Return the meaning of what is drawn beside the markers, and how it looks."""
+    """Return the legend labels and styles of the lines."""
     found: dict[str, dict[str, Any]] = {"95% interval": {"linestyle": "-", "linewidth": 3, "alpha": 0.35}}
     if curves:
         found["search if stopped earlier"] = {"linestyle": "-", "linewidth": 1.4, "alpha": 0.55}

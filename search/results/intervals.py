@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from mas_gym.errors import ConfigError
 
 FEWEST_PROBLEMS = 6
-"""With fewer, no interval of a difference excludes zero: five of five discordant pairs have p = 0.0625."""
+"""Minimum for a difference's interval to exclude zero: five of five discordant pairs have p = 0.0625."""
 
 _NORMAL = 1.959964
 _STUDENT = (math.inf, 12.7062, 4.3027, 3.1824, 2.7764)
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
         mean: Mean of ``a - b`` over the problems, in ``[-1, 1]``.
         low: Lower end of the interval.
         high: Upper end of the interval.
-        problems: How many problems both have.
+        problems: Number of problems that both have.
     """
 
     mean: float
@@ -78,8 +78,8 @@ def accuracy_interval(shares: Sequence[float] | NDArray[np.float64], searches: i
     """Return the interval of an accuracy.
 
     Args:
-        shares: One number in ``[0, 1]`` per problem: the share of its searches that were right.
-        searches: How many searches were run in all; the interval is Wilson's if there was one per problem.
+        shares: One number in ``[0, 1]`` per problem: its share of right searches.
+        searches: Total number of searches; the interval is Wilson's if there is one search per problem.
     """
     return wilson(shares) if searches == len(shares) else mean_interval(shares, 0.0, 1.0)
 
@@ -108,13 +108,13 @@ def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
 
     One pseudo-problem is added at each end of the range, and Student's quantile is taken with ``n - 1`` degrees of
     freedom. For differences of single answers this is the adjusted Wald interval of Bonett and Price (2012, JEBS
-    37:479) with Student's in place of the normal quantile. The pseudo-problems keep the width above zero where all
-    values are equal; a percentile bootstrap has width zero there, and too small a width for few problems.
+    37:479) with Student's in place of the normal quantile. The pseudo-problems keep the width above zero if all values
+    are equal. A percentile bootstrap then has width zero, and it is too narrow for few problems.
 
     Args:
         values: One number per problem.
-        low: Least possible value.
-        high: Greatest possible value.
+        low: Smallest possible value.
+        high: Largest possible value.
 
     Returns:
         The interval, within the range; the range itself for fewer than two problems.
@@ -152,7 +152,7 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Differe
     """Return the difference of two accuracies, paired by problem so that problem difficulty cancels.
 
     Args:
-        a: Problem id to the share of its searches that were right.
+        a: Share of right searches by problem id.
         b: The same for the other side; only problems that both have are compared.
 
     Raises:
@@ -174,9 +174,10 @@ def bootstrap(problems: int, statistic: Callable[[Counts], ArrayLike], *, resamp
     """Return the percentile bootstrap interval of a statistic, resampling problems with replacement.
 
     Args:
-        problems: How many problems there are.
-        statistic: From how often each problem is drawn, shape (resamples, problems), to numbers, shape (resamples,).
-        resamples: Bootstrap samples.
+        problems: Number of problems.
+        statistic: Function from the count of each drawn problem, shape (resamples, problems), to numbers, shape
+            (resamples,).
+        resamples: Number of bootstrap samples.
     """
     rng = np.random.default_rng(0)
     step = max(1, _CHUNK // problems)
@@ -191,17 +192,17 @@ def nested_bootstrap(
 ) -> Difference:
     """Return the difference of two accuracies with a bootstrap interval over problems and trainings.
 
-    Each side is measured with several trainings of its critic. Problems are drawn with replacement, the same for
-    both sides; trainings are drawn with replacement on each side by itself, so that the interval also covers how
-    much results vary between trainings. With ``k`` trainings that part is too narrow by about the factor
-    ``sqrt((k - 1) / k)``, as in any bootstrap of few values.
+    Each side is measured with several trainings of its critic. Problems are drawn with replacement, the same for both
+    sides. Trainings are drawn with replacement separately on each side, so the interval also covers the variation
+    between trainings. With ``k`` trainings, that part is too narrow by about the factor ``sqrt((k - 1) / k)``, as in
+    any bootstrap of few values.
 
     Args:
-        a: One mapping per training, of problem id to the share of its searches that were right. One mapping for a
-            side that is not trained, such as policy likelihood.
+        a: One mapping per training, from problem id to the share of right searches. A side without training, such as
+            policy likelihood, has one mapping.
         b: The same for the other side; only problems that every mapping has are compared.
         resamples: Bootstrap samples.
-        seed: Seed of the trainings that are drawn.
+        seed: Seed for drawing the trainings.
 
     Raises:
         ConfigError: A side has no training, or there is no problem in common.
@@ -221,7 +222,7 @@ def nested_bootstrap(
 
 
 def _drawn_trainings(means: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return the mean over as many trainings, drawn with replacement, from means of shape (resamples, trainings)."""
+    """Return the mean over resampled trainings, from means of shape (resamples, trainings)."""
     count = means.shape[1]
     weights = rng.multinomial(count, np.full(count, 1 / count), size=means.shape[0]) / count
     averages: NDArray[np.float64] = (weights * means).sum(axis=1)

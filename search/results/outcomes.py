@@ -17,22 +17,23 @@ class Outcome:
         critic: Name of the critic, ``""`` for none.
         seed: Run seed.
         problem_id: The problem.
-        correct: Whether the chosen answer was right (Hit@1).
+        correct: Whether the chosen answer is right (Hit@1).
         hit_rank: Rank, from 1, of the first right terminal candidate; None if none was right.
-        candidates: How many terminal candidates were ranked.
+        candidates: Number of ranked terminal candidates.
         tokens: Generated tokens (TOK).
         agent_calls: LLM generations (AC).
         reward_calls: Critic forwards (RC).
         critic_tokens: Tokens that the critic generated, such as a judge's verdicts; no part of TOK.
         grader_tokens: Tokens that a judge generated to grade the answers; no part of TOK.
-        error: Why the search failed; None if it did not.
+        error: Reason for the failure; None if the search did not fail.
         anytime: The anytime curve: tokens spent at each change of the answer, and whether that answer was right.
         seconds: Wall-clock seconds from start to end, including time spent on concurrent searches.
-        order_varied: Whether concurrent calls of a program came too late to be ordered by content: see `search.Plan`.
+        order_varied: Whether concurrent calls of a program arrived too late to be ordered by content; see
+            `search.Plan`.
         usd: Cost in USD; None without prices.
-        unrecorded: Messages asked for beyond those of a recorded run.
-        stopped: Why the search ended early, as `Plan.stopped`; None if it did not.
-        arms: What each arm contributed, as `Usage.arms`.
+        unrecorded: Messages requested beyond those of a recorded run.
+        stopped: Reason for stopping early, as `Plan.stopped`; None if the search did not.
+        arms: The contribution of each arm, as `Usage.arms`.
     """
 
     planner: str
@@ -62,7 +63,7 @@ class Outcome:
 
 
 def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
-    """Reduce a plan to what tables need, under the names of its planner and critic."""
+    """Reduce a plan to an outcome with the names of its planner and critic."""
     ranks = [rank for rank, candidate in enumerate(plan.candidates, 1) if candidate.correct]
     return Outcome(
         planner=planner,

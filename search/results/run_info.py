@@ -10,11 +10,11 @@ from mas_gym.systems.graph import MAS
 from search.usage import Usage
 
 RECORDED = "recorded"
-"""Class of the planner in the config of an imported run."""
+"""Planner class in the config of an imported run."""
 
 
 def is_recorded(config: JSONMapping) -> bool:
-    """Whether a run was imported, by its config."""
+    """Return whether a run with this config was imported."""
     planner = config.get("planner")
     return isinstance(planner, Mapping) and planner.get("class") == RECORDED
 
@@ -25,12 +25,12 @@ class RunInfo:
 
     Attributes:
         run: The digest of its config, 32 hexadecimal digits.
-        name: Its name; None if it was given none.
-        config: What determines its results: planner, MAS, policy, critic, seed, sampling, budget, grading.
-        facts: What does not: versions, task, when it was first started, how many ``problems`` it searches (None if
-            unknown), what was ``spent`` on it, and the ``money`` spent, if the policy has a price.
-        searches: How many searches it holds, failed ones included.
-        failed: How many of them failed.
+        name: The run's name, or None.
+        config: The settings that determine its results: planner, MAS, policy, critic, seed, sampling, budget, grading.
+        facts: Other facts: versions, task, time of the first start, the number of ``problems`` (None if unknown), the
+            usage ``spent``, and the ``money`` spent, if the policy has a price.
+        searches: Number of stored searches, including failed ones.
+        failed: Number of failed searches.
     """
 
     run: str
@@ -49,11 +49,11 @@ class RunInfo:
 
     @property
     def spent(self) -> Usage:
-        """What was spent on it, failed and dropped searches included; seconds are wall-clock time."""
+        """The run's cost, including failed and dropped searches; seconds are wall-clock time."""
         return Usage(**self.facts.get("spent", {}))
 
     @property
     def label(self) -> str:
-        """Planner, critic and seed in a few words."""
+        """Short label with planner, critic and seed."""
         critic = self.config["critic"]["name"] if self.config["critic"] else ""
         return f"{self.facts['planner']}{' + ' + critic if critic else ''}, seed {self.config['seed']}"

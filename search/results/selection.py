@@ -58,7 +58,7 @@ class SelectionCurve:
         rule: ``"any"``, ``"majority"`` or ``"best"``.
         critic: The critic that scored the samples; ``""`` if there is none.
         points: One per ``k``, ascending.
-        shares: For each ``k``, the probability of a right choice by problem.
+        shares: For each ``k``, the probability of a right selection by problem.
     """
 
     rule: Rule
@@ -82,12 +82,12 @@ def selection_curve(plans: Iterable[Plan], rule: Rule, ks: Sequence[int], critic
     Args:
         plans: One graded plan per problem, such as those of ``bon:N`` on a recorded run with at least as many
             passes as it has samples. A failed search counts as wrong.
-        rule: How to choose.
+        rule: The selection rule.
         ks: Numbers of samples.
         critic: Name of the critic that scored the candidates, for ``"best"``.
 
     Raises:
-        ConfigError: The rule or a ``k`` is out of its range, or a candidate has no score.
+        ConfigError: The rule or a ``k`` is invalid, or a candidate has no score.
     """
     choice("rule", rule, get_args(Rule))
     sizes = sorted({whole_number("k", k, at_least=1) for k in ks})
@@ -167,20 +167,20 @@ def majority_right(answered: Sequence[tuple[str | None, bool]], k: int) -> float
     total = math.fsum(wins[len(found)] * sum(found) / len(found) for found in right.values())
     if len(silent) >= k:
         total += math.comb(len(silent), k) / math.comb(len(answered), k) * sum(silent) / len(silent)
-    # Rounding errors add up to more than 1.
+    # The sum may exceed 1 by rounding errors.
     return min(1.0, total)
 
 
 def _wins(count: int, counts: Sequence[int], silent: int, k: int) -> float:
     """Return the probability that an answer with ``count`` samples wins the vote of ``k`` of them.
 
-    Each sample is drawn independently with probability ``k / n``, given that ``k`` are drawn in all, which is a draw
-    without replacement whose terms do not overflow.
+    Each sample is drawn independently with probability ``k / n``, conditional on a total of ``k``. This equals drawing
+    without replacement, but its terms do not overflow.
     """
     n = sum(counts) + silent
     rate = k / n
     whole = _binomial(n, rate)[k]
-    # The answer itself is one of those with its count.
+    # The answer itself is included in those with its count.
     others = Counter(counts)
     others[count] -= 1
     chance = 0.0

@@ -21,7 +21,7 @@ from search.usage import Usage
 
 
 class StoredRuns(Protocol):
-    """What a comparison reads from a run store."""
+    """The part of a run store that comparisons read."""
 
     path: Path
 
@@ -48,10 +48,10 @@ _RECORDED_ROW = (*_ROW, "mas", "policy")
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that may stand in one table: they differ in planner, critic and seed alone, imported ones also in agents.
+    """Comparable runs, which differ only in planner, critic and seed; imported runs may also differ in agents.
 
     Attributes:
-        title: What they have in common, in a few words.
+        title: Short description of the shared settings.
         runs: The runs, oldest first.
         labels: For each run, planner and critic in tables.
     """
@@ -62,7 +62,7 @@ class Setting:
 
 
 def settings(runs: Iterable[RunInfo]) -> list[Setting]:
-    """Group runs by what they have in common, largest group first."""
+    """Group runs by shared settings, largest group first."""
     groups: dict[str, list[RunInfo]] = {}
     for run in runs:
         row = _RECORDED_ROW if is_recorded(run.config) else _ROW
@@ -85,7 +85,7 @@ def _title(run: RunInfo) -> str:
 
 
 def _labels(runs: Sequence[RunInfo]) -> list[tuple[str, str]]:
-    """Return planner and critic of each run, with part of a digest where different rows would share a name."""
+    """Return the planner and critic of each run, with part of a digest if different rows would have the same name."""
     keys = [json.dumps([run.config["planner"], run.config["critic"]], sort_keys=True) for run in runs]
     names = {key: (_name(run, "planner"), _name(run, "critic")) for key, run in zip(keys, runs, strict=True)}
     marks = {key: run.run[:6] for key, run in zip(reversed(keys), reversed(runs), strict=True)}
@@ -103,7 +103,7 @@ def _name(run: RunInfo, part: str) -> str:
 
 
 def cost_of(run: RunInfo, prices: Prices | None) -> Callable[[Usage], float] | None:
-    """Return what a search of a stored run costs in USD; None without prices.
+    """Return a function that computes the USD cost of a stored run's searches; None without prices.
 
     Raises:
         MASGymError: As for `search.Prices.rate`, when a search is priced.
@@ -145,7 +145,7 @@ def stored_comparison(
 
 
 def table_of(store: StoredRuns, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
-    """Return the table of one setting, rows by rising cost."""
+    """Return the table of one setting, with rows by increasing cost."""
     rows = tuple(sorted(summarise(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
     name = find_row(rows, baseline).label if rows else ""
     seeds = sorted({run.config["seed"] for run in setting.runs})

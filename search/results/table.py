@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 CALIBRATION_PROBLEMS = 30
-"""Problems on which sizes are chosen by default; with fewer, tables and `Comparison` warn."""
+"""Default number of calibration problems; with fewer, tables and `Comparison` show a warning."""
 _WIDTH = 120
 
 
 class Calibrated(NamedTuple):
-    """The size that a planner was given, and what it spent on the calibration problems.
+    """The calibrated size of a planner, and its cost on the calibration problems.
 
     Attributes:
         label: The row.
-        setting: The setting that was changed; ``""`` for a planner without one.
-        size: Its value.
+        setting: The changed setting; ``""`` for a planner without a size setting.
+        size: The setting's value.
         spent: Tokens, calls or USD per problem.
         problems: The number of calibration problems.
     """
@@ -51,11 +51,11 @@ class Comparison:
 
     Attributes:
         rows: The rows, in the order of planners and critics.
-        outcomes: The searches behind them.
-        baseline: The label of the row that the others are compared with.
+        outcomes: The outcomes of all searches.
+        baseline: The label of the row to compare the others with.
         title: The line above the table.
         meta: JSON-able facts about the run.
-        calibrated: With ``match``, the size of each planner and what it spent on the calibration problems.
+        calibrated: With ``match``, the size of each planner and its cost on the calibration problems.
     """
 
     rows: tuple[ResultRow, ...]
@@ -70,7 +70,7 @@ class Comparison:
         return {row.label: gap for row, _, gap in differences(self.rows, self.baseline)} if self.rows else {}
 
     def __getitem__(self, label: str) -> ResultRow:
-        """Return the row with a label such as ``"mcts:10,3 + masprm"``, or the only one of a planner."""
+        """Return the row with a label such as ``"mcts:10,3 + masprm"``, or the only row of a planner."""
         if not self.rows:
             raise ConfigError("the comparison has no rows: no search has ended")
         return find_row(self.rows, label)
@@ -129,7 +129,7 @@ class Comparison:
         """Return what ``print`` shows."""
         from rich.console import Console
 
-        # In a notebook rich would display the table instead of writing it.
+        # In a notebook, rich would display the table instead of writing it to the file.
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
         console.print(self.show())
         lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
@@ -150,11 +150,11 @@ class Comparison:
 
 
 def spent_text(spent: float) -> str:
-    """Return a cost per problem with one decimal, or three digits if it is small, as costs in USD are."""
+    """Return a cost per problem with one decimal, or with three digits if it is small, such as a cost in USD."""
     return f"{spent:,.1f}" if spent >= 1 or not spent else f"{spent:.3g}"
 
 
 def calibrated_on(problems: int) -> str:
-    """Return the line that states on how many problems sizes were chosen, with a warning if they are few."""
+    """Return a line with the number of calibration problems, and a warning if it is small."""
     few = f"; with fewer than {CALIBRATION_PROBLEMS} the costs are uncertain" if problems < CALIBRATION_PROBLEMS else ""
     return f"sizes chosen on {problems} problems{few}"

@@ -1,8 +1,8 @@
 """The HTTP service of ``mas-gym serve``, and the telemetry shared with other commands.
 
 `search.service.app` contains the routes and the HTTP server, and `requests` the OpenAI format and the searches.
-Both need ``pip install 'mas-gym[serve]'``; `telemetry` does not. This module checks that a request comes from
-this machine, which protects local servers from web pages and DNS rebinding.
+Both need ``pip install 'mas-gym[serve]'``; `telemetry` does not. This module checks that a request comes from this
+machine; the check protects local servers from web pages and DNS rebinding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own.
+    """Return whether a host name or address is a loopback name or address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("localhost"), is_loopback("evil.example")
     (True, True, True, False)
@@ -25,10 +25,10 @@ def is_loopback(host: str) -> bool:
 
 
 def foreign(host: str | None, origin: str | None) -> str | None:
-    """Return why a request to a loopback server is refused; None if it comes from this machine.
+    """Return the reason for rejecting a request to a loopback server; None if it comes from this machine.
 
-    A web page can reach a local server across origins (``Origin`` then names the page's site), or through its own host
-    name that resolves to 127.0.0.1 (``Host`` then is that name).
+    A web page can reach a local server across origins (``Origin`` is then the page's site), or through its host name if
+    that resolves to 127.0.0.1 (``Host`` is then that name).
 
     Args:
         host: The header ``Host``.
@@ -45,7 +45,7 @@ def _local(url: str) -> bool:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is not a number
-        # Only a name and a port: no user, path or query, and no characters that urlsplit drops.
+        # Accept only a name and a port: no user, path or query, and no characters that urlsplit drops.
         return is_loopback(parts.hostname or "") and not parts.username and url.partition("//")[2] == parts.netloc
     except ValueError:
         return False

@@ -1,6 +1,6 @@
-"""The OpenAI-compatible service: its HTTP server and its routes, which answer each chat completion by search.
+"""The HTTP server and routes of the OpenAI-compatible service, which answers chat completions by search.
 
-The server is uvicorn, with a timeout for silent clients and a quiet exit.
+The server is uvicorn, with a timeout for idle clients and an exit without tracebacks.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ def make_app(
 ) -> FastAPI:
     """Return the service as an ASGI app.
 
-    Without a key the app answers only requests whose ``Host`` and ``Origin`` name this machine, so that no web page
-    can use it, not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels every open
-    search; their clients get status 503.
+    Without a key, the app answers only requests with ``Host`` and ``Origin`` of this machine, so that no web page can
+    use it, not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels every open search;
+    their clients get status 503.
 
     Args:
-        service: The search behind the answers.
-        model: The model name that clients ask for.
-        seed: The seed of requests that set none.
-        key: The bearer token that clients must send; None for none.
+        service: The search that produces the answers.
+        model: The model name that clients request.
+        seed: The seed of requests without a seed.
+        key: The required bearer token; None for no authentication.
         max_body: Largest request body, in bytes.
-        max_question: Longest question, in UTF-8 bytes; None for the limit of the body and the policy's window.
+        max_question: Longest question, in UTF-8 bytes; None for the limits of the body and the policy's context window.
     """
     pool = SearchPool(service)
     bounds = [n for n in (max_question, service.policy.max_prompt_bytes) if n is not None]
@@ -109,7 +109,7 @@ def make_app(
 
 
 class _LocalOnly:
-    """Refuses requests from web pages of other origins, and requests addressed to another host name."""
+    """Middleware that rejects requests from web pages of other origins, and requests to another host name."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -125,7 +125,7 @@ class _LocalOnly:
 
 
 class _KeyRequired:
-    """Refuses requests without the service's key; `/health` says only that the service is alive."""
+    """Middleware that rejects requests without the service's key; `/health` then reports only liveness."""
 
     def __init__(self, app: ASGIApp, front: _Front) -> None:
         self._app, self._front = app, front
@@ -156,7 +156,7 @@ class _Front:
         self._registry.register(Families(self._families))
 
     def stop(self) -> None:
-        """Cancel every open search, because the server is about to exit."""
+        """Cancel every open search before the server exits."""
         self.stopping = True
         for future in tuple(self._open):
             future.cancel()
@@ -204,7 +204,7 @@ class _Front:
         loop = asyncio.get_running_loop()
 
         def announce() -> None:
-            # The loop is closed if the server stops while a search is still running.
+            # The event loop is closed if the server stops while a search is running.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(changed.set)
 
@@ -223,7 +223,7 @@ class _Front:
         future.cancel()
 
     def authorised(self, headers: Headers) -> bool:
-        """Return whether a request has the key, or needs none."""
+        """Return whether a request has the key or no key is required."""
         sent = headers.get("authorization", "").encode("utf-8", "replace")
         return self.key is None or hmac.compare_digest(sent, f"Bearer {self.key}".encode())
 
@@ -283,7 +283,7 @@ class _Front:
         raise ApiError(500, f"the search failed: {plan.error}", kind="server_error")
 
     def _check_program(self, plan: Plan) -> None:
-        """Raise `ApiError` if not even the best run of an agent program returned an answer."""
+        """Raise `ApiError` if the best run of an agent program returned no answer."""
         best = plan.best
         if best is not None and self.pool.service.program is not None:
             _, failed, error = best.text.rpartition(FAILED)
@@ -311,7 +311,7 @@ class _Front:
                 elif not search.done():
                     yield ": still searching\n\n"
                 finished = search.done()
-                # Slow readers and fast searches get fewer lines, not a longer queue.
+                # With slow readers or fast searches, send fewer lines instead of growing the queue.
                 await asyncio.wait((search,), timeout=_PROGRESS_SECONDS)
             try:
                 plan = search.result()
@@ -340,16 +340,16 @@ class _Front:
         self.counts["stopped_searches"] += plan.stopped is not None
 
     def refused(self, error: ApiError) -> Response:
-        """Count and return the answer to a refused request."""
+        """Count a rejected request and return the error response."""
         self.answers[error.status] += 1
         return _refusal(error)
 
 
 class _Lingering(Response):
-    """A reply to a request whose body may still be arriving.
+    """A reply sent while the request body may still be arriving.
 
-    A server that closes a connection with unread data resets it, and the client never sees the reply. This one
-    replies at once, then discards what still arrives, for a while.
+    If a server closes a connection with unread data, the connection is reset and the client never receives the reply.
+    This response is sent immediately, and further request data is then discarded for a while.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -401,9 +401,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class HangsUpOnSilence(H11Protocol):
-    """Closes connections without a complete request, so that idle clients cannot occupy all of them.
+    """Closes connections without a complete request, so that idle clients cannot occupy all connections.
 
-    It does so after a while, and at once if all connections are taken: then the oldest silent one makes room.
+    Such connections are closed after a timeout. If all connections are in use, the oldest idle one is closed
+        immediately.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -421,11 +422,11 @@ class HangsUpOnSilence(H11Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether no request is being answered."""
+        """Return whether no request is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def hang_up(self) -> None:
-        """Close the connection, which counts no longer."""
+        """Close the connection and stop counting it."""
         self.connections.discard(self)
         self.transport.close()
 
@@ -436,7 +437,7 @@ class HangsUpOnSilence(H11Protocol):
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with a JSON error, like every other error."""
+        """Answer invalid HTTP with a JSON error, as for all other errors."""
         body = json.dumps(ApiError(400, msg).body()).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         reply = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request")
@@ -446,7 +447,7 @@ class HangsUpOnSilence(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Stops at the first signal: cancels the open searches, waits for their replies to be sent, and returns."""
+    """A server that stops at the first signal: it cancels the open searches, sends their replies, and returns."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -454,23 +455,23 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals from now on; unlike uvicorn, do not raise them again after serving."""
+        """Install the signal handlers; unlike uvicorn, do not raise the signals again after serving."""
         for number in _SIGNALS:
             signal.signal(number, self.handle_exit)
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop; a second signal ends the process at once, even while it waits for threads at exit."""
+        """Begin to stop; a second signal ends the process immediately, even while it waits for threads at exit."""
         if self.should_exit:
             os._exit(128 + sig)
-        # uvicorn would log a traceback for every request that the exit interrupts.
+        # uvicorn would log a traceback for every interrupted request.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
         self._app.state.stop()
         super().handle_exit(sig, frame)
 
 
 def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
-    """Serve an app until SIGINT or SIGTERM. The signal handlers stay installed, so call it last in a process.
+    """Serve an app until SIGINT or SIGTERM. The signal handlers remain installed, so call this last in a process.
 
     Args:
         app: The service.

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 PROBLEM_ID = "question"
-"""The problem id that `mas-gym solve` uses too, so that both give the same answer for the same seed."""
+"""Problem id shared with `mas-gym solve`, so that both return the same answer for the same seed."""
 
 
 _KNOWN = 10_000
-"""Questions of a task that answers are graded for."""
+"""Maximum number of a task's questions for which answers are graded."""
 
 _UNGRADED = 1024
 _LOGGER = logging.getLogger("search")
@@ -66,9 +66,9 @@ class Service:
         concurrency: Maximum number of open searches.
         queue: Maximum number of waiting searches.
         program: The agent program behind ``mas``; None for a MAS.
-        grader: Grades the answers after they are sent; None for none.
-        references: The problems whose questions are graded; None grades every answer, without a reference.
-        canary: Share of the requests that are searched again without early stops after the answer is sent.
+        grader: Grades the answers after they are sent; None for no grading.
+        references: The problems for which answers are graded; None grades every answer, without a reference.
+        canary: Share of the requests to repeat without early stops after the answer is sent.
     """
 
     planner: Planner
@@ -90,25 +90,25 @@ class Service:
 
 
 class Canary:
-    """Searches a share of the requests in full, so that the answers of early stops are checked against them.
+    """Checks early stops by repeating a share of the requests as complete searches.
 
     Attributes:
-        planner: The planner of whole searches, adapted to the critic.
-        counts: Requests of the share by outcome: not stopped early; the same or a different answer in full; failed; or
-            dropped because the service was busy.
+        planner: The planner without early stops, adapted to the critic.
+        counts: Requests of the share by outcome: not stopped early; same or different answer of the complete search;
+            failed; or dropped because the service was busy.
     """
 
     def __init__(self, share: float, planner: Planner) -> None:
-        """Keep the share and the planner."""
+        """Store the share and the planner."""
         self.planner, self._share = planner, share
         self.counts: Counter[str] = Counter(dict.fromkeys(("unstopped", "same", "different", "failed", "dropped"), 0))
 
     def chosen(self, question: str, seed: int) -> bool:
-        """Return whether a request belongs to the share, which its question and seed decide."""
+        """Return whether a request belongs to the share, as determined by its question and seed."""
         return derive_seed(seed, question, b"canary", 0) % 2**32 < self._share * 2**32
 
     def compare(self, early: Plan, whole: SearchFuture) -> None:
-        """Count and log the outcome of a whole search; runs on the scheduler's thread."""
+        """Count and log the outcome of a complete search; runs on the scheduler's thread."""
         if whole.cancelled() or whole.exception() is not None or whole.result().error is not None:
             self.counts["failed"] += 1
             return
@@ -122,7 +122,7 @@ class Canary:
 
 
 class _Grades:
-    """Grades answers on a thread of its own, after they were sent, so that no client waits for a grade.
+    """Grades answers on a separate thread after they are sent, so that no client waits for a grade.
 
     Attributes:
         counts: Answers by verdict: right, wrong, failed, or dropped because too many were waiting.
@@ -137,7 +137,7 @@ class _Grades:
         threading.Thread(target=self._serve, name="mas-gym-grading", daemon=True).start()
 
     def kind_of(self, question: str) -> Kind:
-        """Return the kind of a question's answer: that of the task's problem, if it is one."""
+        """Return the kind of a question's answer, that of the task's problem if the question is one."""
         found = self._find(question)
         return self._kind if found is None else found.kind
 
@@ -147,7 +147,7 @@ class _Grades:
         return self._known.get(" ".join(question.split()))
 
     def submit(self, question: str, text: str) -> None:
-        """Queue an answer, if its question is graded."""
+        """Queue an answer if its question is graded."""
         problem = self._find(question)
         if problem is None:
             return
@@ -171,7 +171,7 @@ class _Grades:
             _LOGGER.info("answer to %s graded", ascii(problem.id), extra={"fields": fields})
 
     def close(self) -> None:
-        """Let the thread end; answers that wait are not graded."""
+        """End the thread; queued answers are not graded."""
         with self._jobs.mutex:
             self._jobs.queue.clear()
         self._jobs.put(None)
@@ -191,7 +191,7 @@ class SearchPool:
         self.service = service
         mas = service.mas if service.program is None else None
         setup = make_setup(service.planner, mas, service.critic, program=service.program, budget=service.budget)
-        # Without prices, this rejects planners that choose by price.
+        # Without prices, this rejects planners that need prices.
         setup = priced_setup(setup, service.policy.name, None)
         self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
@@ -203,12 +203,12 @@ class SearchPool:
 
     @property
     def active(self) -> int:
-        """Searches in progress."""
+        """Number of searches in progress."""
         return self._scheduler.active
 
     @property
     def waiting(self) -> int:
-        """Searches that have not started."""
+        """Number of searches that have not started."""
         return self._scheduler.waiting
 
     def submit(
@@ -223,10 +223,10 @@ class SearchPool:
 
         Args:
             question: The question.
-            seed: Determines the answer together with the question, as far as the engine allows.
+            seed: Together with the question, determines the answer, as far as the engine is deterministic.
             sampling: How the agents sample.
             changed: Called on another thread after each message.
-            budget: Limits of this search; those of the service hold, too.
+            budget: Limits of this search, in addition to those of the service.
 
         Raises:
             PoolFullError: The queue is full.
@@ -248,7 +248,7 @@ class SearchPool:
     def _search_in_full(
         self, canary: Canary, problem: Problem, seed: int, sampling: Sampling, future: SearchFuture
     ) -> None:
-        """Check an answer of the canary share; runs on the scheduler's thread."""
+        """Repeat a request of the canary share in full; runs on the scheduler's thread."""
         if future.cancelled() or future.exception() is not None or future.result().error is not None:
             return
         plan = future.result()
@@ -280,7 +280,7 @@ def _canary(service: Service, critic: Critic | None) -> Canary | None:
     """Return the canary of a service; None without one.
 
     Raises:
-        ConfigError: The share is no number from 0 to 1, or the planner never stops early.
+        ConfigError: The share is not a number from 0 to 1, or the planner never stops early.
     """
     from search.planners.registry import planner_spec, whole_search
 
@@ -300,7 +300,7 @@ def _canary(service: Service, critic: Critic | None) -> Canary | None:
 
 
 TOO_LONG = "context_length_exceeded"
-"""OpenAI's ``code`` for a prompt that does not fit the model's window."""
+"""OpenAI's ``code`` for a prompt that exceeds the model's context window."""
 
 _MAX_CHOICES, _MAX_INT = 64, 2**31 - 1
 
@@ -317,7 +317,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        """Keep the HTTP status, the message, OpenAI's ``type`` and ``code``, and the seconds to wait."""
+        """Store the HTTP status, the message, OpenAI's ``type`` and ``code``, and the retry delay in seconds."""
         super().__init__(message)
         self.status, self.message, self.kind, self.retry_after = status, message, kind, retry_after
         self.code: str | int = status if code is None else code
@@ -343,7 +343,7 @@ class ChatTurn(BaseModel):
 
     @property
     def text(self) -> str:
-        """The content as one text, after the name of its speaker if it has one."""
+        """The content as one text, prefixed with the speaker's name if there is one."""
         parts = self.content
         text = (parts if isinstance(parts, str) else "".join(part.text for part in parts)).strip()
         return f"{self.name}: {text}" if self.name and text else text
@@ -356,7 +356,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A chat request; other fields are ignored if they ask for nothing that changes the answer, else refused."""
+    """A chat request; other fields are ignored if they do not change the answer, and rejected otherwise."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -424,10 +424,10 @@ def _not_json(constant: str) -> NoReturn:
 
 
 def read_limits(header: str | None) -> Budget | None:
-    """Read the header ``X-MAS-Budget: calls=40,tokens=800,seconds=2``; None without one.
+    """Parse the header ``X-MAS-Budget: calls=40,tokens=800,seconds=2``; return None without the header.
 
     Raises:
-        ApiError: 400, it is no budget of these units.
+        ApiError: 400 if the header is not a budget in these units.
     """
     if header is None:
         return None
@@ -441,7 +441,7 @@ def read_limits(header: str | None) -> Budget | None:
 
 
 def check_question(question: str, limit: int | None) -> None:
-    """Reject a question that cannot fit before it is tokenised.
+    """Reject a question that is too long, before tokenisation.
 
     Args:
         question: The question.
@@ -470,7 +470,7 @@ def usage_of(plan: Plan) -> JSONObject:
 def completion(
     plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str] = lambda text: text
 ) -> JSONObject:
-    """Return a complete reply: the best candidates as choices, and the search's own figures under ``mas_gym``.
+    """Return a complete reply: the best candidates as choices, and figures of the search under ``mas_gym``.
 
     Args:
         plan: The plan.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from search.engine.progress import Progress
 
 SCHEMA = 1
-"""Version of the lines that `json_lines` writes, in their field ``schema``."""
+"""Version of the lines written by `json_lines`, in the field ``schema``."""
 
 Watch = Callable[[str, int, "Progress"], None]
 """Called with a run's name, its seed and its latest snapshot."""
@@ -47,7 +47,7 @@ class _Lines(logging.Formatter):
 
 @contextlib.contextmanager
 def json_lines(file: Path | None) -> Iterator[None]:
-    """Append log records of `search` and `mas_gym` of level INFO and above to a file, one JSON object per line."""
+    """Append log records of `search` and `mas_gym` at level INFO and above to a file, one JSON object per line."""
     if file is None:
         yield
         return
@@ -71,8 +71,8 @@ def metrics(port: int | None) -> Iterator[Watch]:
     """Serve metrics at ``http://127.0.0.1:PORT/metrics`` and yield the function that updates them; None serves nothing.
 
     Raises:
-        ConfigError: The port is taken.
-        MissingDependencyError: Without prometheus_client.
+        ConfigError: The port is in use.
+        MissingDependencyError: prometheus_client is not installed.
     """
     if port is None:
         yield lambda run, seed, progress: None
@@ -108,7 +108,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
         content: Whether to record prompts and messages.
 
     Raises:
-        MissingDependencyError: Without opentelemetry-sdk, or for ``"otlp"`` without its exporter.
+        MissingDependencyError: opentelemetry-sdk is not installed, or for ``"otlp"`` its exporter.
     """
     from search.engine.tracing import trace
 
@@ -150,7 +150,7 @@ class Families:
     """A collector that calls a function for its metrics at each scrape."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
-        """Keep the function."""
+        """Store the function."""
         self._families = families
 
     def collect(self) -> Iterable[Metric]:

@@ -4,7 +4,7 @@
 |---|---|
 | `store` | reads and exports runs |
 | `resume` | loads a run's finished searches and writes new ones |
-| `run_identity` | defines what determines a run's results |
+| `run_identity` | defines the data that determines a run's results |
 | `run_lock` | allows only one writer per run |
 | `rows` | converts runs and searches to rows and back |
 | `file` | defines the tables and their checksums |

@@ -120,11 +120,11 @@ CREATE TABLE requests (             -- what programs asked for the messages of c
 ) WITHOUT ROWID;
 """
 CONTENT = {"nodes": "node", "candidates": "rank", "moments": "step", "requests": "node"}
-"""The tables with a search's content, in the order of its digest, and the column that orders the rows of each."""
+"""The tables with a search's content, in digest order, and the sort column of each."""
 
 
 class Damage(Exception):
-    """A stored row is not what was written."""
+    """A stored row differs from what was written."""
 
 
 def digest(*parts: str) -> bytes:
@@ -137,12 +137,12 @@ def digest(*parts: str) -> bytes:
 
 
 Content = list[list[tuple[Any, ...]]]
-"""The rows of a search in each table of `CONTENT`."""
+"""A search's rows in each table of `CONTENT`."""
 
 
 def checksum(rows: tuple[Any, ...] | Content) -> bytes:
-    """Return the digest of rows as SQLite gives them back: of their values and types."""
-    # Version 2 has neither references nor interned texts, so equal rows give equal bytes.
+    """Return the digest of rows (values and types) as returned by SQLite."""
+    # Version 2 has neither references nor interned texts, so equal rows have equal bytes.
     return blake2b(marshal.dumps(rows, 2), digest_size=16).digest()
 
 
@@ -159,7 +159,7 @@ def content_of(connection: sqlite3.Connection, searches: Sequence[int]) -> list[
 
 @cache
 def row_checksum(table: str) -> str:
-    """Return the SQL expression of a row's checksum, with the function `checksum` of its other columns."""
+    """Return the SQL expression of a row's checksum, which applies `checksum` to the other columns."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(TABLES)
         names = [column[0] for column in connection.execute(f"SELECT * FROM {table}").description]
@@ -167,7 +167,7 @@ def row_checksum(table: str) -> str:
 
 
 def seal(connection: sqlite3.Connection, table: str, column: str, key: int | str) -> None:
-    """Write the checksum of a row after its other columns."""
+    """Write the checksum of a row; call it after writing the other columns."""
     connection.execute(f"UPDATE {table} SET checksum = {row_checksum(table)} WHERE {column} = ?", (key,))
 
 

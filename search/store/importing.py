@@ -1,11 +1,11 @@
 """Import of recorded transcripts as runs of a store.
 
-A call creates one run from the files that have not been imported yet. The run's planner is ``recorded``, the agents of
-its system are the speakers of the log, and each question is a search whose candidates are the recorded samples. Samples
-with a common prefix share its nodes.
+A call creates one run from the files that have not been imported yet. The run's planner is ``recorded``, and the agents
+of its system are the speakers of the log. Each question is a search, and its candidates are the recorded samples.
+Samples with a common prefix share its nodes.
 
-Samples of one question may be anywhere in the files. They are first written to a file next to the store. Therefore
-memory use does not grow with the log, and an interrupted import continues with the missing questions.
+Samples of one question may be anywhere in the files, so samples are first written to a file next to the store. Memory
+use therefore does not grow with the log, and an interrupted import continues with the missing questions.
 """
 
 from __future__ import annotations
@@ -57,21 +57,20 @@ _NO_PROMPT = "(not recorded)"
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import wrote.
+    """The result of an import.
 
     Attributes:
-        run: The digest of the run; None if every file had been imported before.
+        run: The digest of the run; None if all files had already been imported.
         name: The run's name.
-        transcripts: How many transcripts the run holds.
-        questions: How many questions they answer.
-        agents: Who speaks in them.
-        broken: How many lines are no transcripts.
+        transcripts: Number of transcripts in the run.
+        questions: Number of questions.
+        agents: The speakers in the transcripts.
+        broken: Number of lines that are not transcripts.
         lines: The first 1,000 of these lines.
-        dropped: What was left out of transcripts, and how often.
-        ungraded: How many transcripts have neither a recorded outcome nor a reference answer to grade by; they count as
-            wrong.
-        disagree: How many recorded outcomes differ from the grade of the answer; the recorded ones count.
-        skipped: The files that had been imported before, or have the contents of another.
+        dropped: Number of omissions from transcripts, by reason.
+        ungraded: Number of transcripts with neither a recorded outcome nor a reference answer; they count as wrong.
+        disagree: Number of recorded outcomes that differ from the answer's grade; the recorded outcomes are used.
+        skipped: The files that had already been imported or duplicate another file.
     """
 
     run: str | None = None
@@ -98,21 +97,21 @@ def import_transcripts(
 ) -> Imported:
     """Write recorded transcripts into a store as one run.
 
-    Files that an imported run of the store holds already are skipped, by their contents. An import that was
-    interrupted goes on.
+    Files with contents that were already imported into the store are skipped. An interrupted import is resumed.
 
     Args:
-        files: One file or several, as for `mas_gym.logs.read_transcripts`.
+        files: One or several files, as for `mas_gym.logs.read_transcripts`.
         store: The store, which is created if it is missing.
         format: As for `mas_gym.logs.read_transcripts`.
-        name: Name of the run; by default that of the file, or of the files' folder.
-        kind: How to grade answers, where no outcome was recorded; by default guessed from the reference answers.
-        listen: Is called with ``"read"`` and bytes, then with ``"write"`` and questions: done, and in all.
+        name: Name of the run; by default the name of the file, or of the files' folder.
+        kind: Grading kind for answers without a recorded outcome; by default inferred from the reference answers.
+        listen: Called with ``"read"`` and bytes, then with ``"write"`` and questions, each time with the number done
+            and the total.
 
     Raises:
-        ConfigError: There is no such format or kind, or no transcript in the files.
-        DataError: As for `mas_gym.logs.read_transcripts`, and so are the others.
-        StoreError: The store cannot be written, or the name belongs to another run.
+        ConfigError: The format or kind is unknown, or the files have no transcripts.
+        DataError: As for `mas_gym.logs.read_transcripts`; its other errors also apply.
+        StoreError: The store cannot be written, or another run has this name.
     """
     check_format(format)
     if kind is not None:
@@ -158,7 +157,7 @@ def _remove(staged: Path) -> None:
 
 def _digest(path: Path) -> str:
     if not path.is_file():
-        # The reader has the message.
+        # The reader raises the error.
         next(read_transcripts(path, "chat"), None)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -172,7 +171,7 @@ def _reader_digest(format: str | None) -> dict[str, str]:
 
 
 def _held(path: Path, settings: JSONMapping) -> set[str]:
-    """Return the digests of the files that complete runs hold, read with the same settings."""
+    """Return the digests of files in complete runs that were read with the same settings."""
     with closing(Store(path)) as store:
         return {
             digest
@@ -184,7 +183,7 @@ def _held(path: Path, settings: JSONMapping) -> set[str]:
 
 
 def _same(old: JSONMapping, new: JSONMapping) -> bool:
-    """Whether files were read as they would be now; a format that was recognised is the one that is named."""
+    """Return whether files were read with equivalent settings; a detected format equals a named one."""
     formats = {old["format"], new["format"]} - {None}
     return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader"))
 
@@ -245,14 +244,14 @@ def _source(files: Sequence[Path]) -> str:
 
 
 def _free_name(path: Path, source: str, config: JSONMapping) -> str:
-    """Return a name that no other run has."""
+    """Return an unused run name."""
     with closing(Store(path)) as store:
         taken = {run.name for run in store.runs() if run.config != config}
     return next(name for n in count(1) if (name := source if n == 1 else f"{source}-{n}") not in taken)
 
 
 def _agent_names(speakers: Sequence[str]) -> dict[str, str]:
-    """Return the name in the system of each speaker."""
+    """Return the agent name for each speaker."""
     found: dict[str, str] = {}
     for name in speakers:
         reserved = name.strip().lower() in RESERVED
@@ -283,7 +282,7 @@ def _config(staging: Staging, names: Mapping[str, str], identity: JSONMapping, s
 
 
 class _Builder:
-    """Turns the samples of a question into a search."""
+    """Converts the samples of a question to a search."""
 
     def __init__(self, config: JSONMapping, names: Mapping[str, str], kind: Kind) -> None:
         self._mas = load_mas(dict(config["mas"]))
@@ -304,7 +303,7 @@ class _Builder:
         """Return the problem, and the plan with a candidate for each sample."""
         problem = self._problem(key, question, reference, kind)
         grader = Grader([problem], problem, self._mas.final_text)
-        # The tree has one root, at which one agent acts.
+        # The tree has one root, and only one agent acts there.
         differ = len({one.messages[0].speaker for one in samples}) > 1
         ahead = [LoggedMessage(START, "", agent=False)] if differ else []
         paths = [[*ahead, *one.messages] for one in samples]
@@ -348,7 +347,7 @@ class _Builder:
     def _grow(
         self, tree: Tree, known: dict[tuple[int, str, int], int], path: Sequence[LoggedMessage], answer: str | None
     ) -> int:
-        """Add a sample's messages to the tree where they leave it, and return the last one's node."""
+        """Add a sample's messages that are not yet in the tree, and return the last message's node."""
         node = 0
         following = [*(self._places[message.speaker] for message in path[1:]), self._mas.sink]
         for place, (message, after) in enumerate(zip(path, following, strict=True)):
@@ -369,7 +368,7 @@ class _Builder:
     def _outcome(
         self, grader: Grader, text: str, one: Sample, reference: str | None, totals: Counter[str]
     ) -> tuple[str | None, bool | None]:
-        """Return a sample's answer, and whether it is correct: as recorded, else by grading."""
+        """Return a sample's answer and whether it is correct, as recorded or else by grading."""
         recorded: bool | None = one.more["correct"]
         graded: bool | None = None
         try:
@@ -377,7 +376,7 @@ class _Builder:
             if reference is not None:
                 graded = bool(grader.grade(text).correct)
         except MASGymError:
-            # Such as code, which nothing runs here.
+            # For example code, which is not run here.
             answer = None
         totals["ungraded"] += recorded is None and graded is None
         totals["disagree"] += None not in (recorded, graded) and recorded != graded

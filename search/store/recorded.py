@@ -1,4 +1,4 @@
-"""Opens recorded runs of a store, so that they can be searched again."""
+"""Recorded runs of a store, opened for new searches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from search.results.run_info import RunInfo, is_recorded
 from search.store.store import Store
 
 _WORLDS = 4096
-"""Problems whose worlds are kept in memory."""
+"""Maximum number of worlds kept in memory."""
 
 
 class Recorded(Sequence[Problem]):
     """A recorded run, imported or searched by MAS-Gym, that `search.run` and `search.compare` can search.
 
-    `search.Propose` returns messages that were recorded at a state, each at most once per search. The run's seed
+    `search.Propose` returns messages recorded at a state, each at most once per search. The seed of the new run
     determines their order. Tokens, log-probabilities and outcomes are the recorded ones. If a planner requests more
     messages than were recorded, the reply is shorter, and ``usage.unrecorded`` counts the missing messages.
 
@@ -39,7 +39,7 @@ class Recorded(Sequence[Problem]):
     Args:
         path: The store.
         run: Name or digest of the run; by default the only imported run, or the only run.
-        distinct: Whether equal messages at a state count once.
+        distinct: Whether equal messages at a state are merged.
 
     Attributes:
         info: The run.
@@ -49,11 +49,11 @@ class Recorded(Sequence[Problem]):
 
     Raises:
         StoreError: The run cannot be found or read.
-        ConfigError: It holds no search with an end.
+        ConfigError: The run has no search with a terminal state.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str | None = None, *, distinct: bool = False) -> None:
-        """Read the problems; worlds are read when they are searched."""
+        """Read the problems; each world is read when it is searched."""
         self.path, self.distinct = Path(path), distinct
         self._store = Store(self.path)
         self.info = _chosen(self._store, run)
@@ -79,7 +79,7 @@ class Recorded(Sequence[Problem]):
         return len(self._problems)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a problem, or a list of some."""
+        """Return a problem, or a list of problems for a slice."""
         return self._problems[index]
 
     def __iter__(self) -> Iterator[Problem]:
@@ -87,19 +87,19 @@ class Recorded(Sequence[Problem]):
         return iter(self._problems)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the store's path; a copy reads the store again."""
+        """Pickle the store's path; an unpickled copy reads the store again."""
         return _reopened, (self.path, self.info.run, self.distinct)
 
     def identity(self) -> Any:
-        """Return the identity of the worlds: the run, its contents and the way messages are drawn."""
+        """Return the identity of the worlds: the run, its contents and the drawing mode."""
         return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
 
     def world(self, problem: Problem) -> RecordedWorld:
         """Return the world of a problem.
 
         Raises:
-            DataError: The run does not hold the problem.
-            StoreError: Its search is damaged.
+            DataError: The run does not contain the problem.
+            StoreError: The problem's search is corrupt.
         """
         known = self._known.get(problem.id)
         if known != problem:
@@ -113,7 +113,7 @@ class Recorded(Sequence[Problem]):
         world = world_of(plan, self._model, self.distinct)
         if not is_recorded(self.info.config):
             return world
-        # An imported answer is as the log wrote it; votes count normalised ones.
+        # Imported answers are stored as written in the log; votes need normalised answers.
         grader = Grader([problem], problem, self.mas.final_text)
         read = {one.state.digest: _answer(grader, one.state.text) or one.answer for one in plan.candidates}
         return replace(world, grades={key: Grade(grade.correct, read[key]) for key, grade in world.grades.items()})
@@ -123,7 +123,7 @@ def _answer(grader: Grader, text: str) -> str | None:
     try:
         return grader.extract(text)
     except MASGymError:
-        # Such as code, which nothing runs here.
+        # For example code, which is not run here.
         return None
 
 
@@ -146,13 +146,13 @@ def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
     """Return a `Recorded` unchanged, or open the only run of a store.
 
     Raises:
-        StoreError: As for `Recorded`, and so are the others.
+        StoreError: As for `Recorded`; its other errors also apply.
     """
     return source if isinstance(source, Recorded) else Recorded(source)
 
 
 class RecordedPolicy(Policy):
-    """Placeholder for the policies of a recorded run, with a name for reports and prices and the run's identity.
+    """Placeholder for the policies of a recorded run, with a name (for reports and prices) and the run's identity.
 
     Attributes:
         name: Name of the policy that was recorded.
@@ -162,7 +162,7 @@ class RecordedPolicy(Policy):
     max_batch = 1
 
     def __init__(self, name: str, stated: Any) -> None:
-        """Keep name and identity."""
+        """Store name and identity."""
         self.name = name
         self._stated = stated
 

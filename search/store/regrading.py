@@ -1,8 +1,8 @@
-"""Grades stored searches again, without a model call, and stores the new grades in addition to those of the run.
+"""Regrading of stored searches without model calls. The new grades are stored in addition to those of the run.
 
-A grading is the result of `regrade` with one grader: the grader's identity and, for each search, the grade of every
-message among its candidates or on its anytime curve. The grades of the run itself never change, and resuming a run
-ignores gradings. If a search is run again, its gradings are lost.
+A grading is the result of `regrade` with one grader: the grader's identity and, for each search, the grades of all
+messages of candidates and anytime points. The grades of the run itself never change, and resuming a run ignores
+gradings. If a search is repeated, its gradings are deleted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Grading(NamedTuple):
 
     Attributes:
         grading: The digest of the grader's identity.
-        label: Its name for people, such as ``"my.py:grade"``.
-        made: When it was made, in ISO format.
-        searches: How many searches of the run it covers.
+        label: Its display name, such as ``"my.py:grade"``.
+        made: Time of the grading, in ISO format.
+        searches: Number of the run's searches that it covers.
     """
 
     grading: str
@@ -46,7 +46,7 @@ class Grading(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A search whose chosen answer, or its grade, is another one than before."""
+    """A search with a changed chosen answer or grade."""
 
     problem_id: str
     answer: str | None
@@ -56,15 +56,15 @@ class Change(NamedTuple):
 
 
 class Regrade(NamedTuple):
-    """What grading a run again found.
+    """The result of regrading a run.
 
     Attributes:
         run: The run.
-        grading: The digest under which the grades are kept.
-        searches: How many searches were graded.
-        before: How many of them were correct in the run.
-        after: How many are correct now.
-        changes: Those that differ, by problem id.
+        grading: The digest that identifies the stored grades.
+        searches: Number of graded searches.
+        before: Number of these that were correct in the run.
+        after: Number of these that are correct now.
+        changes: The changed searches, by problem id.
         failed: The reason for each search that could not be graded, by problem id.
     """
 
@@ -78,7 +78,7 @@ class Regrade(NamedTuple):
 
 
 Node = tuple[int, str | None, bool, str]
-"""A node with the answer in its message, whether it is correct, and why."""
+"""A node with the answer in its message, whether it is correct, and the reason."""
 
 
 def regrade(
@@ -91,20 +91,20 @@ def regrade(
     references: object = None,
     listen: Callable[[int], None] = lambda done: None,
 ) -> Regrade:
-    """Grade every finished search of a run again.
+    """Regrade every finished search of a run.
 
     Args:
         path: The store.
         run: The run.
         grader: Grades the messages.
         label: The name of the grading.
-        problem_of: Returns the problem to grade with, such as one with a corrected answer; None leaves the search out.
-        references: What determines ``problem_of``, for the identity of the grading.
-        listen: Is called with the number of searches graded so far.
+        problem_of: Returns the problem to grade with, such as one with a corrected answer; None omits the search.
+        references: The data that determines ``problem_of``, for the identity of the grading.
+        listen: Called with the number of searches graded so far.
 
     Raises:
-        IdentityError: The grader cannot state its identity.
-        StoreError: The store cannot be written, or searches are damaged; the others are graded.
+        IdentityError: The grader has no identity.
+        StoreError: The store cannot be written, or searches are corrupt; the other searches are graded.
     """
     identity = json.dumps(identity_of([grader, references]), sort_keys=True)
     grading = digest_of(identity)
@@ -121,7 +121,7 @@ def regrade(
         named = [(key, name_of(problem)) for key, problem in keys.items()]
         for start in range(0, len(named), _BATCH):
             rows = []
-            # Not in a transaction: a grader may be slow, and others may want to write.
+            # Grade outside of a transaction, because a grader may be slow and would block other writers.
             for key, name in named[start : start + _BATCH]:
                 try:
                     graded = _graded(reader, key, grader, problem_of, read)
@@ -152,7 +152,7 @@ def _graded(
     problem_of: Callable[[Problem], Problem | None],
     read: Callable[[str], str],
 ) -> tuple[Change, list[Node]] | None:
-    """Grade one search; None if it failed, or is left out."""
+    """Grade one search; return None if it failed or is omitted."""
     with reader.snapshot():
         row = reader.row(key)
         if row is None:
@@ -180,14 +180,14 @@ def _graded(
 
 
 class Regraded(NamedTuple):
-    """A run's grades beside those of one grading, over the searches that the grading covers.
+    """A run's grades and those of one grading, over the searches covered by the grading.
 
     Attributes:
         run: The run's planner, critic and seed.
         label: The grading's name.
-        searches: How many searches it covers.
-        before: How many of them were correct in the run.
-        after: How many are by the grading.
+        searches: Number of searches that it covers.
+        before: Number of these that were correct in the run.
+        after: Number of these that are correct in the grading.
     """
 
     run: str
@@ -198,10 +198,10 @@ class Regraded(NamedTuple):
 
 
 def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
-    """Return the old and the new grades of a run, one line per grading, oldest first.
+    """Return the old and the new grades of a run, one entry per grading, oldest first.
 
     Raises:
-        StoreError: Grades are not what was written.
+        StoreError: Grades are corrupt.
     """
     found = []
     query = (
@@ -234,10 +234,10 @@ def gradings(connection: sqlite3.Connection, run: str) -> list[Grading]:
 
 
 def find_grading(connection: sqlite3.Connection, run: str, name: str) -> Grading:
-    """Return the latest grading of a run with this label, or whose digest begins like this.
+    """Return the latest grading of a run with this label or digest prefix.
 
     Raises:
-        StoreError: There is none.
+        StoreError: There is no such grading.
     """
     known = gradings(connection, run)
     found = [grading for grading in known if name == grading.label or grading.grading.startswith(name)]
@@ -248,10 +248,10 @@ def find_grading(connection: sqlite3.Connection, run: str, name: str) -> Grading
 
 
 def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: str) -> dict[int, Grades]:
-    """Return the grades of searches by a grading, without the searches that it does not cover.
+    """Return a grading's grades of the searches that it covers.
 
     Raises:
-        Damage: The grades are not what was written.
+        Damage: The grades are corrupt.
     """
     marks = ", ".join("?" * len(searches))
     found: dict[int, Grades] = {}

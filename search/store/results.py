@@ -19,7 +19,7 @@ from search.store.rows import readable, usage_of_row
 from search.usage import AMOUNTS, Usage
 
 Grades = Mapping[int | None, tuple[str | None, bool]]
-"""The answer in a node's message, and whether it is right, by node; the chosen candidate's is the first."""
+"""The answer in a node's message and whether it is right, by node; the chosen candidate comes first."""
 
 _DECODER = json.JSONDecoder()
 
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 class TreeValues(NamedTuple):
-    """The values in the tree of one search, by node: the root is the first, and parents come before children.
+    """The values in the tree of one search, by node; the root is first, and parents precede children.
 
     Attributes:
         parents: Index of the parent; -1 for the root.
@@ -52,7 +52,7 @@ class TreeValues(NamedTuple):
 
 
 def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
-    """Return the outcome of a search from its row, under the names of its planner and critic."""
+    """Return the outcome of a search from its row, with the names of its planner and critic."""
     return Outcome(
         *names,
         seed,
@@ -93,7 +93,7 @@ def graded_outcome(outcome: Outcome, content: Content, grades: Grades | None) ->
 
 
 def tree_values(row: Row, content: Content) -> TreeValues:
-    """Return the values in the tree of a search, which are empty if it failed."""
+    """Return the values in the tree of a search; empty if it failed."""
     nodes, candidates, *_ = content if row["error"] is None else [[], []]
     for _, _, place, *_ in candidates:
         if not 0 <= place < len(nodes):
@@ -110,12 +110,12 @@ class Totals(NamedTuple):
     """Sums over all searches of a run.
 
     Attributes:
-        right: How many chose a right answer.
-        tokens: Generated tokens, those of failed searches included.
+        right: Number of searches with a right answer.
+        tokens: Generated tokens, including those of failed searches.
         sound: The cost of the searches that did not fail.
         reasons: Number of failed searches by error.
-        active: Seconds in which at least one search was at work, failed ones too.
-        last: When the last one ended, in Unix time; None if none has.
+        active: Seconds with at least one search in progress, including failed ones.
+        last: End time of the last search, in Unix time; None if there is none.
     """
 
     right: int
@@ -138,7 +138,7 @@ SELECT total(max(0, end - max(start, ifnull(reached, start)))), max(end) FROM sp
 
 
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
-    """Return the sums over the searches of a run; None if a search is damaged."""
+    """Return the sums over the searches of a run; None if a search is corrupt."""
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in AMOUNTS)
     query = (
         f"SELECT total(checksum IS NOT {row_checksum('searches')}), "
@@ -157,6 +157,6 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
 
 
 def span(finished: str, seconds: float) -> tuple[float, float]:
-    """Return when a search was at work: start and end in Unix time."""
+    """Return the start and end of a search in Unix time."""
     end = datetime.fromisoformat(finished).timestamp()
     return end - seconds, end

@@ -1,4 +1,4 @@
-"""Resumes a run: loads its finished searches from a store, and writes new ones."""
+"""Resuming of runs: loads finished searches from a store and writes new ones."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from search.usage import Usage
 logger = logging.getLogger("search.store")
 
 _TOLD = 4
-"""Most differences that are listed between a run and a stored one."""
+"""Maximum number of differences listed between a run and a stored one."""
 
 
 class RunRecord:
-    """One run's place in a store, for writing; other writers are kept out of it.
+    """A run in a store, opened for exclusive writing.
 
     Attributes:
-        spent: What earlier processes have spent on this run, dropped searches included; seconds are wall-clock time.
+        spent: The run's cost in earlier processes, including dropped searches; seconds are wall-clock time.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class RunRecord:
 
         Args:
             path: The file.
-            config: All that determines the run's results.
-            facts: What does not.
-            name: What to call the run.
-            meters: The policy's meters, whose cost in money is recorded for this run, if they have a price.
+            config: Everything that determines the run's results.
+            facts: Other facts about the run.
+            name: Name of the run, or None.
+            meters: The policy's meters. Their monetary cost is recorded for this run, if they have a price.
 
         Raises:
-            StoreError: The store cannot be written, the run is being written by another process, or the name and the
-                settings do not belong together.
+            StoreError: The store cannot be written, another process is writing the run, or the name belongs to a run
+                with other settings.
         """
         text = json.dumps(config, sort_keys=True)
         self.path, self.run = path, digest(text).hex()
@@ -87,7 +87,7 @@ class RunRecord:
         self._fresh, self._opened = Usage(), perf_counter()
 
     def _start(self, name: str | None, config: JSONMapping, text: str, facts: JSONMapping) -> None:
-        """Create the run's row, or read it and bring it up to date."""
+        """Create the run's row, or read and update it."""
         self._check_name(name, config)
         found = self._known()
         if found is None:
@@ -102,12 +102,12 @@ class RunRecord:
                 f"use run_name={found.name!r}, or none"
             )
         self._facts: JSONObject = dict(facts if found is None else found.facts)
-        # Resuming with more problems raises the number to search.
+        # Resuming with more problems increases the number of problems.
         wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
         if found is not None and (wrong := self._reader.searches(self.run)[1]):
             logger.warning("store %s: %s; those that were lost are run again", self.path, wrong)
             self._connection.execute("REINDEX searches")
-        # The table itself, which a damaged index does not hide.
+        # Read the table itself, because a corrupt index may miss rows.
         count = "(SELECT count({}) FROM searches NOT INDEXED WHERE run = ?1)"
         self._connection.execute(
             f"UPDATE runs SET searches = {count.format('*')}, failed = {count.format('error')} WHERE run = ?1",
@@ -116,7 +116,7 @@ class RunRecord:
         self._note(problems=wanted)
 
     def _known(self) -> RunInfo | None:
-        """Return the run's row; None if there is none, or if it is damaged and must be rewritten."""
+        """Return the run's row; None if it is missing, or corrupt and must be rewritten."""
         try:
             return read_run(self._connection, self.run)
         except Damage as damage:
@@ -139,7 +139,7 @@ class RunRecord:
         )
 
     def _announce(self, config: JSONMapping, facts: JSONMapping) -> None:
-        """Warn that a stored run of the same planner, critic, policy and task is not resumed, and why."""
+        """Warn, with the reason, if a stored run of the same planner, critic, policy and task is not resumed."""
         alike: list[tuple[int, str, RunInfo, list[str]]] = []
         for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
             try:
@@ -169,10 +169,10 @@ class RunRecord:
         seal(self._connection, "runs", "run", self.run)
 
     def load(self, problem: Problem) -> Plan | None:
-        """Return the finished search of a problem; None if there is none, if it failed, or if it is damaged.
+        """Return the finished search of a problem; None if it is missing, failed or corrupt.
 
         Raises:
-            DataError: It was made for another question.
+            DataError: The stored search has another question.
             ConfigError: The problem's metadata is not JSON-able.
         """
         metadata_text(problem)
@@ -195,7 +195,7 @@ class RunRecord:
         return plan
 
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
-        """Write a search that has ended, and what it cost, in one transaction."""
+        """Write a finished search and its cost in one transaction."""
         seeds = {key: entry.seed for key, entry in made.items() if entry.seed is not None}
         before, mark = (self._fresh, self._facts), None
         try:
@@ -212,25 +212,25 @@ class RunRecord:
             raise
 
     def save_all(self, searches: Iterable[tuple[Problem, Plan]]) -> None:
-        """Write searches that the run does not have, at no cost, in one transaction."""
+        """Write new searches without a cost in one transaction."""
         with explained(self.path), transaction(self._connection):
             for problem, plan in searches:
                 self._writer.search(self.run, problem, plan, {})
             self._note()
 
     def spend(self, usage: Usage) -> None:
-        """Add the cost of searches that are dropped at a stop, and thus not saved."""
+        """Add the cost of dropped searches, which are not saved."""
         try:
             with explained(self.path), transaction(self._connection):
                 self._spend(usage)
         except StoreError as error:
-            # The run is ending, perhaps because of this error.
+            # The run is ending, possibly because of this error.
             logger.warning("the cost of dropped searches is not counted: %s", error)
 
     def _spend(self, usage: Usage) -> None:
         self._fresh += usage
         total = replace(self.spent + self._fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
-        # This includes the cost so far of open requests, which servers do not refund.
+        # This includes the cost so far of open requests, because servers do not refund it.
         money = money_of(self._meters)
         paid = {} if money is None else {"money": self._money + money - self._paid}
         self._note(spent=asdict(total), **paid)
@@ -244,10 +244,10 @@ class RunRecord:
 def open_record(
     store: Store | str | os.PathLike[str], setup: Setup, problems: Iterable[Problem], policy: Any, name: str | None
 ) -> RunRecord:
-    """Open the place of a run in a store; see `search.run`.
+    """Open a run in a store for writing; see `search.run`.
 
     Raises:
-        IdentityError: A part of the run cannot state its identity.
+        IdentityError: A part of the run has no identity.
         StoreError: As for `RunRecord`.
     """
     path = store.path if isinstance(store, Store) else Path(store)

@@ -24,14 +24,14 @@ from search.tree import Tree
 from search.usage import AMOUNTS, Usage
 
 Seeds = Mapping[tuple[bytes, str], int]
-"""The seed of each message, by the digest of the state that it was sampled in, and its text."""
+"""The seed of each message, by the digest of its state and by its text."""
 
 _TEXTS = ("question", "reference", "answer")
 _TEXTS_AT_ONCE = 1000
 
 
 class NodeRow(NamedTuple):
-    """A row of ``nodes``, its text resolved."""
+    """A row of ``nodes`` with its text resolved."""
 
     search: int
     node: int
@@ -51,7 +51,7 @@ class NodeRow(NamedTuple):
 
 
 class CandidateRow(NamedTuple):
-    """A row of ``candidates``, its answer resolved."""
+    """A row of ``candidates`` with its answer resolved."""
 
     search: int
     rank: int
@@ -62,7 +62,7 @@ class CandidateRow(NamedTuple):
 
 
 def search_id(run: str, problem_id: str) -> int:
-    """Return the key of a search, the same in every store."""
+    """Return the key of a search, which is the same in every store."""
     return int.from_bytes(digest(run, problem_id)[:8], "big") >> 1
 
 
@@ -75,7 +75,7 @@ def metadata_text(problem: Problem) -> str:
     """Return a problem's metadata as JSON.
 
     Raises:
-        ConfigError: It holds what JSON does not.
+        ConfigError: The metadata is not JSON-able.
     """
     try:
         return json.dumps(dict(problem.metadata), sort_keys=True)
@@ -97,7 +97,7 @@ class Writer:
         if text is None:
             return None
         key = digest(text)
-        # A text that was damaged is repaired.
+        # This repairs a corrupt text.
         self._connection.execute(
             "INSERT INTO texts VALUES (?, ?) "
             "ON CONFLICT DO UPDATE SET text = excluded.text WHERE text IS NOT excluded.text",
@@ -106,7 +106,7 @@ class Writer:
         return key
 
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
-        """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum.
+        """Store a plan with its tree, replacing an earlier plan of the same problem, and return its checksum.
 
         This changes the number of searches in the run's row, so the caller must write its checksum with `seal`.
         """
@@ -197,9 +197,9 @@ class Writer:
 
 
 class Reader:
-    """Reads searches back, each in one snapshot, and checks them against their checksums.
+    """Reads searches, each in one snapshot, and verifies their checksums.
 
-    Rows that cannot be read, or differ from what was written, raise `Damage`.
+    Unreadable or changed rows raise `Damage`.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -207,25 +207,25 @@ class Reader:
         self._connection = connection
 
     def searches(self, run: str) -> tuple[dict[int, str | bytes], str]:
-        """Return the keys and names of a run's searches by problem id, and a message if some are damaged.
+        """Return the keys and names of a run's searches by problem id, and a message if some are corrupt.
 
-        The names are only for messages; no checksum covers them.
+        The names are used only in messages and have no checksum.
         """
         query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
         found: dict[int, str | bytes] = dict(self._connection.execute(query, (run,)).fetchall())
         return found, self.lost(run, len(found))
 
     def lost(self, run: str, found: int) -> str:
-        """Return a message if a run holds more or fewer searches than were found; else ``""``."""
+        """Return a message if a run's number of searches differs from those found; else ``""``."""
         [wanted] = self._connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [found]
         return "" if wanted == found else f"expected {wanted} searches as they were written, found {found}"
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read everything inside from one state of the file.
+        """Make all reads in this context see one state of the file.
 
         Raises:
-            Damage: What is read is damaged.
+            Damage: The data is corrupt.
         """
         try:
             with transaction(self._connection, "DEFERRED"):
@@ -238,15 +238,15 @@ class Reader:
             raise Damage(f"its rows are not those of a search: {error}") from error
 
     def row(self, search: int) -> dict[str, Any] | None:
-        """Return a row of ``searches``, its texts resolved; None if there is none."""
+        """Return a row of ``searches`` with its texts resolved; None if there is none."""
         return next(iter(self.rows([search])), None)
 
     def rows(self, searches: Sequence[int], *, texts: bool = True) -> list[dict[str, Any]]:
-        """Return rows of ``searches`` in the order of their keys, without those that there are not.
+        """Return the existing rows of ``searches`` in the order of their keys.
 
         Args:
             searches: The keys.
-            texts: Resolve the question, the reference and the answer.
+            texts: Whether to resolve the question, the reference and the answer.
         """
         marks = ", ".join("?" * len(searches))
         cursor = self._connection.execute(f"SELECT * FROM searches WHERE id IN ({marks})", searches)
@@ -265,7 +265,7 @@ class Reader:
         return Problem(row["problem"], row["question"], row["reference"], row["kind"], metadata)
 
     def plan(self, row: Mapping[str, Any], dynamics: Dynamics | None) -> Plan:
-        """Return the plan of a row; without dynamics, the one without tree and candidates."""
+        """Return the plan of a row; without dynamics, it has no tree and no candidates."""
         tree: Tree | None = None
         candidates: tuple[Candidate, ...] = ()
         moments: tuple[AnytimePoint, ...] = ()
@@ -298,7 +298,7 @@ class Reader:
     def parts(
         self, row: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """Return a search's nodes, candidates, points of its curve, texts resolved, and its rows of ``requests``."""
+        """Return a search's nodes, candidates and curve points with texts resolved, and its rows of ``requests``."""
         [[nodes, candidates, moments, requests]] = self.content([row])
         texts = self._known_texts(
             {*(node[5] for node in nodes), *(line[4] for line in candidates), *(point[5] for point in moments)}
@@ -311,14 +311,14 @@ class Reader:
         )
 
     def content(self, rows: Sequence[Mapping[str, Any]]) -> list[Content]:
-        """Return the content of some rows of ``searches``, checked."""
+        """Return the verified content of rows of ``searches``."""
         found = content_of(self._connection, [row["id"] for row in rows])
         if any(checksum(content) != row["content"] for row, content in zip(rows, found, strict=True)):
             raise Damage("its tree, candidates, curve or requests are not what was written")
         return found
 
     def _known_texts(self, keys: Iterable[bytes | None]) -> dict[bytes | None, str | None]:
-        """Return texts by key; None is the text of None."""
+        """Return texts by key; the key None has the text None."""
         wanted = [key for key in keys if key is not None]
         found: dict[bytes | None, str | None] = {None: None}
         for start in range(0, len(wanted), _TEXTS_AT_ONCE):
@@ -331,7 +331,7 @@ class Reader:
 
 
 def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a row of ``searches``, its texts not resolved."""
+    """Return a verified row of ``searches`` with unresolved texts."""
     if checksum(values[:-1]) != values[-1]:
         raise Damage("its row is not what was written")
     row = dict(zip(names, values, strict=True))
@@ -390,7 +390,7 @@ def _moment(
 
 
 def _storable(text: str) -> str | bytes:
-    """Return what SQLite can hold: the text, or its bytes if it has lone surrogates."""
+    """Return a value that SQLite can store: the text, or its bytes if it has lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -399,7 +399,7 @@ def _storable(text: str) -> str | bytes:
 
 
 def name_of(stored: object) -> str:
-    """Return a stored id for a message, whatever it is."""
+    """Return a stored id of any type as text for a message."""
     return ascii(stored.decode("utf-8", "replace") if isinstance(stored, bytes) else stored)
 
 
@@ -412,7 +412,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     """Read a run's row; None if there is none.
 
     Raises:
-        Damage: It is not what was written.
+        Damage: The row differs from what was written.
     """
     values = connection.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
     if values is None:
@@ -425,7 +425,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     try:
         read = json.loads(facts)
         info = RunInfo(run, name, json.loads(config), read, searches, failed)
-        # Listing runs relies on these.
+        # Listing runs needs these entries.
         _ = (info.label, info.spent, str(read["started"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Damage(f"its facts cannot be read: {error}") from error

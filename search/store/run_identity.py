@@ -24,10 +24,10 @@ _FOLLOWING = {"place", "places", "values"}
 
 
 def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> JSONObject:
-    """Return all that determines a run's results, JSON-able.
+    """Return everything that determines a run's results, in JSON-able form.
 
     Raises:
-        IdentityError: The planner, the policy, the critic or the task cannot state its identity.
+        IdentityError: The planner, the policy, the critic or the task has no identity.
     """
     others = {} if setup.program is None else {"program": _stated("program", setup.program)}
     if setup.planner.needs_prices:
@@ -51,7 +51,7 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> JSONOb
 
 
 def _allocation(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
-    """Return the allocated budget and the problems that share it; nothing for a run that allocates none."""
+    """Return the allocated budget and the problems that share it; empty for a run without allocation."""
     if setup.allocated is None:
         return {}
     shared = digest_of([[problem.id, problem.question] for problem in problems])
@@ -62,22 +62,22 @@ def engine_identity(role: str, engine: Any) -> JSONObject:
     """Return the name and the identity of a policy or critic.
 
     Raises:
-        IdentityError: It cannot state its identity.
+        IdentityError: The policy or critic has no identity.
     """
     stated = getattr(engine, "identity", None)
-    # Another process that holds the engine has already computed its identity.
+    # The process with the engine has already computed its identity.
     identity = _stated(role, engine) if stated is None or callable(stated) else stated
     return {"name": engine.name, "identity": identity}
 
 
 def _grading(problems: Iterable[Problem]) -> Any:
-    """Return how problems are graded, and nothing about which problems they are."""
+    """Return the identity of the grading, independent of the selection of problems."""
     if isinstance(problems, ProblemTask | ProceduralTask):
         return _stated("task", problems.identity())
     if own_identity(problems) is not None:
         return _stated("task", problems)
     if isinstance(problems, Task):
-        # A user's own task: its attributes include its problems, so only a digest is stored.
+        # A custom task: its attributes include its problems, so only a digest is stored.
         return {"task": digest_of(_stated("task", problems))}
     return "strict"
 
@@ -92,7 +92,7 @@ def _stated(role: str, part: object) -> Any:
 
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:
-    """Return what does not determine a run's results."""
+    """Return facts that do not determine a run's results."""
     named = problems if isinstance(problems, Task) else setup.recording
     return {
         "mas_gym": mas_gym.__version__,
@@ -105,13 +105,13 @@ def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:
 
 
 def differences(old: JSONMapping, new: JSONMapping) -> list[str]:
-    """Return what differs between two configs, ``"planner.fields.width was 1, now 8"``.
+    """Return the differences between two configs, such as ``"planner.fields.width was 1, now 8"``.
 
     >>> differences({"program": {"files": {"agents.py": "1f"}}}, {"program": {"files": {"agents.py": "2e"}}})
     ["the program's file agents.py changed"]
     """
     found = list(_unequal(dict(old), dict(new), ()))
-    # The places of code in a changed file, and the values of its variables, usually follow from the change.
+    # Code locations in a changed file, and the values of its variables, usually change as a consequence.
     edited = {path[0] for path, *_ in found if "files" in path}
     kept = [entry for entry in found if not (entry[0][0] in edited and _FOLLOWING & set(entry[0]))]
     return list(dict.fromkeys(_told(*entry) for entry in kept))
@@ -140,7 +140,7 @@ def _value(value: object) -> str:
 
 
 def named_alike(old: RunInfo, config: JSONMapping, facts: JSONMapping) -> bool:
-    """Whether a stored run has the planner, critic, seed, policy, system and task of another one, by their names."""
+    """Return whether a stored run has the same planner, critic, seed, policy, system and task, by name."""
 
     def names(config: JSONMapping, facts: JSONMapping) -> list[Any]:
         parts = [(config.get(key) or {}).get("name") for key in ("policy", "critic", "mas")]

@@ -10,21 +10,21 @@ from typing import IO
 
 from mas_gym.errors import StoreError
 
-# POSIX systems that emulate flock by record locks (NFS) drop them when any handle of the file is closed,
-# so this process never opens a lock file that it holds.
+# POSIX systems that emulate flock by record locks (NFS) drop the locks when any handle of the file is closed, so this
+# process never opens a lock file that it has locked.
 _HELD: set[str] = set()
 
 
 class RunLock:
-    """Keeps a second writer out of a run; the system releases it when its process dies.
+    """An exclusive writer lock on a run; the system releases it when the process dies.
 
-    The lock is an exclusive `flock` on a separate file for the run next to the store, which belongs to
-    this handle: closing other handles, in this process or in another, leaves it in place. On Windows
-    it is a lock on the file's first byte, with the same property, and the empty file stays behind.
+    The lock is an exclusive `flock` on a separate file per run next to the store. It belongs to this handle: closing
+    other handles, in this process or another, does not release it. On Windows, it is a lock on the file's first byte,
+    with the same property, and the empty file remains.
     """
 
     def __init__(self, path: Path, run: str) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
             StoreError: Another writer has it.
@@ -41,11 +41,11 @@ class RunLock:
         _HELD.add(self._path)
 
     def close(self) -> None:
-        """Release the lock; safe to call twice. In a forked child this closes the child's handle alone."""
+        """Release the lock; safe to call twice. In a forked child, this closes only the child's handle."""
         if self._file.closed:
             return
         if os.getpid() == self._owner:
-            # Before unlocking, so that a process waiting for this file finds it deleted and creates another.
+            # Delete before unlocking, so that a process waiting for this file finds it deleted and creates another.
             with suppress(OSError):
                 os.unlink(self._path)
             _unlock(self._file)
@@ -96,5 +96,5 @@ else:
         return True
 
     def _unlock(file: IO[bytes]) -> None:
-        # Closing is not enough: a forked child may still have the handle.
+        # Closing is not sufficient, because a forked child may still have the handle.
         fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-"""Temporary storage of transcripts that were read from logs and are not in a store yet."""
+"""Temporary storage of transcripts read from logs, before they are written to a store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mas_gym.tasks.base import Kind
 from mas_gym.tasks.own import kind_of
 
 START = "start"
-"""The agent of an empty first turn, for questions whose samples begin with different agents."""
+"""The agent of an empty first turn, used if a question's samples begin with different agents."""
 
 BATCH = 100
-"""Questions that are written in one transaction."""
+"""Number of questions written in one transaction."""
 
 _values = attrgetter(*(field.name for field in fields(LoggedMessage)))
 _MOST_LISTED = 1_000
@@ -71,7 +71,7 @@ class Sample(NamedTuple):
 
 
 class Staging:
-    """The transcripts that were read and are not written yet; texts are JSON, because they may have lone surrogates."""
+    """Transcripts read from logs; texts are stored as JSON, because they may have lone surrogates."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         """Use a file of the format `STAGING`."""
@@ -83,7 +83,7 @@ class Staging:
         self._longest = 1
 
     def fact(self, name: str) -> Any:
-        """Return what was found about all transcripts."""
+        """Return a fact about all transcripts."""
         row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
@@ -93,13 +93,13 @@ class Staging:
         return int(number)
 
     def broken(self, line: BrokenLine) -> None:
-        """Count a line that is no transcript."""
+        """Count a line that is not a transcript."""
         self._broken += 1
         if len(self._lines) < _MOST_LISTED:
             self._lines.append(line)
 
     def fill(self, transcripts: Iterable[Transcript], kind: Kind | None) -> None:
-        """Read all transcripts."""
+        """Stage all transcripts."""
         for one in transcripts:
             self._add(one)
         query = "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY question HAVING count(DISTINCT first) > 1)"
@@ -120,7 +120,7 @@ class Staging:
     @staticmethod
     def _kind(answers: Sequence[str]) -> str:
         guessed = kind_of(answers)
-        # Nothing runs code from a log unless someone asks for it.
+        # Code from a log is run only on explicit request.
         return "text" if guessed == "code" else guessed
 
     def _add(self, one: Transcript) -> None:
@@ -149,7 +149,7 @@ class Staging:
         )
 
     def _question(self, one: Transcript) -> str:
-        """Return the id of a transcript's question; one whose id has another text gets an id of its own."""
+        """Return the id of a transcript's question, or a new id if that id belongs to another text."""
         wanted = one.question_id or question_name(one.question, one.reference)
         row = (json.dumps(one.question), json.dumps(one.reference))
         for number in count(1):
@@ -169,7 +169,7 @@ class Staging:
         return [(name, prompt) for name, prompt in (json.loads(text) for (text,) in rows)]
 
     def questions(self, first: int) -> list[tuple[str, str, str | None, str | None]]:
-        """Return id, question, reference and kind of the next questions from a place on, in order of appearance."""
+        """Return id, question, reference and kind of the next questions from position ``first`` on, in log order."""
         query = "SELECT id, question, reference, kind FROM questions WHERE rowid > ? ORDER BY rowid LIMIT ?"
         rows = self._connection.execute(query, (first, BATCH))
         return [(*(json.loads(text) for text in row[:3]), row[3]) for row in rows]
@@ -195,6 +195,6 @@ def _more(one: Transcript) -> JSONObject:
 
 
 def question_name(question: str, reference: str | None) -> str:
-    """Return the id of a question that has none, the same in every log."""
+    """Return an id for a question without one, which is the same in every log."""
     text = json.dumps([" ".join(question.split()), reference])
     return "q-" + hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -20,8 +20,8 @@ class RecordedState(NamedTuple):
     Attributes:
         question: Its problem.
         context: The state with the answers of all samples of its question.
-        right: Recorded episodes through it that are right.
-        total: Recorded episodes through it.
+        right: Number of right recorded episodes through the state.
+        total: Number of recorded episodes through the state.
     """
 
     question: str
@@ -31,7 +31,7 @@ class RecordedState(NamedTuple):
 
 
 def recorded_states(recorded: Recorded, terminal_only: bool) -> Iterator[RecordedState]:
-    """Yield the states of a recorded run, each once: all after a message, or the terminal ones."""
+    """Yield each state of a recorded run once: all states after a message, or only terminal ones."""
     model = Dynamics(recorded.mas)
     for problem in recorded:
         world = recorded.world(problem)
@@ -50,7 +50,7 @@ def recorded_states(recorded: Recorded, terminal_only: bool) -> Iterator[Recorde
 
 
 def _states(world: RecordedWorld, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
-    """Return each state below the root with the message that led to it, and its right and all graded episodes."""
+    """Return each state below the root with its message and its numbers of right and of all graded episodes."""
     order: list[tuple[MASState, Proposal]] = []
     right: Counter[bytes] = Counter()
     total: Counter[bytes] = Counter()

@@ -65,9 +65,9 @@ T = TypeVar("T")
 SCHEMA = 2
 BATCH = 10_000
 _AT_ONCE = 20
-"""Searches whose content is read at once. The rows of a few are short-lived, which spares the garbage collector."""
+"""Number of searches to read at once with content; small batches reduce garbage collection."""
 _ROWS_AT_ONCE = 200
-"""The same without content."""
+"""Number of searches to read at once without content."""
 TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
@@ -78,15 +78,15 @@ COLUMNS = [
 ]  # fmt: skip
 
 ExportedSearch = tuple[dict[str, Any], list[NodeRow], list[CandidateRow]]
-"""A row of ``searches`` with its nodes and candidates."""
+"""A row of ``searches`` with nodes and candidates."""
 
 
 class Store:
-    """An open store; a context manager. Reading while another process writes is fine.
+    """An open store, usable as a context manager. It can be read while another process writes.
 
     Attributes:
         path: The file.
-        damaged: What is wrong with the runs that `runs` left out when it was last called.
+        damaged: Errors of the runs omitted by the last call of `runs`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
@@ -97,7 +97,7 @@ class Store:
             create: Create it if it is missing.
 
         Raises:
-            StoreError: It is missing, of another kind or schema, or cannot be read.
+            StoreError: The file is missing, has another format or schema, or cannot be read.
         """
         self.path = Path(path)
         self.damaged: list[str] = []
@@ -117,10 +117,10 @@ class Store:
         self._connection.close()
 
     def runs(self) -> list[RunInfo]:
-        """Return the runs, oldest first; a run whose row is damaged is left out, with a warning, and is in `damaged`.
+        """Return the runs, oldest first; runs with corrupt rows are omitted with a warning and listed in `damaged`.
 
         Raises:
-            StoreError: All of them are damaged.
+            StoreError: All runs are corrupt.
         """
         found: list[RunInfo] = []
         self.damaged = []
@@ -152,10 +152,10 @@ class Store:
 
         Args:
             run: Its name, its digest or the beginning of its digest, in this order of precedence; None if the store
-                holds only one.
+                contains only one run.
 
         Raises:
-            StoreError: No run, or more than one, is meant.
+            StoreError: No run or more than one run matches.
         """
         runs = self.runs()
         exact = [info for info in runs if run is not None and run in (info.name, info.run)]
@@ -176,11 +176,11 @@ class Store:
             run: As in `find`.
             trees: Rebuild trees and candidates; without them reading is many times faster.
             failed: Also yield the searches that failed.
-            grading: Label or digest of a grading (`gradings`), whose grades the plans then have.
+            grading: Label or digest of a grading (`gradings`) to use for the plans.
 
         Raises:
-            StoreError: As in `find`; there is no such grading; or searches are damaged: after all others, and with
-                their names.
+            StoreError: As in `find`; there is no such grading; or searches are corrupt. The error for corrupt searches
+                lists them and is raised after all others were read.
         """
         return (plan for _, plan in self.searches(run, trees=trees, failed=failed, grading=grading))
 
@@ -209,16 +209,16 @@ class Store:
         grading: str | None = None,
         cost: Callable[[Usage], float] | None = None,
     ) -> Iterator[Outcome]:
-        """Read the outcomes of one run's searches, failed ones too, in order of problem id.
+        """Read the outcomes of one run's searches, including failed ones, in order of problem id.
 
-        They are those of the plans, but trees are not read without a grading.
+        The outcomes equal those of the plans, but trees are read only with a grading.
 
         Args:
             run: As in `find`.
             planner: The planner's name in the outcomes.
             critic: The critic's name in the outcomes.
             grading: As for `plans`.
-            cost: Returns what a search costs in USD; None without prices.
+            cost: Returns the cost of a search in USD; None without prices.
 
         Raises:
             StoreError: As for `plans`.
@@ -237,7 +237,7 @@ class Store:
                 ]
             return zip(found, rows, strict=True)
 
-        # An error of the prices is no damage.
+        # A pricing error does not mean that the data is corrupt.
         for outcome, row in self._batches(info, read, _AT_ONCE if digest is not None else _ROWS_AT_ONCE):
             yield _priced(outcome, row, cost)
 
@@ -248,7 +248,7 @@ class Store:
         critic: str = "",
         cost: Callable[[Usage], float] | None = None,
     ) -> Iterator[tuple[Outcome, TreeValues]]:
-        """Read the outcomes of one run's searches with the values in their trees; arguments and errors as there."""
+        """Read the outcomes of one run's searches with the tree values; arguments and errors as for `outcomes`."""
         info = self.find(run)
 
         def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Row, TreeValues]]:
@@ -260,7 +260,7 @@ class Store:
             yield _priced(outcome, row, cost), tree
 
     def has_values(self, run: str | None = None) -> bool:
-        """Whether a state in one run's trees has a value; without any, `outcomes` tell all that `values` does.
+        """Return whether a state in one run's trees has a value; if not, `outcomes` is sufficient in place of `values`.
 
         Raises:
             StoreError: As in `find`.
@@ -273,11 +273,11 @@ class Store:
             return bool(self._connection.execute(query, (self.find(run).run,)).fetchone()[0])
 
     def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
-        """Read the rows of the table ``searches`` of one run, failed searches too, in order of problem id.
+        """Read one run's rows of the table ``searches``, including failed searches, in order of problem id.
 
         Args:
             run: As in `find`.
-            texts: Resolve question, reference and answer; without, they are the digests of the texts.
+            texts: Whether to resolve question, reference and answer; otherwise they are digests of the texts.
 
         Raises:
             StoreError: As for `plans`.
@@ -296,7 +296,7 @@ class Store:
             except Damage as damage:
                 lost, found = str(damage), None
         if found is None:
-            # Reading them one by one names those that are damaged.
+            # Reading searches one by one identifies the corrupt ones.
             for _ in self.rows(info.run):
                 pass
         if lost or found is None:
@@ -319,7 +319,7 @@ class Store:
         return self._each(self.find(run), read)
 
     def gradings(self, run: str | None = None) -> list[Grading]:
-        """Return how one run was graded again (`mas-gym regrade`), oldest first.
+        """Return the gradings of one run (`mas-gym regrade`), oldest first.
 
         Raises:
             StoreError: As in `find`.
@@ -328,10 +328,10 @@ class Store:
             return gradings(self._connection, self.find(run).run)
 
     def regraded(self, run: str | None = None) -> list[Regraded]:
-        """Return the grades of one run beside those of each grading of it, oldest first.
+        """Return the grades of one run and those of each of its gradings, oldest first.
 
         Raises:
-            StoreError: As in `find`, or grades are damaged.
+            StoreError: As in `find`, or grades are corrupt.
         """
         with explained(self.path):
             return regraded(self._connection, self.find(run))
@@ -345,7 +345,7 @@ class Store:
         return self._each(self.find(run), self._reader.problem)
 
     def spans(self, run: str | None = None) -> list[tuple[float, float]]:
-        """Return when each search of one run was at work, failed ones too: start and end in Unix time, by start.
+        """Return the start and end of each search of one run in Unix time, including failed searches, by start.
 
         Raises:
             StoreError: As for `plans`.
@@ -357,7 +357,7 @@ class Store:
 
         Raises:
             UnknownNameError: The run has not searched it.
-            StoreError: As in `find`, or the search is damaged.
+            StoreError: As in `find`, or the search is corrupt.
         """
         info = self.find(run)
         try:
@@ -370,10 +370,10 @@ class Store:
         raise UnknownNameError(f"store {self.path}: the run {info.label} has no search of {problem_id!r}")
 
     def _each(self, info: RunInfo, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
-        """Read every search of a run that is whole, one at a time.
+        """Read every intact search of a run, one at a time.
 
         Raises:
-            StoreError: At the end, with the names of those that are not.
+            StoreError: Searches are corrupt; raised at the end, with their names.
         """
         return self._batches(info, lambda rows: map(read, rows), 1, texts=True)
 
@@ -385,10 +385,10 @@ class Store:
         *,
         texts: bool = False,
     ) -> Iterator[T]:
-        """Read every search of a run that is whole, some at a time; if one of these is damaged, one at a time.
+        """Read every intact search of a run in batches; if a batch has a corrupt search, one at a time.
 
         Raises:
-            StoreError: At the end, with the names of those that are not.
+            StoreError: Searches are corrupt; raised at the end, with their names.
         """
         lost = []
         with explained(self.path):
@@ -423,24 +423,25 @@ class Store:
     def preferences(
         self, run: str | None = None, *, least: float = 0.5, same: str | Same | None = None
     ) -> list[dict[str, Any]]:
-        """Return preferences between messages of one agent to one prompt, in the columns of TRL's ``DPOTrainer``.
+        """Return preferences between an agent's messages for the same prompt, in the columns of TRL's ``DPOTrainer``.
 
-        Each state of a training run whose best and worst message differ enough gives one row. TRL's
-        ``RewardTrainer`` takes the same rows.
+        Each state of a training run with a sufficient difference between the best and the worst message gives one row.
+        TRL's ``RewardTrainer`` accepts the same rows.
 
         Args:
-            run: As in `find`; a training run, whose values come from the true reward.
-            least: Smallest difference of the two messages' mean rewards, in ``(0, 2]``.
-            same: When two messages are duplicates, of which one is judged: a rule of `mas_gym.tasks.base` or a function
-                ``same(a, b)``; None: the rule of the run's task, as in `rewardmodels.collect`.
+            run: As in `find`; must be a training run, with values from the true reward.
+            least: Minimum difference between the two messages' mean rewards, in ``(0, 2]``.
+            same: Defines which messages are duplicates, of which only one is compared: a rule of `mas_gym.tasks.base`
+                or a function ``same(a, b)``; None: the rule of the run's task, as in `rewardmodels.collect`.
 
         Returns:
-            Rows with ``agent``, ``prompt`` (the chat that the agent was sent), ``chosen`` and ``rejected`` (the
-            assistant's message, also as a chat), ``margin`` and ``problem``.
+            Rows with ``agent``, ``prompt`` (the chat sent to the agent), ``chosen`` and ``rejected`` (the assistant's
+            message, also as a chat), ``margin`` and ``problem``.
 
         Raises:
             ConfigError: ``least`` is out of its range.
-            StoreError: As for `plans`; it is no training run, or one of a program, whose prompts are not stored.
+            StoreError: As for `plans`; or the run is not a training run, or is a run of a program, for which prompts
+                are not stored.
         """
         number = isinstance(least, int | float) and not isinstance(least, bool)
         if not number or not 0 < least <= 2:
@@ -471,7 +472,7 @@ class Store:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
         Args:
-            runs: Which run or runs, as in `find`; all by default.
+            runs: One or more runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
             grading: A grading of these runs (`gradings`) in place of their own grades.
             prices: Prices of the models, as for `search.run`; they add the column USD.
@@ -487,13 +488,13 @@ class Store:
         return stored_comparison(self, runs, baseline, grading, None if prices is None else as_prices(prices))
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
-        """Write the nodes of one run's trees as a Parquet file and return how many there are.
+        """Write the nodes of one run's trees as a Parquet file and return the number of nodes.
 
         The file is written next to ``path`` and renamed when it is complete.
 
         Raises:
-            MissingDependencyError: Without pyarrow.
-            StoreError: As for `plans`; no file is written then.
+            MissingDependencyError: pyarrow is not installed.
+            StoreError: As for `plans`; no file is written.
         """
         info = self.find(run)
         return write_parquet(self._trees(info), info, Path(path))
@@ -502,7 +503,7 @@ class Store:
         """Return the nodes of one run's trees as a ``datasets.Dataset``.
 
         Raises:
-            MissingDependencyError: Without datasets.
+            MissingDependencyError: datasets is not installed.
             StoreError: As for `plans`.
         """
         info = self.find(run)
@@ -520,9 +521,9 @@ def _priced(outcome: Outcome, row: Row, cost: Callable[[Usage], float] | None) -
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
-    """Yield a row for each state whose best and worst message differ by at least ``least`` in mean reward.
+    """Yield a row for each state with a difference of at least ``least`` between the best and worst mean rewards.
 
-    Of messages that are the ``same``, only the most visited one is judged.
+    Of equal messages by ``same``, only the most visited one is compared.
     """
     for node in tree:
         unique: list[Node] = []
@@ -546,7 +547,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     """Open a store for reading.
 
     Raises:
-        StoreError: There is no file, or it is no store of a schema that can be read.
+        StoreError: The file does not exist, or is not a store with a supported schema.
     """
     return Store(path)
 
@@ -554,7 +555,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 def _rows(
     agents: Sequence[Agent], row: dict[str, Any], nodes: list[NodeRow], candidates: list[CandidateRow]
 ) -> Iterator[list[Any]]:
-    """Yield a search's nodes, one for each candidate at a node that has several."""
+    """Yield a search's nodes; a node with several candidates is repeated for each."""
     ends: dict[int, list[CandidateRow]] = {}
     for candidate in candidates:
         ends.setdefault(candidate.node, []).append(candidate)
@@ -577,7 +578,7 @@ def batches(searches: Iterable[ExportedSearch], info: RunInfo) -> Iterator[dict[
 
 
 def _plain(text: str) -> str:
-    # Arrow's strings are UTF-8, which has no lone surrogates.
+    # Arrow strings are UTF-8, which does not allow lone surrogates.
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -19,23 +19,23 @@ from search.results.run_info import is_recorded
 from search.store.store import Store
 
 LABELS = "labels"
-"""The judge that stands for the labels of people."""
+"""The judge name for human labels."""
 
 
 class RecordedCritic(Critic):
-    """Returns the value recorded for a state in a log, by a judge or in an earlier search.
+    """Recorded values of states, from a log, a judge or an earlier search.
 
     States are matched by the question and the texts of their messages, so values of one log apply to other runs of
     the same transcripts. If a message has no value, such as a tool result, the last earlier value is used. If there is
-    none, the state has no value, and a search that requests it fails with this reason. If samples with the same
-    beginning have different values, their mean is used.
+    no earlier value, the state has no value, and a search that requests it fails with this reason. If samples with the
+    same beginning have different values, their mean is used.
 
     Args:
         path: The store.
         run: Name or digest of a run; None takes all runs.
         judge: ``""`` for the values in the trees: those of messages in a log, or those of the critic of a search.
-            Otherwise a judge whose verdicts were imported, or ``"labels"`` for the labels of people.
-        calls: Model calls behind each recorded value, which RC counts.
+            Otherwise a judge with imported verdicts, or ``"labels"`` for human labels.
+        calls: Number of model calls per recorded value, counted in RC.
 
     Attributes:
         name: The judge, or ``"recorded"``.
