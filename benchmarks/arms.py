@@ -35,7 +35,7 @@ from search.compare import accuracy_interval
 from search.protocol import Critic, Planner
 from search.usage import Usage
 
-PAGE = Path(__file__).with_name("pages") / "arms.md"
+PAGE = Path(__file__).with_name("pages") / "search" / "arms.md"
 SEED = 14
 SHARE = 0.6
 SMALL = Path(__file__).parent / "tiny" / "tiny-natural"

@@ -8,7 +8,7 @@ A scripted policy answers at once, so the figures are those of the engine, of Ra
    commands that read a store are measured on each. Copies share their texts, so they are smaller than the run's.
 3. The alternative of one file per actor: what it takes to merge two files, beside writing the same searches once.
 
-The page states what is measured and what is computed from the slope. It goes to ``benchmarks/pages/scale.md``.
+The page states what is measured and what is computed from the slope. It goes to ``benchmarks/pages/search/scale.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from search.engine.fleet import Fleet, run_ray
 from search.store.file import CONTENT, FORMAT, seal
 from search.store.rows import Writer
 
-PAGE = Path(__file__).with_name("pages") / "scale.md"
+PAGE = Path(__file__).with_name("pages") / "search" / "scale.md"
 PLANNER, MAS = "single", "rpsv"
 SAMPLES = 40
 """How often memory is read in a run."""

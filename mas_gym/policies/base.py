@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, overload
 
 from mas_gym.errors import ConfigError, PolicyError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of, wrapped_part
@@ -472,26 +472,11 @@ class _AdaptedAsyncPolicy(_Adapted, AsyncPolicy):
         return found
 
 
-@runtime_checkable
-class _Samples(Protocol):
-    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]: ...
-
-
-@runtime_checkable
-class _Streams(_Samples, Protocol):
-    def open(self) -> SamplingSession: ...
-
-
-@runtime_checkable
-class _SamplesAsync(Protocol):
-    async def sample_async(self, request: SamplingRequest) -> SamplingReply: ...
-
-
-_Shape = tuple[type[Policy | AsyncPolicy], type[_AdaptedPolicy | _AdaptedAsyncPolicy], type]
+_Shape = tuple[type[Policy | AsyncPolicy], type[_AdaptedPolicy | _AdaptedAsyncPolicy], tuple[str, ...]]
 _SHAPES: tuple[_Shape, ...] = (
-    (AsyncPolicy, _AdaptedAsyncPolicy, _SamplesAsync),
-    (StreamingPolicy, _AdaptedStreamingPolicy, _Streams),
-    (Policy, _AdaptedPolicy, _Samples),
+    (AsyncPolicy, _AdaptedAsyncPolicy, ("sample_async",)),
+    (StreamingPolicy, _AdaptedStreamingPolicy, ("sample", "open")),
+    (Policy, _AdaptedPolicy, ("sample",)),
 )
 """The kinds of policies with their adapters and required methods; the first match is used."""
 
@@ -508,7 +493,7 @@ def as_policy(part: object) -> Policy | AsyncPolicy:
     for shape, adapted, methods in _SHAPES:
         if isinstance(part, shape):
             return part
-        if isinstance(part, methods) and not isinstance(part, type):
+        if all(has_method(part, name) for name in methods):
             return adapted(part, shape)
     raise ConfigError(
         f"expected a policy with sample(requests) or sample_async(request), got {kind_of(part)}; make one with "

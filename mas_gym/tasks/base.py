@@ -240,15 +240,9 @@ class _AdaptedTask(Adapter, Task):
         return found
 
 
-@runtime_checkable
-class _Grading(Protocol):
-    def extract(self, problem: Problem, text: str) -> str | None: ...
-    def grade(self, problem: Problem, text: str) -> Grade: ...
-
-
 def is_task(part: object) -> bool:
     """Return whether an object can grade answers, as a task does; a list of problems cannot."""
-    return isinstance(part, Task | _Grading)
+    return isinstance(part, Task) or (has_method(part, "extract") and has_method(part, "grade"))
 
 
 def as_task(part: object) -> Task:

@@ -78,7 +78,7 @@ def load_planner(spec: str) -> Planner:
         ConfigError: A setting is unknown, missing its value, or out of range.
 
     >>> load_planner("sbs:5,3")
-    StepBeamSearch(b2=5, b1=3, stop=None)
+    StepBeamSearch(stop=None, b2=5, b1=3)
     """
     name, colon, stages = spec.strip().partition(":")
     if name.strip() == _CASCADE:
