@@ -80,9 +80,9 @@ def download(name: str, revision: str | None = None) -> Path:
     try:
         folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
     except Exception as error:
-        raise _refused(hub, error, f"no critic {name!r}: there is no such folder here") from error
+        raise _refused(hub, error, f"no critic {name!r}: the folder does not exist") from error
     if not (folder / META).is_file():
-        raise DataError(f"{name!r} on the hub is no critic of MAS-Gym: expected {META}; publish one with push_to_hub")
+        raise DataError(f"{name!r} on the hub is not a MAS-Gym critic: expected {META}; publish one with push_to_hub")
     return folder
 
 

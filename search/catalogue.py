@@ -104,7 +104,7 @@ def _resolved(spec: Spec, loader: Loader | Path, args: list[Any], options: dict[
     if isinstance(loader, Path):
         if spec.argument:
             raise ConfigError(
-                f"{spec.name} takes no argument, got {spec.argument!r}; a folder of your own is named by its path"
+                f"{spec.name} takes no argument, got {spec.argument!r}; to load your own folder, pass its path"
             )
         return CRITICS.find(_FOLDER), [str(loader)]
     if not inspect.isclass(loader) and get_type_hints(loader).get("return") is Path:
@@ -220,7 +220,7 @@ def _calibrated(argument: str) -> Calibrated:
     # The folder may come from an untrusted source, so it must not name code to run.
     code = [spec for spec in model.members if any(part.strip().endswith(".py") for part in re.split("[:,#]", spec))]
     if code:
-        raise ConfigError(f"{path}: expected critics by name or folder, got {code[0]!r}, whose code would run")
+        raise ConfigError(f"{path}: expected critics by name or folder, got {code[0]!r}, which would execute code")
     return Calibrated([load_critic(spec) for spec in model.members], model)
 
 

@@ -484,7 +484,7 @@ def _illegal(model: Any, root: Any) -> Any:
         (_yields(lambda m, r: [search.Propose(r, 0)]), "n >= 1"),
         (_returns(None), "expected plan() to return a search.Plan"),
         (_returns(search.Plan()), "at least one terminal candidate"),
-        (_intermediate, "an intermediate message is no answer"),
+        (_intermediate, "an intermediate message is not an answer"),
         (_raises, "planner bug"),
         (_illegal, "cannot route to 99"),
         (lambda m, r: [], "expected plan() to be a generator"),

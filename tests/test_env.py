@@ -532,7 +532,7 @@ def test_snapshots_include_retries_and_the_problem() -> None:
 def test_snapshots_of_other_systems_are_rejected() -> None:
     other = MASEnv(EIGHT_FIVE, "refine")
     other.reset(seed=0)
-    with pytest.raises(ConfigError, match="taken in another system than 'rpsv'"):
+    with pytest.raises(ConfigError, match="belongs to a system other than 'rpsv'"):
         rpsv().restore_state(other.clone_state())
     data = other.clone_state().to_dict()
     with pytest.raises(DataError):

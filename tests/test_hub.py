@@ -240,8 +240,8 @@ def test_published_critic_loads_by_name(hub: ThreadingHTTPServer, tmp_path: Path
     assert here.startswith("masprm arithmetic ")
     assert there == here
     assert not list(home.rglob("evil.py"))
-    assert nothing.startswith("DataNotFoundError no critic 'lab/nothing': there is no such folder here, and the hub")
-    assert other.startswith("DataError 'lab/other' on the hub is no critic of MAS-Gym: expected critic.json")
+    assert nothing.startswith("DataNotFoundError no critic 'lab/nothing': the folder does not exist, and the hub")
+    assert other.startswith("DataError 'lab/other' on the hub is not a MAS-Gym critic: expected critic.json")
 
 
 def test_unpublishable_folders_are_rejected(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_formats_are_inferred_from_the_folder(models: dict[str, Path], tmp_path:
     named = tmp_path / "math-shepherd-mistral-7b-prm"
     named.symlink_to(models["shepherd"])
     assert StepRewardModel(str(named)).format == "shepherd"
-    with pytest.raises(ConfigError, match=r"cannot be told .* one of qwen, shepherd, rlhflow, skywork"):
+    with pytest.raises(ConfigError, match=r"cannot be inferred .* one of qwen, shepherd, rlhflow, skywork"):
         StepRewardModel(str(models["rlhflow"]))
 
 

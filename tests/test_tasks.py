@@ -354,7 +354,7 @@ def test_missing_data_error_names_three_remedies(tmp_path: Path, data: str) -> N
 
 def test_folder_without_the_partition_lists_its_content(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", gsm8k_rows(3))
-    with pytest.raises(DataNotFoundError, match=r"no files named 'test'; it holds train\.jsonl"):
+    with pytest.raises(DataNotFoundError, match=r"no files named 'test'; it contains train\.jsonl"):
         load_task("gsm8k", data=tmp_path)
 
 

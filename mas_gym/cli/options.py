@@ -537,9 +537,9 @@ def traces_folder(wanted: bool, store: Path | None, cache: Path | None) -> Path 
     if not wanted:
         return None
     if store is None:
-        raise ConfigError("--token-traces: expected --store, beside which they are written")
+        raise ConfigError("--token-traces: expected --store, because traces are written next to the store")
     if cache is not None:
-        raise ConfigError("--token-traces: expected no --cache, whose replies have no tokens")
+        raise ConfigError("--token-traces: expected no --cache, because cached replies contain no tokens")
     return beside(store)
 
 

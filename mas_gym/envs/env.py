@@ -95,7 +95,8 @@ class Snapshot(NamedTuple):
             raise DataError(f"the snapshot has no {error}; write it with to_dict()") from error
         if mas != dynamics.mas.fingerprint:
             raise DataError(
-                f"the snapshot was taken in another system than {dynamics.mas.name!r}; load it with its own MAS"
+                f"the snapshot belongs to a system other than {dynamics.mas.name!r}; load it with the MAS of its "
+                "environment"
             )
         plain = isinstance(problem_id, str) and isinstance(refusals, int) and isinstance(over, bool)
         if not plain or not (rng is None or isinstance(rng, str)):
@@ -393,7 +394,10 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if not isinstance(snapshot, Snapshot):
             raise ConfigError(f"expected a Snapshot, from clone_state(), got {type(snapshot).__name__}")
         if snapshot.mas != self._mas_id:
-            raise ConfigError(f"the snapshot was taken in another system than {self.mas.name!r}; restore it in its own")
+            raise ConfigError(
+                f"the snapshot belongs to a system other than {self.mas.name!r}; restore it in an environment of that "
+                "system"
+            )
         if snapshot.rng is not None:
             try:
                 self.np_random.bit_generator.state = json.loads(snapshot.rng)

@@ -209,7 +209,7 @@ class LineProcess(Worker):
             self._process.stdin.write(json.dumps(numbered) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise EOFError("the worker ended before it was asked") from error
+            raise EOFError("the worker ended before the request") from error
 
     def stop(self) -> None:
         """Kill the process and its group; the next request starts another."""

@@ -89,7 +89,7 @@ def spans_of(row: object) -> list[Span]:
     found: list[Span] = list(read(row))
     for span in found:
         if not isinstance(span["trace"], str) or not span["trace"] or not isinstance(span["id"], str) or not span["id"]:
-            raise BadRow(f"expected a span with ids of its trace and its own, got {shown(span['trace'])}")
+            raise BadRow(f"expected a span with a trace id and a span id, got {shown(span['trace'])}")
     return found
 
 

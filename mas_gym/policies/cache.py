@@ -374,9 +374,7 @@ class _ResponseCache:
         try:
             return digest_of(identity_of(self._policy))
         except IdentityError as error:
-            raise IdentityError(
-                f"a response cache needs to know what the samples of {self._policy.name} depend on: {error}"
-            ) from error
+            raise IdentityError(f"a response cache requires the identity of {self._policy.name}: {error}") from error
 
     def find(self, request: SamplingRequest) -> list[_Entry | None]:
         if self._address is None:

@@ -140,7 +140,7 @@ class Gateway:
             if route == "v1/recorded" and method in ("POST", "PUT"):
                 return answer_use(execution, method, body)
             if route != "v1/chat/completions":
-                raise CallError(f"{method} /{route[:100]}: the gateway answers /v1/chat/completions alone", 404)
+                raise CallError(f"{method} /{route[:100]}: the gateway supports only /v1/chat/completions", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
             call = self.read(body, headers)

@@ -367,7 +367,7 @@ class Session:
             raise found
         if not isinstance(found, MASState):
             raise SearchError(
-                "a program's states are known for proposed replies alone: take the action of a Proposal made at this "
+                "a program's states are known only for proposed replies: use the action of a Proposal made at this "
                 "state"
             )
         return found
@@ -395,7 +395,7 @@ class Session:
         for link in state.path()[1:]:
             reached = self.after(reached, link.text)
         if reached != state:
-            raise DivergenceError("the program does not reach this state any more: it asks other agents, or ends")
+            raise DivergenceError("the program no longer reaches this state: it calls other agents, or ends")
 
     def first(self) -> MASState:
         """Run the program to its first call, and wait. Raises the errors of `begin`."""

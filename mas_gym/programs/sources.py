@@ -244,8 +244,8 @@ class CommandSource:
         """Return the command and the contents of its files."""
         if not self.files:
             raise IdentityError(
-                f"the command {shlex.join(self.words)!r} does not say which files determine what it does: name them "
-                "with Program(..., files=[...]) or --program-file, or run without a store"
+                f"the command {shlex.join(self.words)!r} does not specify the files that determine its behaviour: name "
+                "them with Program(..., files=[...]) or --program-file, or run without a store"
             )
         return {"command": self.words, "files": contents(self.files)}
 
@@ -415,7 +415,7 @@ class ServiceSource:
         """Return the path and the contents of the given files; the host is not included, so a server may move."""
         if not self.files:
             raise IdentityError(
-                f"the service {self.url} does not say which files determine what it does: name them with "
+                f"the service {self.url} does not specify the files that determine its behaviour: name them with "
                 "Program(..., files=[...]) or --program-file, or run without a store"
             )
         return {"service": self._parts.path, "files": contents(self.files)}

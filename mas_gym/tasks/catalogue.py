@@ -387,6 +387,6 @@ def _partitions(name: str, benchmark: Benchmark, wanted: str, place: str | None)
         if rows:
             parts[part] = rows
     if wanted not in parts and not any({p: len(r) for p, r in parts.items()} == dict(w) for w in benchmark.whole):
-        why = f"the folder {place} has no files named {wanted!r}; it holds {listing(path)}"
+        why = f"the folder {place} has no files named {wanted!r}; it contains {listing(path)}"
         raise DataNotFoundError(three_ways(name, why))
     return parts

@@ -246,7 +246,8 @@ def _read(source: str, place: str | None) -> tuple[dict[str, list[Row]], bool]:
             parts[split] = rows
     if not parts:
         raise DataNotFoundError(
-            f"{path}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it holds {listing(path)}"
+            f"{path}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it contains "
+            f"{listing(path)}"
         )
     return parts, False
 

@@ -204,7 +204,7 @@ def _inner_visits(tree: TreeView) -> list[int]:
 def _check_continuations(continuations: Mapping[int, int]) -> None:
     if continuations and max(continuations) == 1:
         raise DataError(
-            f"each of the {continuations[1]:,} recorded states that are no ends has one continuation, so its target "
+            f"each of the {continuations[1]:,} recorded non-terminal states has one continuation, so its target "
             "would be the outcome of one sample; record several samples that share their first messages, train an "
             "outcome model (mas-gym train orm), or accept such targets with min_continuations=1 (--min-continuations 1)"
         )
@@ -239,7 +239,7 @@ def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin
 
 def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dict[str, list[str]]) -> None:
     if not trees:
-        raise DataError("no tree to learn from: the store holds no finished training search; run the rollouts first")
+        raise DataError("no tree to train on: the store contains no finished training search; run the rollouts first")
     blame = "; ".join(
         f"{len(ids)} {reason} ({', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''})"
         for reason, ids in without.items()

@@ -96,7 +96,7 @@ def load_scalar(
             "its head; point to the folder that training wrote, or train one with --base"
         )
     if not hasattr(model, "score"):
-        raise ConfigError(f"expected a decoder whose head is called 'score', got {type(model).__name__} in {folder}")
+        raise ConfigError(f"expected a decoder with a head named 'score', got {type(model).__name__} in {folder}")
     model.config.pad_token_id = pad
     return model
 

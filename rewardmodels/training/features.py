@@ -47,7 +47,7 @@ def train_features(
     need("sklearn", "a critic on features", "train")
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-        raise ConfigError(f"{folder} is not empty and holds no {FILE}; give another folder")
+        raise ConfigError(f"{folder} is not empty and contains no {FILE}; choose another folder")
     speakers = [one.context.mas.node_name(one.context.state.speaker) for one in rows]
     agents = sorted(set(speakers)) if len(set(speakers)) > 1 else []
     data = np.array([features_of(row.context, agents) for row in rows])

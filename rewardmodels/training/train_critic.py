@@ -193,7 +193,7 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
                 "or delete this one"
             )
     elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
-        raise ConfigError(f"{out} is not empty and holds no training run; give another folder")
+        raise ConfigError(f"{out} is not empty and contains no training run; choose another folder")
     else:
         try:
             mark.parent.mkdir(parents=True, exist_ok=True)

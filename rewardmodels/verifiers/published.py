@@ -270,9 +270,7 @@ class StepRewardModel(_Published):
         """Return the id of a step tag: the last token of its text."""
         ids = self._encode(token)
         if not ids or ids[-1] == self._tokenizer.unk_token_id:
-            raise DataError(
-                f"{self.folder}: expected a tokenizer that knows {token!r}, the mark of format {self.format}"
-            )
+            raise DataError(f"{self.folder}: expected a tokenizer with the token {token!r} of the format {self.format}")
         return ids[-1]
 
     def _two(self, text: str) -> list[int]:
@@ -401,7 +399,7 @@ def _with_head(
 def _nothing_missing(prm: StepRewardModel, missing: Sequence[str]) -> None:
     if missing:
         raise DataError(
-            f"{prm.folder}: the weights lack {', '.join(sorted(missing))[:200]}: this is no model of format "
+            f"{prm.folder}: the weights lack {', '.join(sorted(missing))[:200]}: the model does not have the format "
             f"{prm.format}; set format=, or download it again"
         )
 
@@ -449,7 +447,7 @@ def guess_format(model: str, folder: str) -> str:
         if sign in model.lower():
             return format
     raise ConfigError(
-        f"prm:{model}: its format cannot be told from its files; set format= to one of {', '.join(FORMATS)}"
+        f"prm:{model}: its format cannot be inferred from its files; set format= to one of {', '.join(FORMATS)}"
     )
 
 

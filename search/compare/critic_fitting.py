@@ -171,7 +171,7 @@ def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
     """
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-        raise ConfigError(f"{folder} is not empty and holds no {FILE}; give another folder")
+        raise ConfigError(f"{folder} is not empty and contains no {FILE}; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{FILE}.part"
     part.write_text(json.dumps(model.to_dict(), indent=1) + "\n", encoding="utf-8")

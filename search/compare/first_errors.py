@@ -243,7 +243,7 @@ def first_error_figures(
             empty.
     """
     if not scored:
-        raise ConfigError("expected transcripts to measure, got none beside those that a threshold is chosen on")
+        raise ConfigError("expected transcripts for the evaluation, got only those for choosing the threshold")
     labels = np.array([one.transcript.label for one in scored])
     states = [state for one in scored for state in _states(one, terminal_only)]
     right, pairs = _pairwise(scored, terminal_only)

@@ -97,7 +97,7 @@ class LabelledTranscript:
                 )
             found.append(dynamics.transition(state, Action(step, system.ALL)))
         if not dynamics.is_terminal(found[-1]):
-            raise DataError(f"{self.id}: the episode of {system.name} goes on after its last step")
+            raise DataError(f"{self.id}: the episode of {system.name} continues after its last step")
         return system, found[1:]
 
     def _as_program(self) -> tuple[MAS, list[MASState]]:

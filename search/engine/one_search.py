@@ -214,8 +214,8 @@ class ActiveSearch:
                 if calls:
                     return calls
             raise SearchError(
-                f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} rounds in a row asked neither policy nor critic "
-                "for anything new; return a search.Plan to end the search"
+                f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} consecutive rounds without a new request to policy or "
+                "critic; return a search.Plan to end the search"
             )
         except StopIteration as end:
             return self._grade_first(end.value)
@@ -433,7 +433,7 @@ class ActiveSearch:
         if arm:
             known = f"the arms {', '.join(arms)}" if arms else "a policy without arms"
             raise SearchError(
-                f"planner {self._planner_name}: it asked for the arm {arm!r} of the agent {agent!r}, which has "
+                f"planner {self._planner_name}: it requested the arm {arm!r} of the agent {agent!r}, which has "
                 f"{known}; request search.Arms(state) for their names"
             )
         # The order differs between states, so that planners that draw once per state use every arm.
@@ -459,7 +459,7 @@ class ActiveSearch:
     def _collect(self, states: Sequence[MASState], scoring: dict[bytes, ScoringContext]) -> None:
         critic = self.setup.critic
         if critic is None:
-            raise CriticError("the planner asks for values and the run has no critic: pass critic=load_critic(...)")
+            raise CriticError("the planner requests values, but the run has no critic: pass critic=load_critic(...)")
         hits = 0
         reads = critic.reads_peers
         answers = self._all_answers(states) if reads else ()

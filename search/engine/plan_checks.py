@@ -42,7 +42,7 @@ def checked_plan(plan: object, root: MASState, dynamics: Dynamics, planner: str,
         if not dynamics.is_terminal(candidate.state):
             raise SearchError(
                 f"planner {planner}: expected terminal candidates, got a state at turn {candidate.state.depth}; "
-                "an intermediate message is no answer"
+                "an intermediate message is not an answer"
             )
     return replace(_with_nodes(plan, root, dynamics, planner, proposal_of), mas=dynamics.mas)
 

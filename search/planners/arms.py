@@ -72,7 +72,7 @@ class ChosenArms(Planner):
             raise ConfigError(f"expected arms to be {RULES}, got {self.arms!r}")
         if not planner.needs_critic:
             raise ConfigError(
-                f"arms={self.arms} learns from values, and {planner_name(planner)} asks for none; leave out arms="
+                f"arms={self.arms} learns from values, but {planner_name(planner)} requests none; leave out arms="
             )
         own = {"planner": planner, "size_setting": planner.size_setting, "needs_prices": self.arms == "cost"}
         for name, value in own.items():

@@ -382,7 +382,7 @@ def stop_for_run(
         raise ConfigError(f"{planner_name(planner)}: stop={rule} judges answers by a critic; leave out stop")
     if at_turns and not rule.at_turns:
         raise ConfigError(
-            f"{planner_name(planner)}: stop={rule} compares answers, which this planner has at its end alone; use a "
+            f"{planner_name(planner)}: stop={rule} compares answers, which this planner has only at the end; use a "
             "probability or a file from mas-gym calibrate"
         )
     return rule.for_run(planner, critic, kind)

@@ -132,7 +132,7 @@ def stored_comparison(
     if len(groups) != 1:
         listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
         raise ConfigError(
-            f"expected runs that differ in planner, critic and seed alone, got {len(groups)} settings "
+            f"expected runs that differ only in planner, critic and seed, got {len(groups)} settings "
             f"({listed or 'no run'}); choose the runs of one with runs=[...]"
         )
     setting = groups[0]

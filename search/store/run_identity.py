@@ -86,9 +86,7 @@ def _stated(role: str, part: object) -> Any:
     try:
         return identity_of(part)
     except IdentityError as error:
-        raise IdentityError(
-            f"a run with store= needs to know what determines the results of its {role}: {error}"
-        ) from (error)
+        raise IdentityError(f"a run with store= requires the identity of its {role}: {error}") from (error)
 
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:

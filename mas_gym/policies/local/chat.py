@@ -415,7 +415,7 @@ class ChatFormat:
         if len(best) > limit:
             raise PromptTooLongError(
                 f"expected a prompt of at most {limit} tokens (window {self.window}), got {tokens}, of which the "
-                f"system prompt and the newest message alone take {len(best)}; use a model with a longer window, or "
+                f"system prompt and the newest message take {len(best)}; use a model with a longer window, or "
                 "lower the max_new_tokens of the agent that wrote the message"
             )
         step = max(16, kept)
