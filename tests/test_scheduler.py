@@ -458,6 +458,4 @@ def test_request_without_a_list_error_names_what_was_expected() -> None:
 @pytest.mark.parametrize("requests", [lambda root: [], lambda root: [search.Extract([root])]])
 def test_rounds_without_requests_end(requests: Any) -> None:
     plans = list(search.run(Loop(requests), problems(2), mas=RPSV, policy=talker()))
-    assert all(
-        "100,000 consecutive rounds without a new request to policy or critic" in (plan.error or "") for plan in plans
-    )
+    assert all("100,000 consecutive rounds without a new request" in (plan.error or "") for plan in plans)

@@ -214,8 +214,8 @@ class ActiveSearch:
                 if calls:
                     return calls
             raise SearchError(
-                f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} consecutive rounds without a new request to policy or "
-                "critic; return a search.Plan to end the search"
+                f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} consecutive rounds without a new request to "
+                "policy or critic; return a search.Plan to end the search"
             )
         except StopIteration as end:
             return self._grade_first(end.value)
