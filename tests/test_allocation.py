@@ -343,7 +343,7 @@ def test_allocation_rejects_budgets_it_cannot_divide() -> None:
         with pytest.raises(ConfigError, match=r"allocate: .* stop"):
             run(Budget(calls=50), spec=load_planner(spec))
     turns = replace(load_planner("sbs:4,2"), stop=Confident(0.9, replace(MAP, planner="StepBeamSearch")))  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="at its end alone"):
+    with pytest.raises(ConfigError, match="only at the end"):
         run(Budget(calls=50), spec=turns)
 
 

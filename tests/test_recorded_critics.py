@@ -192,7 +192,7 @@ def test_calibrated_folder_loads_and_rejects_code(tmp_path: Path) -> None:
     written = json.loads(file.read_text(encoding="utf-8"))
     for members in (["my.py:Critic"], ["vote:random,my.py:Critic"], ["my.py"]):
         file.write_text(json.dumps(written | {"members": members * 2}), encoding="utf-8")
-        with pytest.raises((ConfigError, DataError), match=r"code would run|train them again"):
+        with pytest.raises((ConfigError, DataError), match=r"would execute code|train them again"):
             load_critic(str(tmp_path / "c"))
     for change in ({"schema": 2}, {"method": "x"}, {"members": []}, {"questions": {"a": 9}}, {"final": {"bias": "x"}}):
         file.write_text(json.dumps(written | change), encoding="utf-8")

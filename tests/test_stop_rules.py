@@ -62,7 +62,7 @@ def test_stop_0_ends_at_the_first_check_with_an_answer(spec: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_planners_with_stop_rules_pass_the_planner_check(spec: str, rule: str) -> None:
     if spec in BY_TURNS and ":" in rule:
-        with pytest.raises(ConfigError, match="at its end alone"):
+        with pytest.raises(ConfigError, match="only at the end"):
             with_stop(spec, rule).for_run(HashCritic(), False)
         return
     check_planner(with_stop(spec, rule), systems=("rpsv", "dylan"))

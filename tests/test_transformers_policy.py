@@ -499,7 +499,7 @@ def test_truncation_removes_older_messages_first() -> None:
 
 def test_truncation_keeps_the_newest_message(policy: TransformersPolicy) -> None:
     newest = "ba " * 400
-    with pytest.raises(PolicyError, match="newest message alone"):
+    with pytest.raises(PolicyError, match="newest message take"):
         policy.sample([SamplingRequest((ChatMessage("user", f"de\n\n{newest}"),), (1,))])
 
 

@@ -168,7 +168,7 @@ def _check_recorded(
     flags = [flag for flag, value in spread.items() if value is not None]
     if flags:
         raise ConfigError(
-            "--recorded runs only in this process, because messages are read and not generated: leave out  "
+            "--recorded runs only in this process, because messages are read and not generated: leave out "
             + " and ".join(flags)
         )
 
