@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
-from mas_gym.errors import BudgetError, ConfigError
+from mas_gym.errors import ConfigError
 from mas_gym.systems.state import MASState
-from search.plan import Plan
-from search.planners.common import draw_normal
+from search.planners.common import delegate, draw_normal
 from search.protocol import (
     Arm,
     Arms,
@@ -94,21 +92,7 @@ class ChosenArms(Planner):
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and choose the arms of its messages."""
         choice = _Choice(self.arms, self.outcomes_only, _independent(rng))
-        inner = self.planner.plan(model, root, rng)
-        resume: Callable[[], list[Request]] = partial(next, inner)
-        try:
-            while True:
-                try:
-                    requests = resume()
-                except StopIteration as end:
-                    plan: Plan = end.value
-                    return plan
-                try:
-                    resume = partial(inner.send, (yield from choice.answer(requests)))
-                except BudgetError as error:
-                    resume = partial(inner.throw, error)
-        finally:
-            inner.close()
+        return (yield from delegate(self.planner.plan(model, root, rng), choice.answer))
 
 
 def _independent(rng: random.Random) -> random.Random:

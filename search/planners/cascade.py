@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
 from mas_gym.systems.state import MASState
 from search.plan import AnytimePoint, Plan
-from search.planners.common import evaluate
+from search.planners.common import delegate, evaluate
 from search.planners.stop_rules import Confident, Evidence, Watch, read_stop, stop_for_run
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, as_planner, value_kind
 from search.tree import Proposal, Tree
@@ -156,23 +155,19 @@ class _Supply:
     def run(self, stage: PlanGenerator) -> PlanGenerator:
         """Run a stage and return its plan."""
         used: Counter[_Place] = Counter()
-        resume: Callable[[], list[Request]] = partial(next, stage)
-        try:
-            while True:
-                try:
-                    requests = resume()
-                except StopIteration as end:
-                    plan: Plan = end.value
-                    return plan
-                try:
-                    resume = partial(stage.send, (yield from self._answer(requests, used)))
-                except BudgetError as error:
-                    self.spent = self.spent or not isinstance(error, ExhaustedError)
-                    resume = partial(stage.throw, error)
-        finally:
-            stage.close()
 
-    def _answer(self, requests: Sequence[Request], used: Counter[_Place]) -> Generator[list[Request], list[Any], Any]:
+        def answer(requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
+            try:
+                return (yield from self._answer(requests, used))
+            except BudgetError as error:
+                self.spent = self.spent or not isinstance(error, ExhaustedError)
+                raise
+
+        return (yield from delegate(stage, answer))
+
+    def _answer(
+        self, requests: Sequence[Request], used: Counter[_Place]
+    ) -> Generator[list[Request], list[Any], list[Any]]:
         """Return the replies to a stage's requests; ``used`` counts the messages received at each place."""
         proposing = [request for request in requests if isinstance(request, Propose)]
         wanted = Counter({_place(request): used[_place(request)] for request in proposing})

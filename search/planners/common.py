@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
-from search.plan import AnytimePoint, Candidate
-from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Request, ValueKind, value_kind
+from search.plan import AnytimePoint, Candidate, Plan
+from search.protocol import Critic, Evaluate, Model, PlanGenerator, Propose, Remaining, Request, ValueKind, value_kind
 from search.tree import Proposal, Tree
 
 Steps = Generator[list[Request], list[Any], None]
@@ -255,3 +256,29 @@ def widen(
             if len(proposals) < served[node]:
                 wanted[node] = len(grown[node])
     return grown
+
+
+def delegate(
+    inner: PlanGenerator, answer: Callable[[list[Request]], Generator[list[Request], list[Any], list[Any]]]
+) -> PlanGenerator:
+    """Run a planner whose requests another function answers, and return its plan.
+
+    Args:
+        inner: The planner's search.
+        answer: Takes the requests of one round, yields requests to the scheduler, and returns the replies. A
+            `BudgetError` that it raises is raised in the planner.
+    """
+    resume: Callable[[], list[Request]] = partial(next, inner)
+    try:
+        while True:
+            try:
+                requests = resume()
+            except StopIteration as end:
+                plan: Plan = end.value
+                return plan
+            try:
+                resume = partial(inner.send, (yield from answer(requests)))
+            except BudgetError as error:
+                resume = partial(inner.throw, error)
+    finally:
+        inner.close()

@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
-from mas_gym.errors import BudgetError, ConfigError, IllegalActionError
+from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.prompts import nameable
 from mas_gym.systems.state import Action, MASState
-from search.plan import Plan
 from search.planners.common import (
     Steps,
+    delegate,
     step_values,
 )
 from search.protocol import (
@@ -90,24 +89,13 @@ class ChosenRecipients(Planner):
     def plan(self, model: Any, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and change the recipients of its proposals."""
         rule = _RULES[self.recipients](rng)
-        inner = self.planner.plan(model, root, rng)
-        resume: Callable[[], list[Request]] = partial(next, inner)
-        try:
-            while True:
-                try:
-                    requests = resume()
-                except StopIteration as end:
-                    plan: Plan = end.value
-                    return plan
-                try:
-                    replies = yield requests
-                    yield from _readdress(model, requests, replies, rule)
-                except BudgetError as error:
-                    resume = partial(inner.throw, error)
-                else:
-                    resume = partial(inner.send, replies)
-        finally:
-            inner.close()
+
+        def answer(requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
+            replies = yield requests
+            yield from _readdress(model, requests, replies, rule)
+            return replies
+
+        return (yield from delegate(self.planner.plan(model, root, rng), answer))
 
 
 class _Fan(NamedTuple):
