@@ -4,7 +4,7 @@
 
 Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and every search that
 stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its stages, and each
-message is counted once. All choices are made on dev. The threshold is the smallest whose Hit@1 on dev is at least that
+message is counted once. All choices are made on dev. The threshold is the smallest with a dev Hit@1 of at least that
 of the complete search, with held-out probabilities for calibrated maps. The fixed size is the smallest whose Hit@1 on
 dev is at least that of the compared rule. Intervals on test are paired over problems.
 """
@@ -443,7 +443,7 @@ def best_of_n(lab: Lab) -> Iterator[str]:
     rule = calibrated(known, known.threshold)
     size = cheapest([(f"bon:{n}", fixed(n)) for n in range(1, 21)], passes, scored(dev, rule).hit)
     yield "\n## MCTS with a stop rule compared with best-of-N with the ORM\n"
-    yield f"{len(dev)} dev and {len(test)} test problems. N is the smallest whose Hit@1 on dev is at least that of the"
+    yield f"{len(dev)} dev and {len(test)} test problems. N is the smallest with a dev Hit@1 of at least that of the"
     yield "search with the stop rule.\n"
     yield "| rule | Hit@1 | 95% interval | TOK | best-of-N | MCTS minus best-of-N, Hit@1 and tokens |"
     yield "|---|---:|---:|---:|---|---|"

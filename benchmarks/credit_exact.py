@@ -1,7 +1,7 @@
 """Accuracy of each credit method against the exact credit of a message: ``python -m benchmarks.credit_exact``.
 
 The script writes ``pages/training/credit.md`` and its picture for two sets of RPSV agents: the bundled agents on
-Arithmetic, whose errors are designed, and the natural agents (`benchmarks.tiny.natural`) on stories of difficulty 4,
+Arithmetic, with designed errors, and the natural agents (`benchmarks.tiny.natural`) on stories of difficulty 4,
 whose errors are not designed. The critic of the bundled agents is the shipped MASPRM. The critic of the natural agents
 is trained first, on ``--searches`` searches of training stories.
 

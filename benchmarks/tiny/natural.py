@@ -7,7 +7,7 @@ One command trains the model from scratch, chooses the problems of a setting, an
 
 The transcripts are of RPSV and follow the truth. There is no Auditor, no opening word and no text of other tasks.
 Stories are rejected only if a result exceeds the numbers that the agents can write. In the setting ``stories``, stories
-are longer than most of those taught. In ``reworded``, some facts are told in words that were never taught. How long, or
+are longer than most of those taught. In ``reworded``, some facts use words that were not taught. How long, or
 how many, is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
 afterwards, by comparing each message of a failed pass with the truth: which agent errs first, how often, and in what
 way.

@@ -1,4 +1,4 @@
-"""Recorded tools, whose results are reused by branches with the same earlier replies.
+"""Recorded tools: branches with the same earlier replies reuse the results.
 
 A branch with the same replies before the tool call receives the recorded result; any other branch runs the tool. In
 Python::

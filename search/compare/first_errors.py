@@ -347,7 +347,7 @@ def bench_critic(
         critic: The critic, or an argument of `rewardmodels.load_critic`.
         data: A file as in `search.compare.transcripts`, or its transcripts.
         dev: Transcripts to choose the threshold on. By default a part of ``data`` is used and not measured: the rows
-            whose ``split`` is dev, else a fifth of the questions, selected by a hash.
+            with ``split`` dev, else a fifth of the questions, selected by a hash.
         mas: The system that wrote the transcripts; overrides the one named in their rows.
         rule: ``"value"`` or ``"fall"``; by default the better one on ``dev``.
         threshold: A fixed threshold. The rule is then ``"value"`` by default, and all of ``data`` is measured.
