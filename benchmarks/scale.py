@@ -254,7 +254,7 @@ def _limits(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -
     rate = (last.searches - half.searches) / (last.cpu - half.cpu)
     each = {name: seconds for name, seconds, _ in slopes(growths)}
     lines = [
-        f"Memory of an actor: none; {min(half.actors + last.actors):,.0f} to {max(half.actors + last.actors):,.0f} MiB in "
+        f"Memory of an actor: {min(half.actors + last.actors):,.0f} to {max(half.actors + last.actors):,.0f} MiB in "
         "the second half of the run.",
         f"Memory of the driver: {driver:,.0f} bytes per search, for the ids of the finished problems.",
         f"The file: {size:,.0f} bytes per search, {size * MILLION / 2**30:,.1f} GiB per million. SQLite allows 16 TiB.",
