@@ -475,13 +475,13 @@ _TARGETS = {
 
 def model_card(info: CriticInfo) -> str:
     """Return the card as Markdown, with the metadata header of model hubs."""
-    name = {"masprm": "process reward model (MASPRM)", "orm": "outcome reward model (ORM)"}[info.kind]
+    name = {"masprm": "A process reward model (MASPRM)", "orm": "An outcome reward model (ORM)"}[info.kind]
     sees = (
         "the whole routed transcript"
         if info.view == "full"
         else "the local view of the agent that wrote the last message"
     )
-    states = "every state after an action" if info.kind == "masprm" else "terminal states only"
+    states = "every state after an action" if info.kind == "masprm" else "only terminal states"
     return "\n".join(
         [
             "---",
@@ -490,7 +490,7 @@ def model_card(info: CriticInfo) -> str:
             "tags: [mas-gym, reward-model, multi-agent]",
             "---",
             "",
-            f"# A {name} for {', '.join(info.tasks)} on {', '.join(info.graphs)}",
+            f"# {name} for {', '.join(info.tasks)} on {', '.join(info.graphs)}",
             "",
             f"Scores {states} of a multi-agent system in [-1, 1]: `tanh` of the logit of a sequence classifier on "
             f"the backbone {info.base}. Its input is {sees}, in MAS-Gym's text format 1, up to "

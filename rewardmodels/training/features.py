@@ -123,7 +123,7 @@ def _cell(name: str) -> str:
 
 
 def _card(model: FeatureModel) -> str:
-    states = "terminal states only" if model.kind == "orm" else "every state after a message"
+    states = "only terminal states" if model.kind == "orm" else "every state after a message"
     order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
     facts = [f"| {name} | {value:.4g} |" for name, value in (*model.data.items(), *model.metrics.items())]
     return "\n".join(
