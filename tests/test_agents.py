@@ -216,7 +216,7 @@ def test_finished_training_is_neither_repeated_nor_overwritten(
 
 
 class Stop(Exception):
-    """Stands for a crash."""
+    """Simulates a crash."""
 
 
 def test_resumed_training_gives_equal_weights(
@@ -405,7 +405,7 @@ def test_improve_resumes_after_sigkill_with_equal_weights(improved: tuple[Path, 
     whole, rounds = improved
     code = "import sys; from pathlib import Path; from test_agents import run_improve; run_improve(Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    # What a stage leaves while it runs: traces, a critic's and the agents' checkpoints, a search of the second round.
+    # Files of a running stage: traces, a critic's and the agents' checkpoints, a search of the second round.
     signs = ("runs.db.traces/*.arrows", "generation-0/masprm/run.json", "generation-1/agents/training/run.json")
     for sign in signs:
         child = subprocess.Popen(

@@ -41,7 +41,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A policy spec that replays what a script said in all the searches of this module."""
+    """A policy spec that replays the messages of a script in all searches of this module."""
     file = tmp_path_factory.mktemp("recording") / "messages.jsonl"
     test = mas_gym.load_task("arithmetic", limit=PROBLEMS)
     train = mas_gym.load_task("arithmetic", split="train", limit=4)
@@ -264,7 +264,7 @@ def test_solve_accepts_any_question(run: Run, recording: str) -> None:
     problem = mas_gym.load_task("arithmetic")[0]
     asked = run("solve", problem.question, "--policy", recording, "--planner", "single")
     piped = run("solve", "-", "--policy", recording, "--planner", "single", input=problem.question + "\n")
-    # The recording holds this question under its own problem id, whose seeds are others.
+    # The recording contains this question with its problem id, which gives other seeds.
     for result in (asked, piped):
         assert result.exit_code == 2
         assert "the search failed: PolicyError" in result.stderr
@@ -650,7 +650,7 @@ def test_ascii_terminal_shows_question_marks() -> None:
 
 
 def in_terminal(columns: int, *arguments: str, **env: str) -> str:
-    """Return what a command paints in a pseudo-terminal."""
+    """Return the output of a command in a pseudo-terminal."""
     leader, follower = os.openpty()
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), **env}
     with subprocess.Popen([*CLI, *arguments], stdin=follower, stdout=follower, stderr=follower, env=env) as process:

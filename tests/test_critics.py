@@ -1,4 +1,4 @@
-"""Critics: what they are called, what they refuse, and that sharing and batching never change a score."""
+"""Critics: names, rejected inputs, and scores that are independent of sharing and batching."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_small_cpu_critics_are_independent_of_the_batch(folders: dict[str, Path]
 
 
 def rounding_knows_no_rows() -> bool:
-    """Whether a row of a matrix product is the same to the last bit whatever the number of rows."""
+    """Whether a row of a matrix product is bitwise equal for every number of rows."""
     import torch
 
     rows = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Problems, graders and kinds of one's own: files, columns, splits, extraction, code, judges."""
+"""Custom problems, graders and kinds: files, columns, splits, extraction, code, judges."""
 
 import copy
 import csv
@@ -39,7 +39,7 @@ Rows = Callable[..., Path]
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Rows:
-    """Write rows as a CSV file, or as the kind of file that the name says."""
+    """Write rows as a CSV file, or in the format of the file's suffix."""
 
     def write(found: list[dict[str, Any]], name: str = "my.csv") -> Path:
         file = tmp_path / name
@@ -487,7 +487,7 @@ def test_packages_add_tasks(tmp_path: Path) -> None:
     assert done.stdout.startswith("2 3\ntask 'extra': got an unexpected keyword argument 'colour'"), done.stderr
 
 
-# ---------------------------------------------------------------------- what a run refuses
+# ---------------------------------------------------------------------- rejected runs
 
 
 def test_true_reward_is_rejected_on_a_test_split() -> None:

@@ -84,7 +84,7 @@ def trained(base: Path, data: RewardData, tmp_path_factory: pytest.TempPathFacto
     return train(data, out, base=str(base), points=collect(grove(), "points"), **QUICK)
 
 
-# First, while this process is small: these have two large ones beside it.
+# First, while this process is small, because these tests start two large ones.
 
 
 @pytest.mark.slow
@@ -386,7 +386,7 @@ def test_other_training_does_not_overwrite_a_folder(
 
 
 class Stop(Exception):
-    """Stands for a crash."""
+    """Simulates a crash."""
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def test_gymnasium_wrappers_work_outside_and_inside() -> None:
     _, _, terminated, truncated, infos = envs.step([0, 0])
     assert truncated.all() and not terminated.any()
     assert infos["episode"]["l"].tolist() == [2, 2]
-    # A wrapper of another kind above the choice asks for itself.
+    # Another wrapper above the choice sends its own requests.
     assert set(policy.batches) == {1}
 
 

@@ -165,7 +165,7 @@ def test_random_critic_is_uniform_and_reproducible() -> None:
 
 
 class Chooser:
-    """A policy that is asked for log-probabilities of first words: those of a table, by a word of the prompt."""
+    """A policy that returns log-probabilities of first words from a table, by a word of the prompt."""
 
     name, max_batch = "chooser", 4
 
@@ -202,7 +202,7 @@ def test_verdict_is_the_probability_of_yes() -> None:
     critic = Judge(policy)
     scores = critic.score([context("good"), context("bad"), context("good")])
     assert list(scores) == pytest.approx([0.5, -0.5, 0.5], abs=1e-6)
-    # An equal question is asked once and billed to both.
+    # Equal requests are sent once and counted for both.
     assert policy.batches == [2] and scores[0] == scores[2]
     assert (scores.tokens, scores.prompt_tokens, scores.unread) == ((1, 1, 1), (10, 10, 10), (0, 0, 0))
 
@@ -254,7 +254,7 @@ def test_pairs_are_compared_in_both_orders() -> None:
             found = []
             for [message] in prompts:
                 first, second = (message.content.split(f"Message {x} of")[1].split("\n")[1] for x in "AB")
-                # It favours what it reads first by a factor of 3.
+                # It prefers the first message by a factor of 3.
                 found.append(Choice((math.log(3 * strength[first]), math.log(strength[second])), 5))
             return found
 

@@ -1,4 +1,4 @@
-"""Data, graders and code of one's own that are broken, endless or meant to harm: a typed error, in bounded time."""
+"""Broken, endless or malicious custom data, graders and code raise a typed error in bounded time."""
 
 import json
 import os
