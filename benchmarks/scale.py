@@ -3,7 +3,7 @@
 A scripted policy answers at once, so the figures are those of the engine, of Ray and of the store. Three parts:
 
 1. A run of single pass on the four agents of ``rpsv`` writes FOLDER/run.db through `run_ray`, with one writer. The
-   memory of each process is read as the run goes on. The same command resumes the run after a kill.
+   memory of each process is read during the run. The same command resumes the run after a kill.
 2. The commands that read a store are measured on the run's store, and on smaller stores of the sizes given by
    ``--copies``. These have copies of a few searches under other problem ids, which share their texts.
 3. The alternative of one file per actor: what it takes to merge two files, beside writing the same searches once.
@@ -99,7 +99,7 @@ class Sample(NamedTuple):
 
 
 def write(folder: Path, searches: int, actors: int, minutes: float) -> list[Sample]:
-    """Run the searches that the store lacks until the time is up, and return what was seen since its first search."""
+    """Run the searches that the store lacks until the time is up, and return the measurements."""
     log = folder / "samples.jsonl"
     found = [Sample(*json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     earlier = found[-1] if found else Sample(0, 0.0, 0.0, 0.0, [])
