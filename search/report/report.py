@@ -113,7 +113,7 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         if not store.has_values(run.run):
             outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
             continue
-        of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
+        of_row, falls = states.setdefault(label, ScoredStates()), Falls()
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)
             of_row.add_tree(tree)
