@@ -221,16 +221,6 @@ class RecordingPolicy(StreamingPolicy):
             self._table = _Recording(self.file, records)
             self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": policy.name}])
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Return the reply to every request, in order. Raises `mas_gym.errors.PolicyError`."""
-        lookups = [_look_up(self._table, request) for request in requests]
-        wanted = [lookup.missing for lookup in lookups if lookup.missing is not None]
-        replies = list(self.policy.sample(wanted)) if wanted else []
-        if len(replies) != len(wanted):
-            raise PolicyError(f"{self.name}: expected {len(wanted)} replies, got {len(replies)}")
-        rest = iter(replies)
-        return [_complete(self._table, lookup, next(rest) if lookup.missing else None) for lookup in lookups]
-
     def open(self) -> SamplingSession:
         """Start a session that records."""
         return _RecordingSession(open_session(self.policy), self._table)
