@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, shown, unknown_name
 from mas_gym.internal.json_types import JSONObject
+from rewardmodels.model.scored import rounded
 from rewardmodels.verifiers.published import AGGREGATES, SYSTEM, Aggregate
 from search.protocol import Critic, Scores, ScoringContext
 
@@ -23,7 +24,6 @@ FORMATS = {"qwen": ("<extra_0>", 1), "shepherd": ("ки", 0), "skywork": ("\n", 
 """Formats of step reward models: the mark after a step, and the column with its score in the step's row."""
 
 _LIMIT = 2**24
-_GRID = 1_000_000
 
 
 class ServerCritic(Critic):
@@ -121,7 +121,7 @@ class ServerCritic(Critic):
         body = self._body(self._clean(context.state.question), texts)
         try:
             reply = await self._server.post(self._url, {"model": self._model, **body}, _LIMIT)
-            return round(self._value(reply, len(texts)) * _GRID) / _GRID, ""
+            return rounded(self._value(reply, len(texts))), ""
         except EngineUnavailableError:
             raise
         except (PolicyError, ValueError) as error:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, need
 from mas_gym.tasks.base import Problem
 from search.engine.run import run
 from search.plan import Plan
@@ -127,7 +127,7 @@ def calibrate_stop(
         ConfigError: The planner has no such setting, there are too few problems, or all answers are right or wrong.
         MissingDependencyError: scikit-learn is not installed.
     """
-    _check_sklearn()
+    need("sklearn", "calibrating a stop rule", "train")
     found: Any = load_planner(planner) if isinstance(planner, str) else planner
     if method not in ("logistic", "isotonic"):
         raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
@@ -296,15 +296,6 @@ def _growth(
 def _ahead(check: int, checks: int) -> list[int]:
     """Return the checks that are 1, 2, 4, ... after a check, and the last one."""
     return sorted({min(check + 2**power, checks - 1) for power in range(checks.bit_length() + 1)} - {check})
-
-
-def _check_sklearn() -> None:
-    try:
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"calibrating stop rules needs scikit-learn ({error}): pip install 'mas-gym[train]'; using a map does not"
-        ) from error
 
 
 def rule_of(calibration: Calibration) -> Confident:

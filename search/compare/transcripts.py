@@ -25,11 +25,12 @@ from mas_gym.errors import (
     is_number,
     shown,
 )
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.files import read_file
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.rows import BadRow, read_rows
 from search.protocol import Critic, ScoringContext, as_critic
 from search.tree import Proposal
 
@@ -42,7 +43,6 @@ NOBODY = -1
 """The label of a transcript without an error."""
 
 _DEV_SHARE = 5
-_MOST_FAULTS = 10
 _DEV = ("dev", "val", "validation")
 
 
@@ -126,28 +126,14 @@ def read_transcripts(path: str | Path) -> list[LabelledTranscript]:
         raise DataNotFoundError(f"{file}: expected a file with columns problem, steps and label; there is none")
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'!r}")
-    found: list[LabelledTranscript] = []
-    faults: list[str] = []
     rows = read_file(file, "transcripts")
-    for place, value in rows:
-        try:
-            found.append(_transcript(value, place))
-        except BadRow as fault:
-            faults.append(f"{place}: {fault}")
-    if faults:
-        more = [f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else []
-        listed = "\n  ".join([*faults[:_MOST_FAULTS], *more])
-        raise DataError(f"{len(faults)} of {len(rows)} rows are not labelled transcripts; correct them:\n  {listed}")
+    found = read_rows("labelled transcripts", rows, lambda number, row: _transcript(row, rows[number].place))
     if not found:
         raise DataError(f"{file}: expected at least one transcript, got none")
     return found
 
 
-def _transcript(row: object, place: str) -> LabelledTranscript:
-    if isinstance(row, BadRow):
-        raise row
-    if not isinstance(row, Mapping):
-        raise BadRow(f"expected an object with problem, steps and label, got {shown(row)}")
+def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     problem, steps, label = (row.get(name) for name in ("problem", "steps", "label"))
     if not isinstance(problem, str) or not problem.strip():
         raise BadRow(f"expected a text as problem, got {shown(problem)}")
