@@ -465,12 +465,7 @@ def _history(value: object) -> list[Any]:
 
 
 def text_of(value: object, *, last: bool) -> str | None:
-    """Return the text of a span's input (its first message by a user) or output (its last message).
-
-    Args:
-        value: The input or the output.
-        last: Whether it is an output.
-    """
+    """Return the text of a span's input (its first message by a user) or output (its last message)."""
     value = _unpacked(value)
     for _ in range(8):
         if isinstance(value, str):

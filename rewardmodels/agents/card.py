@@ -13,15 +13,7 @@ _LEARNED = {
 
 
 def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int, versions: dict[str, str]) -> str:
-    """Return the card as Markdown, with the metadata header of model hubs.
-
-    Args:
-        config: The hyper-parameters.
-        base: The model that training started from.
-        agents: Number of examples by agent.
-        rows: Number of training rows.
-        versions: Version by package.
-    """
+    """Return the card as Markdown, with the metadata header of model hubs."""
     credit = f" Credit: `{config.credit}`." if config.method == "grpo" else ""
     return "\n".join(
         [

@@ -104,11 +104,6 @@ def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[
 
     Source: expert iteration (Anthony et al. 2017, arXiv 1705.08439).
 
-    Args:
-        path: The store.
-        best: Transcripts per problem.
-        run: One training run; None reads all.
-
     Raises:
         DataError: No transcript is correct, or there is no training run.
     """

@@ -364,13 +364,6 @@ def stop_for_run(
 ) -> StopRule | None:
     """Return a planner's rule, adapted to the run.
 
-    Args:
-        planner: The planner.
-        stop: Its rule.
-        critic: The run's critic.
-        training: Whether values are the true reward.
-        at_turns: Whether the planner works turn by turn.
-
     Raises:
         ConfigError: The rule is incompatible with the run.
     """
@@ -396,13 +389,7 @@ class Watch:
     """
 
     def __init__(self, stop: Stop, tree: Tree, outcomes_only: bool = False) -> None:
-        """Start without checks.
-
-        Args:
-            stop: The rule; None never stops.
-            tree: The search tree.
-            outcomes_only: Whether only terminal states have values.
-        """
+        """Start without checks."""
         self.stopped: str | None = None
         self._rule, self._tree, self._outcomes_only = read_stop(stop), tree, outcomes_only
         self._answers: dict[int, str | None] = {}
