@@ -414,10 +414,10 @@ class StreamingPolicy(Policy):
                 session.submit(place, request)
             replies: dict[Hashable, SamplingReply] = {}
             while session.pending:
-                for place, reply in session.step():
+                for key, reply in session.step():
                     if isinstance(reply, PolicyError):
                         raise reply
-                    replies[place] = reply
+                    replies[key] = reply
         finally:
             session.close()
         return [replies[place] for place in range(len(requests))]
