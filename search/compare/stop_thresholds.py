@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import ConfigError, need
+from mas_gym.errors import ConfigError, choice, need
 from mas_gym.tasks.base import Problem
+from search.calibrated import METHODS
 from search.engine.run import run
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop
@@ -129,8 +130,7 @@ def calibrate_stop(
     """
     need("sklearn", "calibrating a stop rule", "train")
     found: Any = load_planner(planner) if isinstance(planner, str) else planner
-    if method not in ("logistic", "isotonic"):
-        raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
+    choice("method", method, METHODS)
     if not takes_stop(found) or not found.needs_critic:
         raise ConfigError(
             f"{planner_name(found)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
