@@ -194,7 +194,7 @@ class LearnedCritic(ModelCritic):
         except (IndexError, RuntimeError) as error:
             raise CriticError(
                 f"critic {self.name!r} cannot score {len(contexts)} states ({type(error).__name__}: "
-                f"{str(error)[:300]}); check that tokenizer and weights belong together and that the memory suffices"
+                f"{str(error)[:300]}); check that the tokenizer matches the weights and that there is enough memory"
             ) from error
         return [math.tanh(logit) if math.isfinite(logit) else math.nan for logit in logits]
 

@@ -35,7 +35,10 @@ class ModelCritic(Critic):
         fresh = {key: context for key, context in fresh.items() if key not in self._known}
         for key, value in zip(fresh, self.values(list(fresh.values())) if fresh else (), strict=True):
             if not math.isfinite(value):
-                raise CriticError(f"critic {self.name!r} answered {value} for {key[1]!r}; check its weights and dtype")
+                raise CriticError(
+                    f"critic {self.name!r}: expected a finite value for {key[1]!r}, got {value}; check its weights and "
+                    "precision"
+                )
             self._known[key] = rounded(value)
         return [self._known[context.mas.fingerprint, context.state] for context in contexts]
 

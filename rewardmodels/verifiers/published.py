@@ -244,7 +244,7 @@ class StepRewardModel(_Published):
     def _written(self, context: ScoringContext) -> Steps:
         turns = context.state.path()[1:]
         if not turns:
-            raise CriticError(f"{self.name} scores messages, got a state without any")
+            raise CriticError(f"{self.name}: expected a state with at least one message, got one without")
         tag = _STEP.get(self.format, "")
         texts = [self._clean(turn.text, tag) for turn in turns]
         steps = self._write(self._clean(context.state.question, tag), texts)
@@ -324,7 +324,7 @@ def _rlhflow(prm: StepRewardModel) -> tuple[Write, Read]:
             before, ids = ids, prm._rendered(turns)
             if words[0] not in ids[len(before) :] or ids[: len(before)] != before:
                 raise CriticError(
-                    f"{prm.name}: its chat template does not show every turn as it was; format rlhflow needs it"
+                    f"{prm.name}: expected a chat template that leaves earlier turns unchanged, as format rlhflow needs"
                 )
             # The answer is the last plus sign; its logits are at the preceding token.
             places.append(len(ids) - 2 - ids[::-1].index(words[0]))
