@@ -8,8 +8,7 @@ requested from the inner policy, if there is one, and then stored.
   depends on. Whole lines are appended, so a killed writer leaves at most one incomplete
   line at the end, which readers skip and writers remove.
 * A response cache is one SQLite file (WAL). Its keys also contain the policy's identity, and any
-  number of processes and runs can share it. Files of earlier versions can be read: samples of
-  servers are also found under their former addresses.
+  number of processes and runs can share it.
 """
 
 from __future__ import annotations
@@ -432,8 +431,7 @@ def _read(file: Path) -> tuple[str, dict[str, _Entry], int]:
 
 def _sample(entry: JSONMapping) -> Sample:
     text, tokens, logprob, reason = (entry[name] for name in Sample._fields[:4])
-    # Recordings of earlier versions have no certainty.
-    certainty = entry.get("certainty")
+    certainty = entry["certainty"]
     known = all(value is None or is_number(value) for value in (logprob, *(certainty or ())))
     if not isinstance(text, str) or not known or reason not in ("stop", "length"):
         raise ValueError("expected a text, finite log-probabilities or null, and a finish reason of stop or length")
