@@ -8,7 +8,7 @@ policy), ``split`` and ``id``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +31,7 @@ from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.files import read_file
 from mas_gym.tasks.rows import BadRow, read_rows
-from search.protocol import Critic, ScoringContext, as_critic
+from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.tree import Proposal
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -254,14 +254,18 @@ def score_transcripts(
         )
     found: list[Scored] = []
     cost = Cost()
-    waiting: dict[Hashable, Sequence[ScoringContext]] = {}
+    waiting: dict[int, Sequence[ScoringContext]] = {}
     checked: set[str] = set()
 
     def flush() -> None:
         nonlocal cost
-        for place, outcome in _outcomes(critic, waiting):
+        for place, outcome in score_batch(critic, waiting) if waiting else ():
+            if isinstance(outcome, EngineUnavailableError):
+                raise outcome
             found.append(_scored(transcripts[place], outcome))
-            cost = _added(cost, outcome, 0 if critic.free else critic.calls)
+            if isinstance(outcome, Scores):
+                spent = (0 if critic.free else critic.calls * len(outcome)), *outcome.cost()
+                cost = Cost(*(before + more for before, more in zip(cost, spent, strict=True)))
         waiting.clear()
         listen(len(found))
 
@@ -291,29 +295,9 @@ def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], las
     return contexts[-1:] if last_alone else contexts
 
 
-def _outcomes(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> Iterator[tuple[int, Any]]:
-    for key, outcome in score_batch(critic, batch) if batch else ():
-        if isinstance(outcome, EngineUnavailableError):
-            raise outcome
-        assert isinstance(key, int)
-        yield key, outcome
-
-
-def _scored(transcript: LabelledTranscript, outcome: Any) -> Scored:
+def _scored(transcript: LabelledTranscript, outcome: Scores | Exception) -> Scored:
     if isinstance(outcome, Exception):
         reason = str(outcome) if isinstance(outcome, MASGymError) else f"{type(outcome).__name__}: {outcome}"
         return Scored(transcript, (), reason or type(outcome).__name__)
     failed = next(filter(None, outcome.reasons), None)
     return Scored(transcript, tuple(outcome.values)) if failed is None else Scored(transcript, (), failed)
-
-
-def _added(cost: Cost, outcome: Any, calls: int) -> Cost:
-    if isinstance(outcome, Exception):
-        return cost
-    tokens, read, unread = outcome.cost()
-    return Cost(
-        cost.reward_calls + calls * len(outcome),
-        cost.critic_tokens + tokens,
-        cost.critic_prompt_tokens + read,
-        cost.unread_verdicts + unread,
-    )
