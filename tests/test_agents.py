@@ -407,8 +407,13 @@ def test_improve_resumes_after_sigkill_with_equal_weights(improved: tuple[Path, 
     whole, rounds = improved
     code = "import sys; from pathlib import Path; from test_agents import run_improve; run_improve(Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    # What a stage leaves while it runs: traces, a critic's and the agents' checkpoints, a search of the second round.
-    signs = ("runs.db.traces/*.arrows", "generation-0/masprm/run.json", "generation-1/agents/training/run.json")
+    # What exists while a stage runs: traces, the run of a critic, the finished critic (evaluation), the run of agents.
+    signs = (
+        "runs.db.traces/*.arrows",
+        "generation-0/masprm/run.json",
+        "generation-0/masprm/critic.json",
+        "generation-1/agents/training/run.json",
+    )
     for sign in signs:
         child = subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path)], env=environment, stderr=subprocess.DEVNULL
