@@ -87,14 +87,14 @@ class Method(NamedTuple):
         return Path(args.out / f"{words}-{seed}")
 
 
-GRPO = {"learning_rate": 1e-3}
+RATE = {"learning_rate": 1e-3}
 SIBLINGS, TRANSCRIPTS = ("siblings:2", 420), ("sc:8", 560)
 MCTS = ("mcts:20,3", 1020)
 
 
 def grpo(name: str, credit: str, planner: tuple[str, int] = SIBLINGS, **options: Any) -> Method:
     """Return a row of GRPO."""
-    return Method(f"grpo, {name}", "grpo", *planner, {**GRPO, "credit": credit}, **options)
+    return Method(f"grpo, {name}", "grpo", *planner, {**RATE, "credit": credit}, **options)
 
 
 METHODS = {
@@ -102,8 +102,8 @@ METHODS = {
     for one in (
         grpo("leave-one-out", "leave-one-out"),
         grpo("shared outcome", "shared-outcome", TRANSCRIPTS),
-        Method("sft", "sft", *MCTS, {"best": 2, "batch_size": 8}),
-        Method("dpo", "dpo", *MCTS, {"learning_rate": 1e-3, "epochs": 2.0}),
+        Method("sft", "sft", *MCTS, {**RATE, "best": 2, "batch_size": 8}),
+        Method("dpo", "dpo", *MCTS, {**RATE, "epochs": 2.0}),
         grpo("per agent", "per-agent", TRANSCRIPTS),
         grpo("per agent and turn", "per-agent-turn"),
         grpo("value", "value", TRANSCRIPTS),

@@ -374,6 +374,7 @@ def test_improve_evaluates_each_generation_once(improved: tuple[Path, list[Any]]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert run_improve(out) == rounds
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
+    assert (out / "curves.png").stat().st_size > 10_000
     assert list((out / "curves").glob("events*")) and len(json.loads((out / "rounds.json").read_text())) == 2
     with pytest.raises(ConfigError, match="another training run"):
         improve(
