@@ -47,10 +47,11 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
     class GatewayCompletions(AsyncCompletions):
         def __init__(self, client: openai.AsyncOpenAI) -> None:
             super().__init__(client)
-            self._execution = gateway.at(client.base_url.path)
+            self._path = client.base_url.path
 
         async def create(self, *args: Any, **named: Any) -> Any:
-            execution = self._execution
+            # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
+            execution = gateway.at(self._path)
             if execution is None or args or (call := _plain(gateway, execution, named)) is None:
                 return await super().create(*args, **named)
             texts = execution.ask(call, _of_task(execution), _Awaited)
@@ -95,10 +96,11 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
     class GatewayCompletions(Completions):
         def __init__(self, client: openai.OpenAI) -> None:
             super().__init__(client)
-            self._execution = gateway.at(client.base_url.path)
+            self._path = client.base_url.path
 
         def create(self, *args: Any, **named: Any) -> Any:
-            execution = self._execution
+            # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
+            execution = gateway.at(self._path)
             if execution is None or args or (call := _plain(gateway, execution, named)) is None:
                 return super().create(*args, **named)
             texts = execution.ask(call, _of_thread(execution), in_thread)
