@@ -169,9 +169,7 @@ def test_grpo_raises_the_probability_of_messages_with_credit(
     assert sum(one.advantage * gain for one, gain in zip(samples, gains, strict=True)) > 0
 
 
-def test_the_first_loss_of_grpo_is_the_policy_gradient_of_the_credit(
-    samples: list[CreditedSample], tmp_path: Path
-) -> None:
+def test_first_grpo_loss_is_the_policy_gradient_of_the_credit(samples: list[CreditedSample], tmp_path: Path) -> None:
     some = samples[:8]
     found = train_agents(some, tmp_path, "grpo", device="cpu", **QUICK)
     [first] = found.metrics["*"]["history"]
@@ -241,13 +239,13 @@ def test_resumed_training_gives_equal_weights(
     monkeypatch.undo()
     lines: list[str] = []
     train_agents(samples, tmp_path / "a", "grpo", device="cpu", log=lines.append, **QUICK)
-    assert any(line.startswith("going on from checkpoint-") for line in lines)
+    assert any("checkpoint-" in line for line in lines)
     assert same(tmp_path / "a", trained.folders["*"])
 
 
 def test_nan_loss_stops_training(samples: list[CreditedSample], tmp_path: Path) -> None:
     broken = [one._replace(advantage=math.nan) for one in samples]
-    with pytest.raises(TrainingError, match=r"loss of step 1 is nan.*No checkpoint"):
+    with pytest.raises(TrainingError, match=r"loss, got nan.*No checkpoint"):
         train_agents(broken, tmp_path, "grpo", device="cpu", **QUICK)
 
 

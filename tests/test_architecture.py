@@ -142,7 +142,7 @@ def test_search_does_not_import_torch(path: Path) -> None:
         assert not tops(path) & {"torch", "transformers"}
 
 
-def test_no_import_circle() -> None:
+def test_modules_have_no_import_cycle() -> None:
     left = {module: modules_imported(path) for module, path in MODULES.items()}
     while free := [module for module, imports in left.items() if not imports & set(left)]:
         for module in free:
@@ -243,7 +243,7 @@ def test_critic_is_described_without_torch() -> None:
     assert done.stdout.split() == ["masprm+masprm", "False", "False", "False"]
 
 
-def test_attributes_are_declared_and_not_probed() -> None:
+def test_optional_attributes_are_declared_in_base_classes() -> None:
     # Base classes declare attributes with defaults. What is left inspects users' objects and other libraries.
     probes = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

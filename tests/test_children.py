@@ -90,7 +90,7 @@ def test_reply_to_another_request_is_dropped(worker: Worker) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_starts_its_own_worker(worker: Worker) -> None:
+def test_forked_child_starts_its_own_worker(worker: Worker) -> None:
     assert worker.ask(1, PATIENCE) == {"twice": 2}
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:

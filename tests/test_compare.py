@@ -164,7 +164,7 @@ class Choosy(NeedsSteps):
 def test_match_skips_incompatible_pairs() -> None:
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "match": "calls=8"}
     critics = {"orm": HashCritic(terminal_only=True), "prm": HashCritic()}
-    with pytest.warns(UserWarning, match=r"Declared \+ orm left out: every calibration search failed: CriticError"):
+    with pytest.warns(UserWarning, match=r"Declared \+ orm.*every calibration search failed: CriticError"):
         found = compare([Declared(), "sc:1"], problems(3), critics=critics, **options)
     assert [row.label for row in found.rows] == ["Declared 4 + prm", "sc:4"]
     assert [part.setting for part in found.calibrated] == ["passes", "k"]
@@ -172,7 +172,7 @@ def test_match_skips_incompatible_pairs() -> None:
     assert [(row.label, part.setting) for row, part in zip(found.rows, found.calibrated, strict=True)] == [
         ("Choosy + prm", "")
     ]
-    with pytest.raises(ConfigError, match="NeedsSteps \\+ orm left out: every calibration search failed"):
+    with pytest.raises(ConfigError, match=r"NeedsSteps \+ orm.*every calibration search failed"):
         compare([NeedsSteps()], problems(3), critics={"orm": critics["orm"]}, **options)
 
 
@@ -246,7 +246,7 @@ def test_size_settings_of_planners_are_found() -> None:
         ({"planners": []}, "at least one planner"),
         ({"planners": [3]}, "plan method"),
         ({"seeds": []}, "at least one seed"),
-        ({"critics": [HashCritic(), HashCritic()]}, "two critics are called"),
+        ({"critics": [HashCritic(), HashCritic()]}, "distinct critic names"),
         ({"planners": ["nonsense"]}, "nonsense"),
     ],
 )
@@ -261,7 +261,7 @@ def test_failed_searches_count_as_wrong_and_are_shown() -> None:
     assert "budget of 2 calls spent" in str(found)
 
 
-def test_caption_announces_deviations_only_where_they_are_shown() -> None:
+def test_caption_explains_deviations_only_if_shown() -> None:
     from rich.console import Console
 
     rows = table(["single", "sc:3"], seeds=[1, 2]).rows

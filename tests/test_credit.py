@@ -143,7 +143,7 @@ def test_estimated_credit_has_the_exact_credit_as_its_expectation(shape: Shape, 
 
 @settings(max_examples=15)
 @given(game=GAMES)
-def test_values_of_unexpanded_messages_lower_the_variance(game: Game) -> None:
+def test_values_of_unexpanded_messages_reduce_the_variance(game: Game) -> None:
     plain = moments(game, ((2, 2), (2, 2)))
     helped = moments(game, ((3, 2), (2, 2)), game.truth)
     spread = sum(game.chance("", m) * (game.truth(m) - game.truth("")) ** 2 for m in "ab")

@@ -426,14 +426,14 @@ def test_critic_with_too_few_values_fails_the_search() -> None:
 def test_policy_likelihood_requires_logprobs() -> None:
     mute = ScriptedPolicy(lambda request, seed: Sample("Final Answer: 1", 3, None, "stop"))
     assert all(
-        "no log-probabilities" in (p.error or "") for p in run(BestOfN(2), 2, policy=mute, critic=PolicyLikelihood())
+        "policy-likelihood" in (p.error or "") for p in run(BestOfN(2), 2, policy=mute, critic=PolicyLikelihood())
     )
 
     class Own:
         def plan(self, model: Any, root: Any, rng: Any) -> Any:
             yield [search.Evaluate([model.transition(root, Action("mine", model.mas.ALL))])]
 
-    assert all("no policy wrote" in (p.error or "") for p in run(Own(), 2, critic=PolicyLikelihood()))
+    assert all("policy-likelihood" in (p.error or "") for p in run(Own(), 2, critic=PolicyLikelihood()))
 
 
 class Bad:
@@ -640,7 +640,7 @@ def test_budget_of_seconds_ends_a_waiting_search() -> None:
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [
-        (Budget(calls=50), "budget of 50 calls spent: the 2 left do not pay for another search, which takes up to 4"),
+        (Budget(calls=50), "budget of 50 calls spent: 2 left"),
         (Budget(tokens=300), "budget of 300 tokens spent"),
     ],
 )

@@ -118,7 +118,7 @@ def test_episodes_are_legal_and_bounded(walk) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(walks(conditional=True))
-def test_the_dynamic_schedule_follows_its_definition(walk) -> None:
+def test_dynamic_schedule_follows_its_definition(walk) -> None:
     model, states = walk
     mas = model.mas
     if not mas.dynamic:
@@ -409,9 +409,9 @@ def test_edge_to_sink_ends_the_episode_early() -> None:
 @pytest.mark.parametrize("action", [(None, 1), (b"bytes", 1), (3, 1), (["x"], 1)])
 def test_message_text_must_be_str(action) -> None:
     model = Dynamics(load_mas("rpsv"))
-    with pytest.raises(IllegalActionError, match="text a str"):
+    with pytest.raises(IllegalActionError, match="str as text"):
         model.transition(model.initial_state("q"), action)
-    with pytest.raises(DataError, match="a question is a str"):
+    with pytest.raises(DataError, match="question as a str"):
         model.initial_state(action[0])
 
 

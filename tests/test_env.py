@@ -321,7 +321,7 @@ def test_missing_data_is_reported_at_the_first_reset(env_id: str, tmp_path: Path
 
 def test_too_long_question_and_empty_task_are_rejected() -> None:
     long = ProblemTask.of([Problem("long/0", "é" * 60, "1")])
-    with pytest.raises(DataError, match="the question of long/0 has 120 bytes, over max_bytes=100"):
+    with pytest.raises(DataError, match="100 bytes, got 120 in long/0"):
         MASEnv(long, max_bytes=100).reset()
     with pytest.raises(DataError, match="no problem in split"):
         MASEnv(long[:0]).reset()
@@ -364,7 +364,7 @@ def test_retries_leave_the_state_unchanged_and_are_bounded() -> None:
 def test_oversized_text_is_rejected() -> None:
     env = MASEnv(EIGHT_FIVE, max_bytes=16, on_invalid="retry")
     env.reset(seed=0)
-    assert "a text of 1000000 bytes; at most 16" in env.step(("x" * 1_000_000, 1))[4]["invalid_action"]
+    assert "at most 16 bytes, got 1000000" in env.step(("x" * 1_000_000, 1))[4]["invalid_action"]
     assert "a text of 18 bytes" in env.step(("é" * 9, 1))[4]["invalid_action"]
     assert "invalid_action" not in env.step(("é" * 8, 1))[4]
 
@@ -532,7 +532,7 @@ def test_snapshots_include_retries_and_the_problem() -> None:
 def test_snapshots_of_other_systems_are_rejected() -> None:
     other = MASEnv(EIGHT_FIVE, "refine")
     other.reset(seed=0)
-    with pytest.raises(ConfigError, match="belongs to a system other than 'rpsv'"):
+    with pytest.raises(ConfigError, match="MAS 'rpsv', got one of another"):
         rpsv().restore_state(other.clone_state())
     data = other.clone_state().to_dict()
     with pytest.raises(DataError):
@@ -693,7 +693,7 @@ def test_equal_environments_share_a_data_set(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("environment_loop", "reward -1, extracted answer: 42, correct: False"),
-        ("own_mas", "MAS config 'writers' has 4 faults"),
+        ("own_mas", "MAS config 'writers' has 4 errors"),
         ("plain_tree_search", "the most visited path answers 26: reward +1"),
     ],
 )

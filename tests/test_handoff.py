@@ -270,7 +270,7 @@ def test_all_routing_faults_are_reported_together() -> None:
         "agents[0].route: route: message needs max_turns, with which agents act as messages reach them: add it",
         "agents[1].name: messages cannot tell 'ab' from 'A b': rename one",
         "agents[2].name: messages cannot tell 'S.i.n.k' from 'sink': rename one",
-        "agents[3].name: '++' needs a letter or digit: messages name it",
+        "agents[3].name: '++' needs a letter or digit, so that messages can name it",
     )
 
 
@@ -561,7 +561,7 @@ def test_invalid_recipient_rules_are_rejected() -> None:
         search.load_planner("mcts:2,2,recipients=best")
     with pytest.raises(ConfigError, match="needs a critic"):
         search.run("single:recipients=critic", TASK, mas=TEAM, policy=ScriptedPolicy(same_words))
-    with pytest.raises(ConfigError, match="policy likelihood rates messages, not their recipients"):
+    with pytest.raises(ConfigError, match="recipients=critic"):
         handed("single:recipients=critic", critic=search.PolicyLikelihood())
     with pytest.raises(ConfigError, match="MCTS needs a critic"):
         handed("mcts:2,2,recipients=uniform", critic=None)
@@ -631,4 +631,4 @@ def test_play_and_check_support_handoffs(tmp_path) -> None:
     assert "answer 18, right (reward +1)" in done.output
     shown = runner.invoke(app, ["check", "handoff"]).output
     assert "agents act as messages reach them, 4 to 12 turns" in shown
-    assert "writes the one that its message names, or else Critic; legal: Algebraist, Geometer" in shown
+    assert "writes the agent named in its message, or else Critic; legal: Algebraist, Geometer" in shown

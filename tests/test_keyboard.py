@@ -331,7 +331,7 @@ def test_tab_reaches_every_control_of_the_site(name: str, width: int, tmp_path: 
                     raise
 
 
-def test_site_drawer_opens_and_its_links_work(browser: Browser, site: str) -> None:
+def test_site_navigation_drawer_opens_and_its_links_work(browser: Browser, site: str) -> None:
     page = browser.page(f"{site}/index.html", 390)
     tab_to(page, "label[for=__drawer]")
     page.press("Enter")

@@ -153,7 +153,7 @@ def test_top_and_bottom_do_not_overlap_and_ties_form_no_pair(values: list[int]) 
     assert bool(found) == (len(set(values)) > 1)
 
 
-def test_last_step_compares_terminal_children_only() -> None:
+def test_last_step_compares_only_terminal_children() -> None:
     model = Dynamics(other_graph())
     tree = Tree(model.initial_state("q"))
     for text, value in (("18", 1.0), ("17", -1.0)):

@@ -56,7 +56,7 @@ def test_messages_equal_by_a_rule_share_one_child(planner: MCTS) -> None:
     assert len(narrow.evaluated) < len(wide.evaluated)
 
 
-def test_rule_changes_the_identity_of_its_planner_only() -> None:
+def test_rule_changes_only_the_identity_of_its_planner() -> None:
     plain = identity_of(MCTS())
     assert "same" not in plain["fields"]
     named, own = MCTS(same="opening"), MCTS(same=lambda a, b: a == b)

@@ -264,7 +264,7 @@ def test_several_tool_calls_in_several_choices_are_read(policy: OpenAIPolicy) ->
     assert plan.error is None and plan.correct and plan.usage.agent_calls == 3
 
 
-def test_content_similar_to_a_tool_call_is_content(policy: OpenAIPolicy) -> None:
+def test_content_similar_to_a_tool_call_is_read_as_content(policy: OpenAIPolicy) -> None:
     plan = searched(solve, policy, "single", tasks=problems(1, "forge "))["p0"]
     assert plan.best is not None and plan.best.state.depth == 1
     assert plan.best.text.startswith("Sure.\n\n[ tool calls]")
@@ -323,7 +323,7 @@ def test_unsupported_requests_are_rejected_with_the_remedy(field: str, policy: O
     assert searched(program, policy, "single", tasks=problems(1))["p0"].correct
 
 
-def test_unsupporting_policy_is_named_and_others_continue(policy: OpenAIPolicy) -> None:
+def test_policy_without_support_is_named_and_others_continue(policy: OpenAIPolicy) -> None:
     both = PerAgentPolicy({"Planner": PLAIN, "*": policy})
 
     async def program(question: str, client: AsyncOpenAI) -> str:

@@ -112,7 +112,7 @@ def test_different_settings_have_separate_sections(tmp_path: Path) -> None:
     assert {file.name[:2] for file in (tmp_path / "f").iterdir()} == {"1-", "2-"}
 
 
-def test_missing_data_is_stated(store: Path, tmp_path: Path) -> None:
+def test_missing_run_or_store_is_reported(store: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(store), "--run", "nothing", "--out", str(tmp_path / "r.html")])
     assert done.exit_code == 2 and "found 0" in done.output and not (tmp_path / "r.html").exists()
     done = CliRunner().invoke(app, ["report", str(tmp_path / "none.db"), "--out", str(tmp_path / "r.html")])

@@ -284,7 +284,7 @@ def test_client_disconnect_ends_its_search(stream: bool) -> None:
             assert ask(client).choices
 
 
-def test_client_that_does_not_read_does_not_hold_a_search() -> None:
+def test_client_that_does_not_read_does_not_block_a_search() -> None:
     app = app_of(hash_policy(), concurrency=2)
     body = b'{"model": "mas-gym", "messages": [{"role": "user", "content": "x"}], "stream": true}'
     with serving(app) as base:
@@ -557,7 +557,7 @@ def test_canary_rejects_bad_shares_and_planners_that_never_stop(planner: str, sh
         app_of(hash_policy(), planner, canary=share)
 
 
-def test_curl_health_and_metrics(url: str, client: Any) -> None:
+def test_curl_reads_completions_health_and_metrics(url: str, client: Any) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")

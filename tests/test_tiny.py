@@ -254,7 +254,7 @@ WRONG, MENDED = "Work: 10 + 12 = 22, 22 * 2 = 44.", "Work: 10 + 12 = 22, 22 * 2 
         ([WRONG, WRONG, "VERDICT: AGREE\nFinal Answer: 44"], [False, False, False]),
     ],
 )
-def test_verdict_is_judged_for_its_transcript(texts: list[str], expected: list[bool]) -> None:
+def test_rights_judges_each_message_for_its_transcript(texts: list[str], expected: list[bool]) -> None:
     problem = Problem("p", "?", "40", metadata={"facts": [list(f) for f in STORY.facts], "rival": [2, 7]})
     assert rights(problem, [("agent", text) for text in texts]) == expected
 

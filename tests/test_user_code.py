@@ -206,11 +206,11 @@ def test_listings_contain_every_component_with_its_settings(command: str, names:
 
 def test_eval_rejects_an_unused_critic() -> None:
     shown = run("eval", "--critic", "policy-likelihood")
-    assert shown.exit_code == 2 and "none of the planners takes a critic" in flat(shown.stderr)
+    assert shown.exit_code == 2 and "none of the planners uses a critic" in flat(shown.stderr)
     shown = run("serve", "--planner", "sc:3", "--critic", "policy-likelihood")
-    assert shown.exit_code == 2 and "sc:3 takes no critic" in flat(shown.stderr)
+    assert shown.exit_code == 2 and "sc:3 uses no critic" in flat(shown.stderr)
     shown = run("solve", "How many?", "--planner", "sc:3", "--policy", "recorded:none")
-    assert "takes a critic" not in flat(shown.stderr)
+    assert "uses a critic" not in flat(shown.stderr)
 
 
 @pytest.mark.parametrize("name", ["out.xyz", "out", ".png/"])

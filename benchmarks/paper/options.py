@@ -121,7 +121,7 @@ class Options:
 
     @property
     def miniature(self) -> bool:
-        """Whether the critics' backbone is the embedded model or a folder with a small one."""
+        """Whether the critics' backbone is the bundled model or a folder with a small one."""
         if self.recipe:
             return self.recipe == "tiny"
         return self.base == "tiny" or 0 < parameters(Path(self.base)) < SMALL

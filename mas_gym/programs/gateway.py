@@ -119,7 +119,7 @@ class Gateway:
                 raise CallError("no program is running at this address", 404)
             sent = headers.get("authorization", "")
             if execution.key and not hmac.compare_digest(sent.encode("utf-8", "replace"), execution.bearer):
-                raise CallError("expected the API key that the program was given", 401)
+                raise CallError("expected the API key of this program", 401)
             if route == "v1/models" and method == "GET":
                 entry = {"id": "mas-gym", "object": "model", "created": 0, "owned_by": "mas-gym"}
                 return Reply(200, "application/json", json.dumps({"object": "list", "data": [entry]}).encode())

@@ -197,7 +197,7 @@ def test_tokens_outside_the_vocabulary_raise_critic_error(folder: Path) -> None:
     data = json.loads(path.read_text(encoding="utf-8"))
     data["model"]["vocab"] = {token: number + 5000 for token, number in data["model"]["vocab"].items()}
     path.write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(CriticError, match="tokenizer and weights belong together"):
+    with pytest.raises(CriticError, match="tokenizer"):
         load_critic(str(folder)).score(STATE)
 
 

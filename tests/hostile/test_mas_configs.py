@@ -87,7 +87,7 @@ def test_config_with_many_edges_is_read_in_linear_time(tmp_path) -> None:
 def test_many_faults_give_a_short_message(tmp_path) -> None:
     edges = ", ".join(f"[Agnt, B{i}]" for i in range(40_000))
     message = refused(f"agents: [{{name: Agent, system_prompt: x}}]\nedges: [[q, Agent], {edges}]\n", tmp_path)
-    assert message.splitlines()[0] == "MAS config 'own' has 80000 faults:"
+    assert message.splitlines()[0] == "MAS config 'own' has 80000 errors:"
     assert "did you mean 'Agent'?" in message.splitlines()[1]
     assert message.splitlines()[-1] == f"  ... and {80_000 - MOST_SHOWN} more; correct these first"
     assert len(message.splitlines()) == MOST_SHOWN + 2
