@@ -564,7 +564,7 @@ def test_calls_share_connections_and_open_more_on_demand() -> None:
     from mas_gym.policies.connections import POOL_SIZE, Connections
 
     class Client:
-        async def close(self) -> None:
+        async def aclose(self) -> None:
             return None
 
     opened: list[Client] = []
