@@ -28,7 +28,7 @@ from mas_gym.errors import (
     PromptTooLongError,
     need,
 )
-from mas_gym.internal.event_loop import engine_loop, on_engine_loop
+from mas_gym.internal.event_loop import engine_loop, on_engine_loop, together
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
@@ -253,13 +253,7 @@ class OpenAIPolicy(AsyncPolicy):
             return await self._one_by_one(request)
 
     async def _one_by_one(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
-        calls = [asyncio.ensure_future(self._call(request, (seed,))) for seed in request.seeds]
-        try:
-            return list(await asyncio.gather(*calls))
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+        return await together(self._call(request, (seed,)) for seed in request.seeds)
 
     async def _call(self, request: SamplingRequest, seeds: tuple[int, ...], top: int = 0) -> tuple[WireReply, int]:
         """Return a usable reply, after retries and adaptations if needed, and the prompt tokens that were cut."""
@@ -497,8 +491,8 @@ class OpenAIPolicy(AsyncPolicy):
         # Servers without keys accept any key, but the client requires one.
         official = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, http_client=http)
         http.base_url = official.base_url
-        http.headers.update({name: value for name, value in official.default_headers.items() if isinstance(value, str)})
-        http.headers["Accept-Encoding"] = "gzip"
+        headers = {name: value for name, value in official.default_headers.items() if isinstance(value, str)}
+        http.headers.update({**headers, "Authorization": f"Bearer {official.api_key}", "Accept-Encoding": "gzip"})
         return http
 
 

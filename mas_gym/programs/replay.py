@@ -67,11 +67,9 @@ class Described(Protocol):
     @property
     def mas(self) -> MAS:
         """The system that search uses."""
-        ...
 
     def agent_of(self, call: Call) -> int:
         """Return the index of the agent that makes a call."""
-        ...
 
 
 class ProgramError(MASGymError, RuntimeError):
