@@ -169,7 +169,7 @@ class Enumerated:
     truths: dict[Prompt, float] = field(default_factory=dict)
 
     def prompt(self, state: MASState) -> Prompt:
-        """Return what the acting agent reads."""
+        """Return the input of the acting agent."""
         return chat_messages(self.model.mas, state)
 
     def after(self, state: MASState, reply: Reply) -> MASState:
@@ -183,7 +183,7 @@ class Enumerated:
     def truth(self, state: MASState) -> float:
         """Return the expected reward of a state.
 
-        In RPSV what the acting agent reads determines it, because each agent reads the question and the message before.
+        In RPSV the acting agent's input determines it, because each agent reads the question and the previous message.
         """
         if self.model.is_terminal(state):
             return self.reward(state)
@@ -213,11 +213,25 @@ class Enumerated:
         return Plan(tree=tree, problem_id=self.problem.id, mas=self.model.mas)
 
 
-def enumerate_problems(enumerator: Enumerator, task: Task, model: Dynamics) -> list[Enumerated]:
-    """Return the problems of a task with every reply, turn by turn for all problems at once."""
+def enumerate_problems(
+    enumerator: Enumerator, task: Task, model: Dynamics, reached: Iterable[MASState] = ()
+) -> list[Enumerated]:
+    """Return the problems of a task with every reply, turn by turn for all problems at once.
+
+    Args:
+        enumerator: Finds the replies.
+        task: The problems.
+        model: The system's dynamics.
+        reached: States that were sampled; the replies that follow are found even if a message before is too unlikely.
+    """
     found = [Enumerated(problem, task, model) for problem in task]
+    asking = {one.problem.question: one for one in found}
+    sampled: dict[int, list[MASState]] = defaultdict(list)
+    for state in reached:
+        sampled[state.depth].append(state)
     states = [(one, model.initial_state(one.problem.question)) for one in found]
-    for _ in range(model.max_depth):
+    for depth in range(model.max_depth):
+        states += [(asking[state.question], state) for state in sampled[depth]]
         asked = {(one.problem.id, one.prompt(state)): (one, state) for one, state in states}
         states = []
         replies = enumerator.replies([prompt for _, prompt in asked])
@@ -372,7 +386,7 @@ class Measured(NamedTuple):
 
     Attributes:
         agents: The agents.
-        facts: What was enumerated.
+        facts: The enumerated facts.
         table: For each method and agent sums of shape ``[problems, columns]``.
     """
 
@@ -396,7 +410,7 @@ def measured(agents: Agents, methods: Mapping[str, Method], args: argparse.Names
 
 
 def natural_critic(agents: Agents, args: argparse.Namespace) -> Agents:
-    """Train a MASPRM for the natural agents; a critic that is there already is not trained again."""
+    """Train a MASPRM for the natural agents; an existing critic is not trained again."""
     policy = load_policy(agents.policy)
     store = args.out / "natural.db"
     args.out.mkdir(parents=True, exist_ok=True)

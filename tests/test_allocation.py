@@ -277,7 +277,7 @@ def test_rounds_prefer_more_gain_per_price_and_earlier_problems() -> None:
 
 
 def searches(right: Any, checks: int = 12, count: int = 60) -> list[Checked]:
-    """Searches with a noisy value; ``right(i, n)`` says whether the answer at a check is right."""
+    """Searches with a noisy value; ``right(i, n)`` returns whether the answer at a check is right."""
     found = []
     for i in range(count):
         marks = [bool(right(i, n)) for n in range(checks)]

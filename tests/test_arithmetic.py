@@ -1,4 +1,4 @@
-"""Arithmetic: constant-time, reproducible, disjoint, sound."""
+"""Arithmetic: constant-time access, reproducible problems, disjoint splits, correct answers."""
 
 import pickle
 

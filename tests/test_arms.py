@@ -122,7 +122,7 @@ def test_load_policy_accepts_arms_of_one_agent_from_a_file(tmp_path: Path) -> No
     assert combined.arms("agent0") == ("one",)
 
 
-# ---- who writes
+# ---- choice of arms
 
 
 def test_arms_take_turns_in_an_order_that_depends_on_the_state() -> None:
@@ -200,7 +200,7 @@ def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
     ]:
         run(spec, policy, n=1, store=store, prices=prices)
         seen.append(len(search.open_store(store).runs()))
-    # Prices are part of the identity only if they change what is searched.
+    # Prices are part of the identity only if they change the search.
     assert seen == [1, 2, 3, 3, 4, 5]
 
 
@@ -372,7 +372,7 @@ def test_improvement_of_an_arm_is_the_mean_of_its_positive_part() -> None:
         assert improvement(mean, deviation) == pytest.approx(drawn, abs=0.01)
 
 
-# ---- what people see
+# ---- output
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Searches led by an ask/tell library: TreeQuest's own algorithms over this project's dynamics, policy and driver."""
+"""Searches with an ask/tell library: TreeQuest's algorithms with this project's dynamics, policies and scheduler."""
 
 from __future__ import annotations
 

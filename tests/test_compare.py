@@ -1,4 +1,4 @@
-"""`search.compare`: rows, paired differences, forms of the table, equal cost, and what is refused."""
+"""`search.compare`: rows, paired differences, table formats, equal cost, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_repeated_match_makes_no_call(tmp_path: Path) -> None:
     again = compare(["sc:2", "single"], problems(3), store=store, **options)
     assert policy.calls == made > 0
     assert again.calibrated == first.calibrated and again.to_markdown() == first.to_markdown()
-    # Calibration searches are in a file of their own, so tables of the store do not mix them with others.
+    # Calibration searches are in a separate file, so tables of the store do not mix them with others.
     with search.open_store(store) as opened:
         assert sorted(run.searches for run in opened.runs()) == [3, 3]
     assert (tmp_path / "runs.calibration.db").exists()

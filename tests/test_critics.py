@@ -1,4 +1,4 @@
-"""Critics: what they are called, what they refuse, and that sharing and batching never change a score."""
+"""Critics: names, rejected inputs, and scores that are independent of sharing and batching."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_small_cpu_critics_are_independent_of_the_batch(folders: dict[str, Path]
 
 
 def rounding_knows_no_rows() -> bool:
-    """Whether a row of a matrix product is the same to the last bit whatever the number of rows."""
+    """Whether a row of a matrix product is bitwise equal for every number of rows."""
     import torch
 
     rows = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
@@ -411,7 +411,7 @@ def test_critic_may_load_weights_at_the_first_score(folders: dict[str, Path], tm
 def test_unknown_option_error_suggests_names(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"takes view, force, prefixes, device, dtype, memory, max_batch"):
         load_critic(str(folders["masprm"]), gpu=1)
-    with pytest.raises(ConfigError, match="expected dtype"):
+    with pytest.raises(ConfigError, match="dtype: expected"):
         load_critic(str(folders["masprm"]), dtype="int8")
 
 

@@ -1,4 +1,4 @@
-"""The driver: same results whatever runs beside a search, exact bills, faults that stay where they are."""
+"""Runs: results independent of concurrent searches, exact usage, and isolated errors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(planner: Any, count: int = 12, *, policy: Any = None, critic: Any = None
     return search.run(planner, problems(count), policy=policy or talker(), critic=critic, **options)
 
 
-# ---- same results, whatever runs beside a search
+# ---- results independent of concurrent searches
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=str)
@@ -169,7 +169,7 @@ def test_repeated_proposals_at_a_state_give_new_samples() -> None:
     assert len(policy.seeds) == len(set(policy.seeds)) == 8 + 4
 
 
-# ---- bills
+# ---- usage
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=str)
@@ -284,7 +284,7 @@ def test_generation_continues_while_a_critic_scores() -> None:
     during: list[bool] = []
     critic = Slow()
     list(run(StepBeamSearch(3, 2), 24, policy=Watching(8), critic=critic, concurrency=24))
-    # One search alone asks for six values at a time at most.
+    # A single search requests at most six values at a time.
     assert during.count(True) > 10 and sum(critic.batches) / len(critic.batches) > 6
 
 
@@ -357,7 +357,7 @@ def test_training_rewards_are_graded_by_the_task() -> None:
         assert values and all((value == 1.0) == (text == answer) for text, value in values.items())
 
 
-# ---- faults stay where they are
+# ---- isolated errors
 
 
 def only(problem: int, error: Callable[[], BaseException]) -> Callable[[Any, int], str]:
@@ -680,7 +680,7 @@ def test_critic_threads_end_with_the_run() -> None:
     assert not alive()
 
 
-# ---- what is refused before anything runs
+# ---- invalid arguments, rejected before the run
 
 
 @pytest.mark.parametrize(

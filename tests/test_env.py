@@ -43,7 +43,7 @@ def rpsv(**kwargs) -> MASEnv:
 
 
 def play(env, *texts: str):
-    """Say each text to ALL and return the last step."""
+    """Send each text to ALL and return the last step."""
     for text in texts:
         result = env.step((text, env.unwrapped.ALL))
     return result
@@ -148,7 +148,7 @@ def test_vector_env_equals_single_envs_with_the_same_seeds(env_id: str, mode: An
             assert terminated.tolist() == [result[2] for result in results]
             assert not truncated.any()
             expected = [(result[0], result[4]) for result in results]
-            # What was handed out before has not moved.
+            # Previously returned objects have not changed.
             assert kept["transcript"][0] != observations["transcript"][0]
             if terminated.all():
                 assert infos["correct"].tolist() == [info["correct"] for _, info in expected]
@@ -365,7 +365,7 @@ def test_oversized_text_is_rejected() -> None:
     env = MASEnv(EIGHT_FIVE, max_bytes=16, on_invalid="retry")
     env.reset(seed=0)
     assert "at most 16 bytes, got 1000000" in env.step(("x" * 1_000_000, 1))[4]["invalid_action"]
-    assert "a text of 18 bytes" in env.step(("é" * 9, 1))[4]["invalid_action"]
+    assert "at most 16 bytes, got 18" in env.step(("é" * 9, 1))[4]["invalid_action"]
     assert "invalid_action" not in env.step(("é" * 8, 1))[4]
 
 
@@ -400,7 +400,7 @@ def test_step_accepts_any_pair_of_text_and_number(mas: str, view: str, actions) 
     env = MASEnv(EIGHT_FIVE, mas, view=view)
     env.reset(seed=0)
     for text, recipient in actions:
-        # -7 stands for ALL, so that episodes get somewhere.
+        # -7 means ALL, so that episodes continue.
         observation, reward, terminated, _, info = env.step((text, env.ALL if recipient == -7 else recipient))
         assert observation in env.observation_space
         assert (reward != 0.0) == terminated

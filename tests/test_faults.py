@@ -1,4 +1,4 @@
-"""Whole searches against servers that fail: nothing is lost, nothing is changed, what cannot be mended is said."""
+"""Searches with failing servers: nothing is lost or changed, and permanent failures are reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(policy: Any, problems: int = 12, **options: Any) -> search.Run:
 
 
 def told(plans: Sequence[Plan]) -> dict[str, Any]:
-    """What a plan says, but for seconds."""
+    """The content of a plan, except seconds."""
     return {p.problem_id: (p.error, [(c.text, c.score) for c in p.candidates], p.usage.agent_calls) for p in plans}
 
 
@@ -104,7 +104,7 @@ def test_permanent_error_fails_only_its_search(url: str, clean: dict[str, Any], 
 
 @contextmanager
 def process(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process of its own, ready to be killed."""
+    """A server in a separate process, which tests may kill."""
     here = Path(__file__).parent
     env = os.environ | {"PYTHONPATH": str(here.parent)}
     server = subprocess.Popen([sys.executable, str(here / "loopback.py"), "hash", str(port)], env=env)

@@ -62,7 +62,7 @@ def test_threshold_rule_finds_the_first_value_below_it() -> None:
 
 
 def test_fall_rule_finds_the_largest_fall() -> None:
-    # The mean of the first values, 0.4, stands before the first step.
+    # The value before the first step is the mean of the first values, 0.4.
     predictor = Predictor([scored(2, 0.8, 0.7, -0.3), scored(0, 0.0, 0.1)])
     assert predictor.predict(Threshold("fall", 0.2)).tolist() == [2, 0]
     assert predictor.predict(Threshold("fall", 0.3)).tolist() == [2, NOBODY]

@@ -192,7 +192,7 @@ NUMBERS = [
     ("Final Answer: 1.000.000", "1000000"),
     ("Final Answer: 1.234.567,89", "1234567.89"),
     ("Final Answer: 7 100", "7100"),
-    # digits that are no groups of one number
+    # digits that do not form groups of one number
     ("Final Answer: 7 10", None),
     ("Final Answer: 1234 567", None),
     ("Final Answer: 1 0000", None),
@@ -434,7 +434,7 @@ def test_equal_answers_share_a_vote(kind: str, answers: list[str]) -> None:
     assert len({extract_answer(problem, text) for text in answers}) == 1
 
 
-# ------------------------------------------ what the released code got wrong
+# ------------------------------------------ errors of the released code
 
 
 def test_grade_of_two_numbers_uses_the_stated_answer() -> None:

@@ -206,7 +206,7 @@ def test_hub_data_set_loads_as_a_task(hub: ThreadingHTTPServer, tmp_path: Path) 
 
 def test_missing_hub_data_is_reported(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     message = load(f"http://127.0.0.1:{hub.server_address[1]}", tmp_path, "mmlu", "test")
-    assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub does not give 'cais/mmlu'")
+    assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub did not return 'cais/mmlu'")
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_published_critic_loads_by_name(hub: ThreadingHTTPServer, tmp_path: Path
     endpoint, home = f"http://127.0.0.1:{hub.server_address[1]}", tmp_path / "home"
     folder = tmp_path / "masprm"
     shutil.copytree(shipped("masprm"), folder)
-    # What training leaves beside the model, and what nobody should run.
+    # Files that training leaves next to the model, and code that must not run.
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "optimizer.pt").write_bytes(b"state")
     (folder / "modeling_evil.py").write_text("raise SystemExit", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Identity: what determines a result is stated in full, and what cannot be stated is refused by its path."""
+"""Identity: it contains everything that determines a result; objects without an identity are rejected by their path."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ def test_identity_is_equal_in_every_process() -> None:
     assert len(said) == 1
 
 
-# ---- what is refused
+# ---- rejected objects
 
 
 def loop() -> Any:
@@ -410,7 +410,7 @@ def test_shared_part_is_not_a_cycle() -> None:
     assert identity_of([part, part]) == [identity_of(part)] * 2
 
 
-# ---- installed distributions, wherever they lie
+# ---- installed distributions, in any folder
 
 WIDGETS = """
 class Graph:

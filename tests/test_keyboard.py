@@ -89,7 +89,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def tab_to(page: Page, selector: str, shift: bool = False) -> None:
-    """Press Tab until what the selector names has focus."""
+    """Press Tab until the selected element has focus."""
     for _ in range(200):
         if page.js(f"document.activeElement.matches({selector!r})"):
             return
@@ -106,7 +106,7 @@ def walk(page: Page) -> dict[int, str]:
         if focus["at"] in found or focus["at"] < 0:
             return found
         if not focus["seen"]:
-            # What it left may still be closing.
+            # Its connections may still be closing.
             time.sleep(0.4)
             focus = page.js(AT_FOCUS)
         assert focus["ring"], f"no ring around {focus['name']}"

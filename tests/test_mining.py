@@ -41,7 +41,7 @@ def hand_tree() -> Tree:
     tree = Tree(MODEL.initial_state("q"))
     tree.visits[0], tree.totals[0] = 10, 2.0
     a = grow(tree, 0, "a", 5, 5.0)
-    grow(tree, 0, " A. ", 4, -4.0)  # a duplicate of "a" but for case and marks, visited less
+    grow(tree, 0, " A. ", 4, -4.0)  # a duplicate of "a" except for case and marks, with fewer visits
     b = grow(tree, 0, "b", 2, 0.0)
     grow(tree, 0, "c", 3, 0.0)  # ties with b
     grow(tree, 0, "never", 0, 0.0)

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible policy against real servers on loopback, sound and faulty."""
+"""The OpenAI-compatible policy with real servers on loopback, working and faulty."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_reply_carries_tokens_logprobs_and_cost(url: str) -> None:
     assert [s.tokens for s in reply.samples] == [7, 7]
     assert [s.logprob for s in reply.samples] == pytest.approx([s.logprob for s in same.samples])
     assert [s.finish_reason for s in reply.samples] == ["stop", "stop"]
-    # Each sample is a call of its own, and each call's prompt is billed.
+    # Each sample is a separate call, and each call's prompt is counted.
     assert reply.prompt_tokens == 2 * same.prompt_tokens == 16
     assert policy.meter.money == pytest.approx((16 * 2.0 + 14 * 10.0) / 1e6)
     assert "2 calls; 16 prompt tokens (0 cached); 14 generated tokens; cost 0.0002" in str(policy.meter)
@@ -102,7 +102,7 @@ def test_retry_after_delays_every_call(url: str) -> None:
 
     requests = [request(i) for i in range(8)]
     with proxied(FaultProxy(url.removesuffix("/v1"), choose=choose)) as base:
-        # With one call at a time, nothing was under way when the server said how long to wait.
+        # With one call at a time, no other call was open when the server sent its waiting time.
         assert texts(ask(policy_at(base + "/v1", max_concurrency=1), requests)) == direct(requests)
     assert len(times) == 1 + 24 and times[1] - times[0] >= 0.2
 
@@ -184,7 +184,7 @@ def test_large_token_limit_does_not_truncate_a_fitting_prompt(words: int, kept: 
 
 
 @pytest.mark.parametrize(
-    ("model", "error", "words"), [("absent", EngineUnavailableError, "expected a server that has")]
+    ("model", "error", "words"), [("absent", EngineUnavailableError, "expected a server with the model")]
 )
 def test_unknown_model_ends_the_run_immediately(url: str, model: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"(?i){words} the model 'absent'.*/v1/models"):

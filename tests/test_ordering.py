@@ -1,4 +1,4 @@
-"""Ordering: constant-time, reproducible, disjoint, sound."""
+"""Ordering: constant-time access, reproducible problems, disjoint splits, correct answers."""
 
 import re
 

@@ -114,7 +114,7 @@ def test_recordings_with_different_samples_have_different_identities(tmp_path: P
 
 
 class Unstated:
-    """A policy whose samples depend on what nobody can state."""
+    """A policy whose samples depend on an object without an identity."""
 
     name, max_batch = "unstated", 8
 

@@ -47,7 +47,7 @@ def ask(policy: AsyncPolicy, requests: Sequence[SamplingRequest]) -> list[Sampli
 
 
 class Counting:
-    """A batch policy that remembers how it was called and can be told to fail."""
+    """A batch policy that records its calls and fails on request."""
 
     def __init__(self, max_batch: int = 8) -> None:
         self.name, self.max_batch = "counting", max_batch
@@ -333,7 +333,7 @@ class TestPoliciesOfAMAS:
         return path
 
     def recorded(self, folder: Path, name: str, text: str, mas: mas_gym.MAS, problems: Any) -> str:
-        """Record what an agent says in every search of ``problems``, and return the policy that says it again."""
+        """Record an agent's messages in every search of ``problems``, and return the policy that replays them."""
         file = folder / f"{name}.jsonl"
         policy = RecordingPolicy(ScriptedPolicy(lambda request, seed: f"{text} by {request.agent}"), file)
         list(search.run("single", problems, mas=mas, policy=policy))

@@ -167,7 +167,7 @@ def greedy(question: str, client: OpenAI) -> str:
 
 
 class Listening(Caller):
-    """Answers, and records the temperatures that it is asked for."""
+    """Replies, and records the requested temperatures."""
 
     def __init__(self) -> None:
         self.temperatures = set[float]()

@@ -1,4 +1,4 @@
-"""Searches on a fleet of Ray actors: the same rows as without, whoever dies."""
+"""Searches on a fleet of Ray actors: the same rows as without Ray, even if actors die."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_command_line_with_ray_gives_the_same_table(tmp_path: Path) -> None:
 
     expected = table("plain", "--cache", "replies.db")
     assert table("fleet", "--ray", "local", "--actors", "2", "--store", "runs.db", "--cache", "replies.db") == expected
-    # What a fleet stored, a run without one takes up.
+    # A run without a fleet resumes from the searches that a fleet stored.
     assert table("again", "--store", "runs.db", "--policy", "tiny") == expected
 
 

@@ -1,4 +1,4 @@
-"""Searches of recorded runs: draws without replacement, the bound of what was recorded, outcomes, identity."""
+"""Searches of recorded runs: draws without replacement, exhausted recordings, outcomes, identity."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ class Greedy(search.Planner):
 
 
 def write_samples(path: Path, samples: list[tuple[str, ...]], name: str = "q", **more: Any) -> None:
-    """Append samples of one question: the texts of two agents, by turns; it is right if the last one says 'yes'."""
+    """Append samples of one question: the texts of two agents, by turns; it is right if the last one is 'yes'."""
     with path.open("a", encoding="utf-8") as file:
         for texts in samples:
             turns = [{"role": "assistant", "name": f"agent{i % 2}", "content": text} for i, text in enumerate(texts)]

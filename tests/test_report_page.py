@@ -1,4 +1,4 @@
-"""``mas-gym report`` and ``mas-gym blame``: what they show is what the store holds."""
+"""``mas-gym report`` and ``mas-gym blame``: their output equals the content of the store."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: P
     for name in images.Tags()["images"]:
         [image] = images.Images(name)
         assert image.encoded_image_string.startswith(b"\x89PNG")
-        # Width and height stand at byte 16 of every PNG file.
+        # Width and height are at byte 16 of every PNG file.
         assert struct.unpack(">II", image.encoded_image_string[16:24]) == (image.width, image.height)
     for row in reports[0].comparison.rows:
         scalars = read(f"1 {row.label}")

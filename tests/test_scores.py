@@ -27,7 +27,7 @@ CONTEXTS = [ScoringContext(MODEL.initial_state(f"Question {i}?"), CHAIN, None) f
 
 
 class Says(search.Critic):
-    """Returns what a function makes of the values that depend on the state."""
+    """Returns a function of the values, which depend on the state."""
 
     def __init__(self, make: Any, free: bool = False) -> None:
         self.make, self.free = make, free

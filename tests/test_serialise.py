@@ -1,4 +1,4 @@
-"""The critic's input: what it shows, what it shares, what it cuts, and that no message can pose as another."""
+"""The critic's input: content, shared prefixes, truncation, and messages that cannot imitate others."""
 
 from __future__ import annotations
 

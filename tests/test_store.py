@@ -1,4 +1,4 @@
-"""The run store: nothing lost, nothing doubled, nothing mixed up, whatever happens to the process or the disk."""
+"""The run store: searches are never lost, duplicated or mixed up, even if the process or the disk fails."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(store: Path, planner: Any = None, count: int = 12, **options: Any) -> se
 
 
 def rows(path: Path) -> dict[str, list[Any]]:
-    """Every row of every table, without the columns that tell the time."""
+    """Every row of every table, without the columns of times."""
     connection = sqlite3.connect(path)
     found = {}
     for table in PARTS:
@@ -215,7 +215,7 @@ def test_working_time_of_searches_is_stored(tmp_path: Path) -> None:
 
 
 class Flaky(ScriptedPolicy):
-    """Its engine fails at one question, until it is mended: no part of what determines a result."""
+    """Its engine fails at one question until it is repaired, which is not part of the identity."""
 
     broken = True
 
@@ -372,7 +372,7 @@ def test_locked_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("mas_gym.internal.database.BUSY_SECONDS", 0.1)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StoreError, match=r"locked; another process held it"):
+    with pytest.raises(StoreError, match="locked; another process"):
         list(run(path, count=4))
     blocker.execute("ROLLBACK")
     blocker.close()
@@ -441,7 +441,7 @@ def test_store_locked_by_another_process_is_reported(tmp_path: Path, monkeypatch
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", BLOCKER, str(path)], text=True, **pipes) as blocker:
         assert blocker.stdout is not None and blocker.stdout.readline()
-        with pytest.raises(StoreError, match=r"locked; another process held it"):
+        with pytest.raises(StoreError, match="locked; another process"):
             list(run(path, count=4))
         with open_store(path) as store:
             assert store.runs()[0].searches == 2
@@ -493,7 +493,7 @@ except StoreError as error:
 
 
 def another_process(path: Path) -> str:
-    """What a second process is told that opens the run of `run`."""
+    """The error of a second process that opens the run of `run`."""
     code = TRIES.format(tests=str(Path(__file__).parent))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code, path], env=env, capture_output=True, text=True, check=True)
@@ -608,7 +608,7 @@ def test_run_budget_of_seconds_includes_earlier_calls(tmp_path: Path) -> None:
 
 
 class Widths:
-    """A planner of one's own: a list among its settings."""
+    """A custom planner with a list among its settings."""
 
     def __init__(self, widths: list[int]) -> None:
         self.widths = widths
@@ -628,7 +628,7 @@ class Slots(Widths):
 
 
 class Algorithm:
-    """As little of an ask/tell library as a test needs."""
+    """A minimal ask/tell library."""
 
     def __init__(self, deep: bool) -> None:
         self.deep = deep
@@ -683,7 +683,7 @@ def test_part_without_identity_is_rejected_only_by_a_store(tmp_path: Path) -> No
 
 
 class Graded(list[Problem]):
-    """A task of one's own."""
+    """A custom task."""
 
     def __init__(self, tolerance: int) -> None:
         super().__init__(problems(2))
@@ -781,7 +781,7 @@ def test_full_disk_keeps_finished_searches(tmp_path: Path, monkeypatch: pytest.M
 
     def small(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         connection = connect(*args, **kwargs)
-        # The file may not grow beyond this, and SQLite says so as it does on a full disk.
+        # The file may not grow beyond this, and SQLite reports a full disk.
         connection.execute(f"PRAGMA max_page_count={full}")
         return connection
 
@@ -801,7 +801,7 @@ def test_full_disk_keeps_finished_searches(tmp_path: Path, monkeypatch: pytest.M
     assert rows(path) == rows(tmp_path / "clean.db")
 
 
-# ---- what is no store
+# ---- files that are not stores
 
 
 def test_files_that_are_not_stores_are_rejected(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Results read without trees: equal to those of the rebuilt plans, and damage in what is read is reported."""
+"""Results read without trees: equal to those of the rebuilt plans, and damaged rows are reported."""
 
 from __future__ import annotations
 

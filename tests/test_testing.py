@@ -1,4 +1,4 @@
-"""The compliance suite: it passes what is right, and names each way to be wrong."""
+"""The compliance suite: it passes valid components and names every violation."""
 
 import random
 import threading
@@ -280,7 +280,7 @@ class Plan(NamedTuple):
 
 
 class Greedy:
-    """Nothing here comes from the search package: the check tells requests by their names."""
+    """Nothing here comes from the search package: the check identifies requests by their names."""
 
     def plan(self, model, root, rng):
         state = root
@@ -418,7 +418,7 @@ class Silent(Wide):
 def test_planner_identity_contains_its_settings() -> None:
     check_planner(Wide())
     check_planner(Wide(), other=Wide([5]))
-    assert "widths changes what it does and not its identity" in breaches(check_planner, Silent())
+    assert "widths changes its results but not its identity" in breaches(check_planner, Silent())
 
 
 class Hidden(Greedy):

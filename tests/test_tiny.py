@@ -561,7 +561,7 @@ def test_work_is_returned_to_the_agent_with_the_error() -> None:
         dynamics = mas_gym.Dynamics(system)
         state = dynamics.initial_state(problem.question)
         for turn in turns:
-            # The writers see what the system shows its agents, and the system goes where they say.
+            # The writers receive the agents' prompts, and the system follows their recipients.
             assert not dynamics.is_terminal(state)
             agent = system.agents[state.acting]
             assert agent.name == (turn.role or "Referee")

@@ -84,7 +84,7 @@ def trained(base: Path, data: RewardData, tmp_path_factory: pytest.TempPathFacto
     return train(data, out, base=str(base), points=collect(grove(), "points"), **QUICK)
 
 
-# First, while this process is small: these have two large ones beside it.
+# First, while this process is small, because these tests start two large ones.
 
 
 @pytest.mark.slow
@@ -381,12 +381,12 @@ def test_other_training_does_not_overwrite_a_folder(
     with pytest.raises(ConfigError, match=r"another training run \(settings\)"):
         train(data, trained.folder, base=str(base), **{**QUICK, "epochs": 3})
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="expected an empty folder"):
         train(data, tmp_path, base=str(base), **QUICK)
 
 
 class Stop(Exception):
-    """Stands for a crash."""
+    """Simulates a crash."""
 
 
 def weights(folder: Path) -> dict[str, Any]:

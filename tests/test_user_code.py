@@ -106,7 +106,7 @@ def test_file_is_imported_once_until_it_changes(mine: Path, monkeypatch: pytest.
     first, again = (type(search.load_planner(f"{mine}:Lookahead").identical_to) for _ in range(2))
     assert first is again
     before = identity_of(search.load_planner(f"{mine}:Lookahead"))
-    # Its bytecode, kept beside it, is told apart by size and second alone.
+    # Its cached bytecode is identified only by size and time in seconds.
     mine.write_text(MINE.replace("width=2, depth", "width=4, depth"), encoding="utf-8")
     os.utime(mine, ns=(written, written))
     planner: Any = search.load_planner(f"{mine}:Lookahead")

@@ -165,7 +165,7 @@ def test_random_critic_is_uniform_and_reproducible() -> None:
 
 
 class Chooser:
-    """A policy that is asked for log-probabilities of first words: those of a table, by a word of the prompt."""
+    """A policy that returns log-probabilities of first words from a table, by a word of the prompt."""
 
     name, max_batch = "chooser", 4
 
@@ -202,7 +202,7 @@ def test_verdict_is_the_probability_of_yes() -> None:
     critic = Judge(policy)
     scores = critic.score([context("good"), context("bad"), context("good")])
     assert list(scores) == pytest.approx([0.5, -0.5, 0.5], abs=1e-6)
-    # An equal question is asked once and billed to both.
+    # Equal requests are sent once and counted for both.
     assert policy.batches == [2] and scores[0] == scores[2]
     assert (scores.tokens, scores.prompt_tokens, scores.unread) == ((1, 1, 1), (10, 10, 10), (0, 0, 0))
 
@@ -240,7 +240,7 @@ def test_sampled_verdicts_are_shares_and_unreadable_ones_are_counted(
         assert critic.mode == "share" and critic.concurrent == (policy.__class__ is not ScriptedPolicy)
         assert (scores.tokens, scores.unread) == ((9,), (unread,))
         if value is None:
-            assert math.isnan(scores[0]) and scores.reasons[0] == "none of 3 replies ends with a verdict, yes or no"
+            assert math.isnan(scores[0]) and scores.reasons[0] == "none of 3 replies ends with the verdict yes or no"
         else:
             assert scores[0] == pytest.approx(value, abs=1e-6)
 
@@ -254,7 +254,7 @@ def test_pairs_are_compared_in_both_orders() -> None:
             found = []
             for [message] in prompts:
                 first, second = (message.content.split(f"Message {x} of")[1].split("\n")[1] for x in "AB")
-                # It favours what it reads first by a factor of 3.
+                # It prefers the first message by a factor of 3.
                 found.append(Choice((math.log(3 * strength[first]), math.log(strength[second])), 5))
             return found
 
@@ -325,8 +325,8 @@ def test_search_without_readable_verdict_fails_and_keeps_its_cost() -> None:
     plans = {p.problem_id: p for p in search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=judge)}
     failed = plans.pop(task[0].id)
     assert failed.error == (
-        "CriticError: critic 'judge:half' has no value for the state after turn 1: none of 2 replies ends with a "
-        "verdict, yes or no"
+        "CriticError: critic 'judge:half' has no value for the state after turn 1: none of 2 replies ends with the "
+        "verdict yes or no"
     )
     assert failed.usage.unread_verdicts == failed.usage.critic_tokens / 2 > 0
     assert all(plan.error is None and plan.usage.unread_verdicts == 0 for plan in plans.values())
@@ -366,7 +366,7 @@ def test_judge_identity_contains_policy_prompt_and_settings(tmp_path: Path, fold
 def test_judge_and_policy_options_are_separate(folder: Path) -> None:
     critic = load_critic(f"judge:transformers:{folder}#mode=share&n=2&max_batch=5")
     assert (critic.max_batch, critic._n, critic.mode) == (5, 2, "share")  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"mdoe.*a judge's own options are mode, n, prompt"):
+    with pytest.raises(ConfigError, match=r"mdoe.*options of the judge: mode, n, prompt"):
         load_critic(f"judge:transformers:{folder}#mdoe=share")
     for wrong in ("mode=maybe", "mode=share&n=0", "mode=share&max_tokens=x", "mode=share&temperature=-1"):
         with pytest.raises(ConfigError, match=r"expected"):

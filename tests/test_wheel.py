@@ -19,7 +19,7 @@ PACKAGES = ("mas_gym", "search", "rewardmodels")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build from a copy, because building writes beside its sources."""
+    """Build from a copy, because building writes next to its sources."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))

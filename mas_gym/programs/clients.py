@@ -184,7 +184,7 @@ class _Awaited:
         self._execution = execution
         self._here: asyncio.Future[list[str]] = loop.create_future()
         self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
-        # This tells the loop which execution the reply belongs to.
+        # The loop uses it to find the execution of the reply.
         self._context = copy_context()
 
     def set_result(self, texts: list[str]) -> None:

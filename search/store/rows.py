@@ -413,7 +413,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     """Read a run's row; None if there is none.
 
     Raises:
-        Damage: The row differs from what was written.
+        Damage: The row is corrupt.
     """
     values = connection.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
     if values is None:

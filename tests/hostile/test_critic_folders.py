@@ -1,4 +1,4 @@
-"""Critic folders from outside: whatever is in them, loading ends soon, in a typed error or in a critic that scores."""
+"""Untrusted critic folders: loading always ends soon, in a typed error or in a critic that scores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to damage; whoever asks on standard input fails the test."""
+    """A copy to damage; any prompt on standard input fails the test."""
 
     def asked(*_: Any) -> str:
         raise AssertionError("asked on standard input")
@@ -303,7 +303,7 @@ def test_special_files_are_rejected(folder: Path, name: str, kind: str) -> None:
 
 
 def test_symlinks_are_followed_and_identified_by_content(folder: Path, tmp_path: Path) -> None:
-    """A hub's cache holds links to files."""
+    """A hub cache contains links to files."""
     before = identity_of(load_critic(str(folder)))
     moved = tmp_path / "blob"
     (folder / "model.safetensors").rename(moved)
@@ -353,7 +353,7 @@ def test_code_in_a_folder_is_not_executed(folder: Path, file: str, known: bool) 
     try:
         load_critic(str(folder)).score(STATE)
     except MASGymError as error:
-        assert not known and ("never run" in str(error) or "cannot load" in str(error))
+        assert not known and ("never executed" in str(error) or "cannot load" in str(error))
     assert not any("evil" in name for name in sys.modules)
 
 
@@ -411,5 +411,5 @@ def test_arbitrary_json_in_any_field_is_accepted_or_rejected(
     except ConfigError as error:
         assert field in str(error)
     else:
-        # NaN is no equal of itself.
+        # NaN is not equal to itself.
         assert repr(getattr(info, field)) == repr(value)

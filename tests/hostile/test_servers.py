@@ -1,4 +1,4 @@
-"""Whatever a server replies, a request ends soon and in bounded memory, with a sample or a `PolicyError`."""
+"""For any server reply, a request ends soon and in bounded memory, with a sample or a `PolicyError`."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Server:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            # Reset, so that bytes that nobody reads keep no connection open.
+            # Reset, so that unread bytes keep no connection open.
             sock = writer.get_extra_info("socket")
             if self.mode is RESET:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -361,7 +361,7 @@ def test_server_that_keeps_rejecting_requests_fails(place: tuple[Server, str]) -
             yield chunk
 
     server.mode, server.posts = turn, 0
-    with pytest.raises(PolicyError, match="refused"):
+    with pytest.raises(PolicyError, match="rejected"):
         ask(policy(url))
     assert server.posts <= 20
 

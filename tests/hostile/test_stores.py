@@ -1,4 +1,4 @@
-"""Damaged store files, every region flipped or cut: nothing but our errors, and no value that has changed."""
+"""Store files with any region flipped or cut raise only typed errors and never return a changed value."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_resuming_a_damaged_store_reports_the_damage(whole: Path, tmp_path: Path
 
 
 def test_damaged_log_is_reported(whole: Path, tmp_path: Path, told: Told) -> None:
-    """Commits that are not in the file yet: SQLite drops those from the damaged one on, and what is left is whole."""
+    """Commits that are not in the file yet: SQLite drops those from the damaged one on; the rest is intact."""
     path, copy = tmp_path / "a.db", tmp_path / "copy" / "a.db"
     copy.parent.mkdir()
     shutil.copy(whole, path)
@@ -374,7 +374,7 @@ def test_endless_statement_is_stopped(whole: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def unwritable(whole: Path, tmp_path: Path) -> Path:
-    """A store in WAL mode where SQLite cannot make its files, whatever the user's rights."""
+    """A store in WAL mode in a folder in which no user can create files."""
     path = tmp_path / "read?only%20.db"
     shutil.copy(whole, path)
     execute(path, "PRAGMA journal_mode=WAL")

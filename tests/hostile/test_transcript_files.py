@@ -75,7 +75,7 @@ def test_line_of_a_gigabyte_is_rejected_unread(tmp_path: Path) -> None:
 
 
 class Broken:
-    """Gives what it is told to for transcripts with the word "odd", and 0.5 for others."""
+    """Returns the given value for transcripts with the word "odd", and 0.5 for others."""
 
     name, terminal_only, free = "broken", False, False
 

@@ -1,4 +1,4 @@
-"""Whatever a judge, a reward model's folder or a server says: a clear error for that search, and never a default."""
+"""Invalid output of a judge, a reward model's folder or a server fails that search with a clear error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NONSENSE = (
 
 
 class Says:
-    """A critic that answers with whatever it was given."""
+    """A critic that returns the given object."""
 
     name, terminal_only, free = "says", False, False
 
