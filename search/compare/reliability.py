@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -45,6 +45,11 @@ class Bin(NamedTuple):
     value: float
     right: float
     states: int
+
+
+def gap(bins: Sequence[Bin]) -> float:
+    """Return the mean distance between value and ``2 right - 1`` over states in bins."""
+    return sum(abs(one.value - (2 * one.right - 1)) * one.states for one in bins) / sum(one.states for one in bins)
 
 
 class ScoredStates:
