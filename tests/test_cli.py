@@ -25,7 +25,7 @@ import rewardmodels
 import search
 from mas_gym.cli import app
 from mas_gym.cli.console import RunProgress
-from mas_gym.cli.evaluate import pair_arms
+from mas_gym.cli.evaluate import pair_rows
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.internal.text import by_cause
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
@@ -186,10 +186,10 @@ def test_every_planner_with_a_critic_runs_with_every_critic(run: Run, recording:
 
 
 def test_incompatible_pairs_are_skipped_and_reported(tmp_path: Path) -> None:
-    arms = pair_arms(["single", "mcts:5,2,leaf=bootstrap", "single"], ["policy-likelihood"])
-    assert [arm.label for arm in arms] == ["single", "mcts:5,2,leaf=bootstrap + policy-likelihood"]
+    rows = pair_rows(["single", "mcts:5,2,leaf=bootstrap", "single"], ["policy-likelihood"])
+    assert [row.label for row in rows] == ["single", "mcts:5,2,leaf=bootstrap + policy-likelihood"]
     with pytest.raises(ConfigError, match="virtual visits"):
-        pair_arms(["mcts:5,2,values=outcome,virtual_visits=true"], ["policy-likelihood"])
+        pair_rows(["mcts:5,2,values=outcome,virtual_visits=true"], ["policy-likelihood"])
 
 
 def test_failed_searches_are_listed_by_reason(run: Run, recording: str) -> None:
