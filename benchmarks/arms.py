@@ -65,7 +65,7 @@ class Entry:
     """A row of the table.
 
     Attributes:
-        name: What the table calls it, with ``{}`` for the size.
+        name: Its name in the table, with ``{}`` for the size.
         make: Returns the planner of a size.
         arms: The arms that it may use.
         critic: The critic that guides it.

@@ -55,7 +55,7 @@ class Allocated(StopRule):
         """Return the rule's reason, or a reason if no gain is expected."""
         found = self.rule.reason(evidence)
         if found is None and evidence.check < self.size and not self.further(evidence) > 0:
-            return "no gain expected from more"
+            return "no expected gain from further search"
         return found
 
     def further(self, evidence: Evidence) -> float:
@@ -88,12 +88,12 @@ def allocated(planner: Planner) -> Planner:
         return replace(planner, planner=allocated(planner.planner))
     if isinstance(planner, SelfConsistency):
         if planner.weights is not None:
-            raise ConfigError("allocate: sc computes gains from equal votes; leave out weights=critic")
+            raise ConfigError("allocate: expected sc with equal votes, got weights=critic; leave out weights")
         return replace(planner, allocated=True)
     if isinstance(planner, TurnByTurn):
         raise ConfigError(
-            f"allocate: {planner_spec(planner)} has an answer only at the end, so it cannot wait for a share of the "
-            "budget with one; use bon, mcts, puct, halving, adaptive, sc or a cascade"
+            "allocate: expected a planner with an answer before the end of its search, got "
+            f"{planner_spec(planner)}; use bon, mcts, puct, halving, adaptive, sc or a cascade"
         )
     if not takes_stop(planner):
         raise ConfigError(f"allocate: {planner_spec(planner)} has no setting stop; {_REMEDY}")
@@ -101,6 +101,8 @@ def allocated(planner: Planner) -> Planner:
     if not isinstance(rule, Confident) or rule.calibrated is None:
         raise ConfigError(f"allocate: {planner_spec(planner)} has no calibrated stop rule; {_REMEDY}")
     if not rule.calibrated.growth:
-        raise ConfigError(f"allocate: {rule} states no expected gains, as older files; run mas-gym calibrate again")
+        raise ConfigError(
+            f"allocate: {rule} has no expected gains, because an older version wrote it; run mas-gym calibrate again"
+        )
     changed: Planner = replace(planner, stop=Allocated(rule))  # type: ignore[type-var]
     return changed
