@@ -477,6 +477,36 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def allocated_runs(lab: Lab, specs: Mapping[str, str | None], number: int) -> Iterator[str]:
+    """Yield the table of runs with a budget that is allocated or divided equally, for planners without traces."""
+    yield "\n## A run budget for all questions: votes and cascades\n"
+    yield f"{number} test problems. Budgets are shares of the tokens of complete searches. Nothing was chosen. Differences"
+    yield "are paired, against the equal budget for each question.\n"
+    yield "| search | budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
+    yield "|---|---:|---|---:|---:|---:|---|"
+    for spec, critic in specs.items():
+        guide = None if critic is None else load_critic(critic)
+        options: dict[str, Any] = {"mas": "rpsv", "policy": lab.policy, "critic": guide, "seed": SEED, "progress": True}
+        problems = lab.problems("test", number=number)
+        whole = plain_scores(search.run(spec, problems, **options))
+        yield f"| {spec} | none | | {' | '.join(reached(whole))} | |"
+        for share in SHARES[::2]:
+            budget = share * whole.spent
+            equal = plain_scores(search.run(spec, problems, budget=search.Budget(tokens=round(budget)), **options))
+            total = search.Budget(tokens=round(budget * number))
+            found = plain_scores(search.run(spec, problems, run_budget=total, allocate=True, **options))
+            yield f"| {spec} | {budget:,.0f} | equal | {' | '.join(reached(equal))} | |"
+            compared = against(found, equal)
+            yield f"| {spec} | {budget:,.0f} | allocated | {' | '.join(reached(found))} | {compared} |"
+
+
+def plain_scores(plans: Iterable[search.Plan]) -> Scores:
+    """Return what a run reaches and spends by problem."""
+    found = {plan.problem_id: plan for plan in plans}
+    hits = {key: float(bool(plan.correct)) for key, plan in found.items()}
+    return Scores(hits, {key: float(plan.usage.generated_tokens) for key, plan in found.items()})
+
+
 def best_of_n(lab: Lab) -> Iterator[str]:
     """Yield MCTS that stops against best-of-N with the ORM at equal accuracy on dev."""
     runs = {split: (lab.traces("mcts:20,3", "tiny-masprm", split), lab.traces("bon:20", "tiny-orm", split)) for split in
@@ -570,6 +600,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=100, help="test problems")
     parser.add_argument("--cascade", type=int, nargs=2, default=(100, 100), help="dev and test problems of cascades")
     parser.add_argument("--difficulty", type=int, default=60, help="problems per difficulty and split")
+    parser.add_argument("--others", type=int, default=50, help="test problems of votes and cascades with a run budget")
     parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, help="measure these sections alone")
     parser.add_argument("--natural", type=int, nargs=2, default=(60, 60), help="dev and test problems, natural agents")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
@@ -584,6 +615,7 @@ def main() -> None:
         "best-of-n": lambda: best_of_n(lab),
         "allocation-bon": lambda: allocations(lab, "bon:20", "tiny-orm"),
         "allocation-mcts": lambda: allocations(lab, "mcts:20,3", "tiny-masprm"),
+        "allocation-other": lambda: allocated_runs(lab, OTHERS, options.others),
         "horizon": lambda: horizons(lab, "mcts:20,3", "tiny-masprm", (None, 30, 60)),
         "natural-bon": lambda: family(natural(), "bon:20", "policy-likelihood"),
         "natural-mcts": lambda: family(natural(), "mcts:20,3", "policy-likelihood"),
@@ -598,7 +630,18 @@ def main() -> None:
         print(sections[part], flush=True)
 
 
-PARTS = ("bon", "mcts", "best-of-n", "allocation-bon", "allocation-mcts", "transfer", "cascade", "horizon")
+OTHERS = {"sc:20": None, "cascade:single>mcts:20,3@0.9": "tiny-masprm"}
+PARTS = (
+    "bon",
+    "mcts",
+    "best-of-n",
+    "allocation-bon",
+    "allocation-mcts",
+    "allocation-other",
+    "transfer",
+    "cascade",
+    "horizon",
+)
 PARTS += ("natural-bon", "natural-mcts", "game24")
 MARK = "\n\n<!-- part: {} -->\n"
 
