@@ -480,8 +480,8 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
 def allocated_runs(lab: Lab, specs: Mapping[str, str | None], number: int) -> Iterator[str]:
     """Yield the table of runs with a budget that is allocated or divided equally, for planners without traces."""
     yield "\n## A run budget for all questions: votes and cascades\n"
-    yield f"{number} test problems. Budgets are shares of the tokens of complete searches. Nothing was chosen. Differences"
-    yield "are paired, against the equal budget for each question.\n"
+    yield f"{number} test problems. Budgets are shares of the tokens of complete searches. Nothing was chosen."
+    yield "Differences are paired, against the equal budget for each question.\n"
     yield "| search | budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---|---:|---|---:|---:|---:|---|"
     for spec, critic in specs.items():
