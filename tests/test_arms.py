@@ -233,6 +233,31 @@ def test_thompson_prefers_the_arm_whose_messages_gain_more() -> None:
     assert share("mcts:20,3") < 0.6 < 0.75 < share("mcts:20,3,arms=thompson")
 
 
+@pytest.mark.parametrize("spec", ["sc:4", "bon:4", "mcts:6,3", "sbs:2,2"])
+def test_only_uses_one_arm(spec: str) -> None:
+    planner = search.load_planner(f"{spec},arms=only:small")
+    assert search.planner_spec(planner) == f"{spec},arms=only:small"
+    for plan in run(planner):
+        assert {arm.arm for arm in plan.usage.arms if arm.calls} == {"small"}
+
+
+def test_cascade_from_the_small_to_the_large_arm() -> None:
+    spec = "cascade:bon:2,arms=only:small>mcts:6,3,arms=only:large@0.55"
+    ended = Counter()
+    for plan in run(spec, n=12):
+        used = {arm.arm for arm in plan.usage.arms if arm.calls}
+        assert used == ({"small"} if plan.stopped else {"small", "large"})
+        ended[plan.stopped is None] += 1
+    assert len(ended) == 2
+
+
+def test_only_rejects_an_unknown_arm() -> None:
+    with pytest.raises(SearchError, match="small"):
+        run("mcts:4,2,arms=only:smal")
+    with pytest.raises(ConfigError, match="name of an arm"):
+        search.load_planner("mcts:4,2,arms=only:")
+
+
 def test_cost_prefers_the_cheaper_of_equal_arms() -> None:
     policy = ArmsPolicy({name: ScriptedPolicy(talk, name, 4) for name in ("large", "small")})
 
