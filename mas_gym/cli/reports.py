@@ -58,8 +58,15 @@ def report(
     if store is None and service_log is None:
         raise ConfigError("expected a store, --service-log FILE or both, got neither; see mas-gym report --help")
     with nullcontext() if store is None else open_store(store) as opened:
-        options = {"runs": run or (), "baseline": baseline, "figures": figures, "prices": costs}
-        reports = write_report(opened, out, service_log=service_log, **options)
+        reports = write_report(
+            opened,
+            out,
+            runs=run or (),
+            baseline=baseline,
+            figures=figures,
+            prices=costs,
+            service_log=service_log,
+        )
     console = stdout()
     for one in reports:
         console.print(one.comparison.show(console.width))
