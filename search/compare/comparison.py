@@ -141,7 +141,7 @@ def matched(
         bench: The shared settings.
         match: The cost.
         problems: The calibration problems.
-        refused: Called with the reason for each row that is left out because it cannot be sized.
+        refused: Called with the reason for each row that is skipped because it cannot be sized.
 
     Raises:
         ConfigError: No row is left.
@@ -153,7 +153,7 @@ def matched(
         try:
             found.append((row, *calibrate(row, bench, match, chosen)))
         except ConfigError as error:
-            reasons.append(f"{one_line(row.label)} left out: {error}")
+            reasons.append(f"{one_line(row.label)} skipped: {error}")
     if not found:
         raise ConfigError("; ".join(reasons))
     for reason in reasons:
