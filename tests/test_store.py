@@ -829,9 +829,9 @@ def test_store_of_another_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="expected schema 9, got 99"):
+    with pytest.raises(StoreError, match="expected schema 10, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 9, got 99"):
+    with pytest.raises(StoreError, match="expected schema 10, got 99"):
         run(path)
 
 
@@ -862,7 +862,7 @@ def test_export_writes_every_search(tmp_path: Path) -> None:
     assert count == table.num_rows == sum(len(plan.tree) for plan in plans if plan.tree is not None)
     assert not list(tmp_path.glob("*.part"))
     about = json.loads(table.schema.metadata[b"mas_gym"])
-    assert about["schema"] == 2 and about["config"]["seed"] == 42
+    assert about["schema"] == 3 and about["config"]["seed"] == 42
     by_id = {plan.problem_id: plan.tree for plan in plans}
     for row in table.to_pylist():
         tree = by_id[row["problem"]]
@@ -894,7 +894,7 @@ def test_export_loads_as_a_data_set(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=2))
     with open_store(tmp_path / "a.db") as store:
         rows = store.dataset()
-    assert {"problem", "text", "q", "seed"} <= set(rows.column_names)
+    assert {"problem", "text", "q", "seed", "arm"} <= set(rows.column_names)
     assert rows[0]["question"].startswith("Question 0")
 
 

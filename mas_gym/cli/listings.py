@@ -71,7 +71,7 @@ def planners(json: AsJSON = False) -> None:
     from search.planners.registry import planner_makers
 
     made = (_entry(name, make) for name, make in planner_makers().items())
-    arms = "With several models (--policy arms:...), arms=thompson or arms=cost chooses the model of each message"
+    arms = "With several models (--policy arms:...), arms=thompson, cost or only:NAME chooses the model of each message"
     _show(made, json, f"--planner NAME:SETTINGS, such as mcts:10,3,leaf=bootstrap\n{arms}", "planner")
 
 

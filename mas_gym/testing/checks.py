@@ -48,6 +48,7 @@ class ProposalLike(NamedTuple):
     logprob: float | None
     finish_reason: str
     certainty: None = None
+    arm: str = ""
 
     @property
     def mean_logprob(self) -> float | None:

@@ -61,18 +61,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
 
-SCHEMA = 2
+SCHEMA = 3
 BATCH = 10_000
 _AT_ONCE = 20
 """Number of searches to read at once with content; small batches reduce garbage collection."""
 _ROWS_AT_ONCE = 200
 """Number of searches to read at once without content."""
-TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
+TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "arm", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
 COLUMNS = [
     "problem", "question", "reference", "node", "parent", "speaker", "recipients", "text", "terminal",
-    "visits", "total", "q", "value", "tokens", "logprob", "finish", "seed",
+    "visits", "total", "q", "value", "tokens", "logprob", "finish", "seed", "arm",
     "rank", "score", "answer", "correct",
 ]  # fmt: skip
 
