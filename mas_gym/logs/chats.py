@@ -20,7 +20,7 @@ QUESTION_ID = ("question_id", "problem_id", "task_id")
 SAMPLE_ID = ("sample_id", "id", "sample", "run_id", "trace_id")
 
 
-def first_of(row: Mapping[str, object], names: tuple[str, ...]) -> Any:
+def first_of(row: Mapping[str, object], names: tuple[str, ...]) -> object:
     """Return the value of the first of several fields that a row has; None if it has none of them."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
@@ -172,7 +172,7 @@ def langgraph(row: object) -> Transcript:
     return chat(row)
 
 
-def _updated(update: object) -> list[Any]:
+def _updated(update: object) -> list[object]:
     if not isinstance(update, Mapping):
         raise BadRow(f"expected an update of a node, got {shown(update)}")
     found = []
@@ -195,6 +195,6 @@ def is_langgraph(row: object) -> bool:
     return isinstance(row, list) and is_history(row) and _langchain(row)
 
 
-def _langchain(messages: list[Any]) -> bool:
+def _langchain(messages: list[object]) -> bool:
     first = messages[0] if messages else None
     return isinstance(first, Mapping) and "type" in first and "role" not in first

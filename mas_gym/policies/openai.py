@@ -15,8 +15,9 @@ import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mas_gym.errors import (
     ConfigError,
@@ -49,6 +50,9 @@ from mas_gym.policies.openai_format import (
     reply_limit,
 )
 from mas_gym.systems.prompts import ChatMessage
+
+if TYPE_CHECKING:
+    from openai import AsyncAPIResponse, AsyncOpenAI
 
 logger = logging.getLogger("mas_gym.policies")
 
@@ -313,7 +317,10 @@ class OpenAIPolicy(AsyncPolicy):
         return {} if listed is None else model_facts(listed, self.model)
 
     async def _json(
-        self, call: Callable[[Any], Any], limit: int, absent: Callable[[Fault], bool] = lambda fault: False
+        self,
+        call: Callable[[AsyncOpenAI], AbstractAsyncContextManager[AsyncAPIResponse[Any]]],
+        limit: int,
+        absent: Callable[[Fault], bool] = lambda fault: False,
     ) -> JSONObject | None:
         """Repeat a call until it returns a JSON object; None if a fault shows that there is none."""
         tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
@@ -361,7 +368,7 @@ class OpenAIPolicy(AsyncPolicy):
         api = self.options.api
         inputs: JSONObject = {"messages": []} if api == "chat" else {"prompt": ""}
 
-        def call(client: Any) -> Any:
+        def call(client: AsyncOpenAI) -> AbstractAsyncContextManager[AsyncAPIResponse[Any]]:
             endpoint = client.chat.completions if api == "chat" else client.completions
             return endpoint.with_streaming_response.create(model=self.model, **inputs, extra_body=body)
 
@@ -376,7 +383,9 @@ class OpenAIPolicy(AsyncPolicy):
         self._down, self._answered = False, asyncio.get_running_loop().time()
         return reply
 
-    async def _exchange(self, call: Callable[[Any], Any], limit: int) -> bytes:
+    async def _exchange(
+        self, call: Callable[[AsyncOpenAI], AbstractAsyncContextManager[AsyncAPIResponse[Any]]], limit: int
+    ) -> bytes:
         """Make one call as soon as a slot is free; return the body, of at most ``limit`` bytes."""
         loop = asyncio.get_running_loop()
         slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
@@ -481,7 +490,7 @@ class OpenAIPolicy(AsyncPolicy):
     def _shown_url(self) -> str:
         return re.sub(r"//[^/@]*@", "//", self.base_url or "the default OpenAI endpoint")
 
-    def _open(self) -> Any:
+    def _open(self) -> AsyncOpenAI:
         import openai
 
         key = os.environ.get(self.options.key_env, "").strip()

@@ -186,7 +186,7 @@ class Place(Protocol):
         """Whether the caller is on the loop's thread."""
         ...
 
-    def soon(self, work: Callable[..., Any], *args: object) -> None:
+    def soon(self, work: Callable[..., object], *args: object) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
         ...
 

@@ -35,7 +35,7 @@ _LIBRARIES = ("langgraph", "langchain")
 
 _process_port: int | None = None
 _nodes: ContextVar[tuple[str, ...]] = ContextVar("mas_gym_nodes", default=())
-_routers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_routers: WeakKeyDictionary[object, str] = WeakKeyDictionary()
 """Names of routing functions (which choose the next node), by their runnable."""
 _router: ContextVar[tuple[str, str]] = ContextVar("mas_gym_router", default=("", ""))
 """The routing function that runs in this context, after its node."""

@@ -60,7 +60,7 @@ class Gateway:
 
     def __init__(
         self,
-        normalise: Callable[[JSONObject], Any] | None = None,
+        normalise: Callable[[JSONObject], object] | None = None,
         fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         """Start without executions."""
@@ -369,7 +369,7 @@ def _template(gateway: Gateway, asynchronous: bool) -> _Template:
 # ---- plain chat requests
 
 
-def _async_chat() -> Any:
+def _async_chat() -> object:
     from openai.resources.chat import AsyncChat, AsyncCompletions
     from openai.types.chat import ChatCompletion
 
@@ -377,7 +377,7 @@ def _async_chat() -> Any:
         def __init__(self, clients: Clients, execution: Execution) -> None:
             self._clients, self._execution = clients, execution
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             return _completed(self, AsyncCompletions, name, True)
 
         async def create(self, *args: Any, **named: Any) -> Any:
@@ -397,7 +397,7 @@ def _async_chat() -> Any:
     return Chat
 
 
-def _chat() -> Any:
+def _chat() -> object:
     from openai.resources.chat import Chat as WholeChat
     from openai.resources.chat import Completions as WholeCompletions
     from openai.types.chat import ChatCompletion
@@ -406,7 +406,7 @@ def _chat() -> Any:
         def __init__(self, clients: Clients, execution: Execution) -> None:
             self._clients, self._execution = clients, execution
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             return _completed(self, WholeCompletions, name, False)
 
         def create(self, *args: Any, **named: Any) -> Any:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
 from types import MappingProxyType
-from typing import Any
 
 from mas_gym.internal.identity import digest_of
 from mas_gym.internal.json_types import JSONMapping
@@ -85,7 +84,7 @@ def _label(label: object, labels: str) -> str:
     raise BadRow(f"expected the index or the letter of one of {len(labels)} options, got {shown(label)}")
 
 
-def _first(row: Mapping[str, object], *names: str) -> Any:
+def _first(row: Mapping[str, object], *names: str) -> object:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 

@@ -106,7 +106,7 @@ def _jsonl(path: Path, name: str) -> Iterator[Row]:
             yield Row(f"{path}:{number}", _parsed(line))
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -206,7 +206,7 @@ def _csv(path: Path, name: str) -> Iterator[Row]:
     for line, cells in _cells(path):
         if not cells or (line == 1 and cells[0].strip().lower() == "question"):
             continue
-        value: Any = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
+        value: object = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
         if len(cells) == 6:
             value = {"question": cells[0], "choices": cells[1:5], "answer": cells[5], "subject": subject}
         yield Row(f"{path}:{line}", value)
@@ -219,7 +219,7 @@ def _table(path: Path) -> Iterator[Row]:
     if len(set(header)) < len(header):
         raise DataError(f"{path}: expected columns of different names, got {shown(header)}")
     for line, cells in rows:
-        value: Any = BadRow(f"expected {len(header)} cells, one for each column, got {len(cells)}: {shown(cells)}")
+        value: object = BadRow(f"expected {len(header)} cells, one for each column, got {len(cells)}: {shown(cells)}")
         if len(cells) == len(header):
             value = dict(zip(header, cells, strict=True))
         yield Row(f"{path}:{line}", value)
@@ -249,7 +249,7 @@ def _txt(path: Path, name: str) -> Iterator[Row]:
             block.append(line.strip())
         elif block:
             try:
-                value: Any = logiqa_block(block)
+                value: object = logiqa_block(block)
             except BadRow as error:
                 value = error
             yield Row(f"{path}:{number - len(block)}", value)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Row(NamedTuple):
     """One raw row and its location for error messages."""
 
     place: str
-    value: Any
+    value: object
 
 
 SHOWN = 60

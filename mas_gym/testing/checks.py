@@ -9,7 +9,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mas_gym.errors import ComplianceError, ConfigError, IdentityError, IllegalActionError, PolicyError, shown
 from mas_gym.internal.event_loop import engine_loop
@@ -133,7 +133,10 @@ def check_apart(findings: Findings, first: str, second: str, alike: bool, differ
         findings.expect(first != second, fault)
 
 
-def variants(part: object) -> Iterator[tuple[str, Any]]:
+T = TypeVar("T")
+
+
+def variants(part: T) -> Iterator[tuple[str, T]]:
     """Yield copies of a component with one numeric setting changed, and the name of the setting.
 
     A changed setting may be invalid, so an error in such a copy is not a violation.
@@ -149,7 +152,7 @@ def variants(part: object) -> Iterator[tuple[str, Any]]:
         yield name, other
 
 
-def _changed(value: object) -> Any:
+def _changed(value: object) -> object:
     """Return another value of the same type; None if it is not numeric."""
     if isinstance(value, bool):
         return not value
@@ -305,10 +308,10 @@ def _check_seeds(
         findings.expect(streamed == said, "its session gives other samples than sample()")
 
 
-def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[Any]:
+def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[object]:
     """Return the samples of a session in which requests join while others are being generated."""
     session = policy.open()
-    samples: list[Any] = [None] * len(requests)
+    samples: list[object] = [None] * len(requests)
     waiting = list(enumerate(requests))
     for _ in range(_MOST_STEPS):
         if waiting:

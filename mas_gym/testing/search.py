@@ -444,7 +444,7 @@ class OracleCritic(Critic):
                 raise CriticError(f"expected the reference answer of {name!r}, got {answer!r}; pass problem.answer")
             self._problems[problem.question] = problem
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the answers and the task that grades."""
         return {"answers": self._answers, "task": self._task}
 

@@ -30,7 +30,7 @@ from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.files import read_file
 from mas_gym.tasks.rows import BadRow
-from search.protocol import Critic, ScoringContext, as_critic
+from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.tree import Proposal
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -301,7 +301,9 @@ def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], las
     return contexts[-1:] if last_alone else contexts
 
 
-def _outcomes(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> Iterator[tuple[int, Any]]:
+def _outcomes(
+    critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]
+) -> Iterator[tuple[int, Scores | Exception]]:
     for key, outcome in score_batch(critic, batch) if batch else ():
         if isinstance(outcome, EngineUnavailableError):
             raise outcome
@@ -309,7 +311,7 @@ def _outcomes(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]
         yield key, outcome
 
 
-def _scored(transcript: LabelledTranscript, outcome: Any) -> Scored:
+def _scored(transcript: LabelledTranscript, outcome: Scores | Exception) -> Scored:
     if isinstance(outcome, Exception):
         reason = str(outcome) if isinstance(outcome, MASGymError) else f"{type(outcome).__name__}: {outcome}"
         return Scored(transcript, (), reason or type(outcome).__name__)
@@ -317,7 +319,7 @@ def _scored(transcript: LabelledTranscript, outcome: Any) -> Scored:
     return Scored(transcript, tuple(outcome.values)) if failed is None else Scored(transcript, (), failed)
 
 
-def _added(cost: Cost, outcome: Any, calls: int) -> Cost:
+def _added(cost: Cost, outcome: Scores | Exception, calls: int) -> Cost:
     if isinstance(outcome, Exception):
         return cost
     tokens, read, unread = outcome.cost()

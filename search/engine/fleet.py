@@ -144,7 +144,7 @@ def _connect(address: str | None) -> None:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def _check_picklable(**arguments: Any) -> None:
+def _check_picklable(**arguments: object) -> None:
     from ray import cloudpickle
 
     for name, value in arguments.items():
@@ -260,7 +260,7 @@ class _Member:
 
     number: int
     actor: Any
-    loading: Any
+    loading: object
     open: dict[Any, tuple[SearchFuture, Cost]] = field(default_factory=dict)
 
 

@@ -183,7 +183,7 @@ class Journal:
         record: Record | None = None,
         listener: Listener | None = None,
         repeat: bool = False,
-        **facts: Any,
+        **facts: object,
     ) -> None:
         """Log the start of a run.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,7 +14,6 @@ from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.prompts import nameable
 from mas_gym.systems.state import Action, MASState
 from search.planners.common import (
-    Steps,
     delegate,
     step_values,
 )
@@ -25,6 +24,7 @@ from search.protocol import (
     Planner,
     Propose,
     Request,
+    Steps,
     as_planner,
 )
 from search.tree import Proposal
@@ -90,7 +90,7 @@ class ChosenRecipients(Planner):
         """Run the planner, and change the recipients of its proposals."""
         rule = _RULES[self.recipients](rng)
 
-        def answer(requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
+        def answer(requests: list[Request]) -> Steps[list[Any]]:
             replies = yield requests
             yield from _readdress(model, requests, replies, rule)
             return replies
@@ -106,11 +106,11 @@ class _Fan(NamedTuple):
     successors: Mapping[int, MASState]
 
 
-_Steps = Generator[list[Request], list[Any], list[int]]
+_Steps = Steps[list[int]]
 _Choose = Callable[[Sequence[_Fan]], _Steps]
 
 
-def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps:
+def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps[None]:
     """Change the recipients of the proposals among the replies."""
     places: list[tuple[list[Proposal], int]] = []
     fans: list[_Fan] = []

@@ -131,7 +131,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
             yield
 
 
-def _otlp() -> Any:
+def _otlp() -> object:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
