@@ -42,6 +42,7 @@ from mas_gym.envs.critic_base import ScoringContext as ScoringContext
 from mas_gym.envs.critic_base import as_critic as as_critic
 from mas_gym.errors import ConfigError, whole_number
 from mas_gym.internal.adapter import Adapter, has_method, kind_of
+from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
 from search.plan import Plan
 
@@ -152,9 +153,11 @@ class Model(Protocol):
     """The part of `mas_gym.Dynamics` that planners use.
 
     Attributes:
+        mas: The system.
         max_depth: The maximum number of messages of an episode; 1 if unknown.
     """
 
+    mas: MAS
     max_depth: int
 
     def is_terminal(self, state: MASState) -> bool:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import gymnasium as gym
 import numpy as np
@@ -156,7 +156,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         observation, info = self._with_candidates(observation, info)
         return observation, reward, terminated, truncated, info
 
-    def _place(self, action: Any) -> int:
+    def _place(self, action: SupportsIndex) -> int:
         try:
             place = index(action)
         except TypeError:

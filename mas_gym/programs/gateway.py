@@ -20,7 +20,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -41,6 +41,9 @@ from mas_gym.programs.calls import (
 from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
 from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.recording import answer_use
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
@@ -315,8 +318,8 @@ _AGENT = {AGENT_HEADER}
 class _Template(NamedTuple):
     """A client without an execution, and the class of the copies' ``chat``."""
 
-    client: Any
-    chat: Any
+    client: OpenAI | AsyncOpenAI
+    chat: Callable[[Clients, Execution], object]
 
 
 class Clients:
@@ -327,7 +330,7 @@ class Clients:
         self.gateway = gateway
         self._templates: dict[bool, _Template] = {}
 
-    def make(self, execution: Execution, asynchronous: bool) -> Any:
+    def make(self, execution: Execution, asynchronous: bool) -> OpenAI | AsyncOpenAI:
         """Return an `openai.AsyncOpenAI` or `openai.OpenAI` that sends requests for an execution.
 
         Raises:
@@ -337,7 +340,7 @@ class Clients:
         client.__dict__["chat"] = self._templates[asynchronous].chat(self, execution)
         return client
 
-    def whole(self, execution: Execution, asynchronous: bool) -> Any:
+    def whole(self, execution: Execution, asynchronous: bool) -> OpenAI | AsyncOpenAI:
         """Return a client that sends all requests through the transport."""
         if asynchronous not in self._templates:
             self._templates[asynchronous] = _template(self.gateway, asynchronous)
@@ -369,7 +372,7 @@ def _template(gateway: Gateway, asynchronous: bool) -> _Template:
 # ---- plain chat requests
 
 
-def _async_chat() -> object:
+def _async_chat() -> Callable[[Clients, Execution], object]:
     from openai.resources.chat import AsyncChat, AsyncCompletions
     from openai.types.chat import ChatCompletion
 
@@ -397,7 +400,7 @@ def _async_chat() -> object:
     return Chat
 
 
-def _chat() -> object:
+def _chat() -> Callable[[Clients, Execution], object]:
     from openai.resources.chat import Chat as WholeChat
     from openai.resources.chat import Completions as WholeCompletions
     from openai.types.chat import ChatCompletion
@@ -424,7 +427,7 @@ def _chat() -> object:
     return Chat
 
 
-def _completed(resource: Any, kind: Any, name: str, asynchronous: bool) -> Any:
+def _completed(resource: object, kind: Any, name: str, asynchronous: bool) -> object:
     """Return an attribute of an openai resource that is set only on demand, because few programs need it."""
     own = resource.__dict__
     if not name.startswith("__") and "_client" not in own:

@@ -9,11 +9,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mas_gym.errors import DataError, MissingDependencyError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.logiqa import logiqa_block
 from mas_gym.tasks.rows import BadRow, Row, shown
+
+if TYPE_CHECKING:
+    import pyarrow
 
 MAX_BYTES = 1 << 29
 """Maximum size of a data file, and of a Parquet file's content in memory."""
@@ -140,7 +144,7 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
             texts = _checked_columns(path, file.metadata)
         # Texts stay dictionary-encoded until their size is known: one stored text can encode a million equal values.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-            rows: list[Any] = []
+            rows: list[JSONObject] = []
             size = 0
             for batch in file.iter_batches(_BATCH):
                 size += _ROW_BYTES * batch.num_rows + sum(map(_python_bytes, batch.columns))
@@ -158,7 +162,7 @@ _ROW_BYTES, _VALUE_BYTES = 512, 128
 """Approximate overhead of a row and of a value as Python objects, in bytes, without their content."""
 
 
-def _checked_columns(path: Path, facts: Any) -> list[str]:
+def _checked_columns(path: Path, facts: pyarrow.parquet.FileMetaData) -> list[str]:
     """Check the declared size of a Parquet file before it is read; return its text columns."""
     if facts.num_columns > MAX_COLUMNS:
         raise DataError(
@@ -177,7 +181,7 @@ def _checked_columns(path: Path, facts: Any) -> list[str]:
     return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
 
 
-def _python_bytes(array: Any) -> int:
+def _python_bytes(array: pyarrow.Array) -> int:
     """Return the approximate size in bytes of an Arrow array's values as Python objects."""
     import pyarrow
     from pyarrow import compute

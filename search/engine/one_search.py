@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex
 from mas_gym.envs.critic_base import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
 from mas_gym.internal.user_files import place_of
-from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.programs import Runner
 from mas_gym.systems.graph import Agent
@@ -576,7 +576,7 @@ class ActiveSearch:
             key = step.state.digest
             self.samples.setdefault((key, outcome.text), self.samples[key, step.text])
 
-    def _record(self, sample: Any, seed: int, arm: str) -> SampleRecord:
+    def _record(self, sample: Sample, seed: int, arm: str) -> SampleRecord:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.setup.dynamics.mas.ALL)

@@ -20,6 +20,7 @@ from search.planners.common import (
 from search.protocol import (
     Critic,
     Evaluate,
+    Model,
     PlanGenerator,
     Planner,
     Propose,
@@ -86,7 +87,7 @@ class ChosenRecipients(Planner):
         """Return a copy with a resized planner."""
         return replace(self, planner=self.planner.resized(size))
 
-    def plan(self, model: Any, root: MASState, rng: random.Random) -> PlanGenerator:
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and change the recipients of its proposals."""
         rule = _RULES[self.recipients](rng)
 
@@ -110,7 +111,7 @@ _Steps = Steps[list[int]]
 _Choose = Callable[[Sequence[_Fan]], _Steps]
 
 
-def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps[None]:
+def _readdress(model: Model, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps[None]:
     """Change the recipients of the proposals among the replies."""
     places: list[tuple[list[Proposal], int]] = []
     fans: list[_Fan] = []
@@ -125,7 +126,7 @@ def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choo
         proposals[i] = proposals[i]._replace(action=Action(proposals[i].action.text, recipient))
 
 
-def _fan(model: Any, state: MASState, action: Action) -> _Fan:
+def _fan(model: Model, state: MASState, action: Action) -> _Fan:
     successors: dict[int, MASState] = {}
     for recipient in nameable(model.mas, state):
         # The edge's condition may be false for this text.
