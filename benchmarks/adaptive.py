@@ -66,7 +66,7 @@ class Point(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A search that did not stop: its checks, what it drew, its answer and the critic's value of it."""
+    """A complete search: its checks, its messages, its answer and the critic's value of the answer."""
 
     problem: str
     points: tuple[Point, ...]
@@ -206,7 +206,7 @@ def priced(price: float, likelihood: bool = False) -> Rule:
 
 
 def scored(traces: Iterable[Trace], rule: Rule) -> Scores:
-    """Return what a rule reaches and spends by problem."""
+    """Return the accuracy and the cost of a rule by problem."""
     found = {trace.problem: rule(trace) for trace in traces}
     hits = {key: float(right) for key, (right, _, _) in found.items()}
     return Scores(hits, {key: float(tokens) for key, (_, tokens, _) in found.items()})
@@ -276,7 +276,7 @@ def fixed_size(dev: Sequence[Trace], rule: Rule) -> tuple[str, Rule] | None:
 
 
 def line(name: str, found: Scores, other: tuple[str, Rule] | None, test: Sequence[Trace]) -> str:
-    """Return a row: what a rule reaches on test, and how it compares with a fixed size."""
+    """Return a row with the test results of a rule, compared with a fixed size."""
     compared = "none reaches it on dev" if other is None else against(found, scored(test, other[1]))
     cells = (name, *reached(found))
     return f"| {' | '.join((*cells, '' if other is None else other[0], compared))} |"
@@ -300,7 +300,7 @@ def coverage(stop_map: StopMap, traces: Sequence[Trace]) -> tuple[str, ...]:
 
 
 def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]:
-    """Yield how well the probabilities of one planner hold on test."""
+    """Yield the calibration of one planner's probabilities on test."""
     share, right, expected, *_ = coverage(stop_map, test)
     yield f"\nOn test the file stops {share}% of the searches; {right}% of these are right, {expected}% expected."
 
@@ -323,7 +323,7 @@ Stages = Sequence[Sequence[Trace]]
 
 
 def cascade(thresholds: Sequence[float], stages: Stages) -> Scores:
-    """Return what a cascade reaches and spends; messages that stages share are counted once."""
+    """Return the accuracy and the cost of a cascade; messages that stages share are counted once."""
     hits: dict[str, float] = {}
     tokens: dict[str, float] = {}
     for traces in zip(*stages, strict=True):
@@ -368,7 +368,7 @@ SHARES = (0.25, 0.4, 0.55, 0.7)
 
 
 def allocate(traces: Sequence[Trace], stop_map: StopMap, tokens: float) -> Scores:
-    """Return what a run reaches that allocates ``tokens`` to searches, whose increments the traces contain.
+    """Return the results of a run that allocates ``tokens`` to searches, simulated with the increments of the traces.
 
     An increment that exceeds its grant counts in full, though a run cuts it short, and its answer does not count.
     """
@@ -408,7 +408,7 @@ def within(tokens: float) -> Rule:
 
 
 def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
-    """Yield the table of a budget that is allocated, divided equally, or spent by a stop rule alone."""
+    """Yield the table of a budget that is allocated, divided equally, or spent only by a stop rule."""
     dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
     known, whole = fit(checked(dev), "", "").map, fmean(trace.tokens for trace in dev)
     yield f"\n## A run budget for all questions: {spec} with {critic}\n"

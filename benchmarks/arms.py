@@ -55,7 +55,7 @@ class Row:
     """A row of the table.
 
     Attributes:
-        name: What the table calls it, with ``{}`` for the size.
+        name: Its name in the table, with ``{}`` for the size.
         make: Returns the planner of a size.
         arms: The arms that it may use.
         together: Whether searches run concurrently; TreeQuest draws from a generator that all searches share.

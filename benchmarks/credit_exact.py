@@ -169,7 +169,7 @@ class Enumerated:
     truths: dict[Prompt, float] = field(default_factory=dict)
 
     def prompt(self, state: MASState) -> Prompt:
-        """Return what the acting agent reads."""
+        """Return the input of the acting agent."""
         return chat_messages(self.model.mas, state)
 
     def after(self, state: MASState, reply: Reply) -> MASState:
@@ -183,7 +183,7 @@ class Enumerated:
     def truth(self, state: MASState) -> float:
         """Return the expected reward of a state.
 
-        In RPSV what the acting agent reads determines it, because each agent reads the question and the message before.
+        In RPSV the acting agent's input determines it, because each agent reads the question and the previous message.
         """
         if self.model.is_terminal(state):
             return self.reward(state)
@@ -372,7 +372,7 @@ class Measured(NamedTuple):
 
     Attributes:
         agents: The agents.
-        facts: What was enumerated.
+        facts: The enumerated facts.
         table: For each method and agent sums of shape ``[problems, columns]``.
     """
 
@@ -396,7 +396,7 @@ def measured(agents: Agents, methods: Mapping[str, Method], args: argparse.Names
 
 
 def natural_critic(agents: Agents, args: argparse.Namespace) -> Agents:
-    """Train a MASPRM for the natural agents; a critic that is there already is not trained again."""
+    """Train a MASPRM for the natural agents; an existing critic is not trained again."""
     policy = load_policy(agents.policy)
     store = args.out / "natural.db"
     args.out.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,7 @@ def cpu_seconds() -> float:
 
 
 def empty_cache(policy: Any) -> bool:
-    """Empty the engine's prefix cache; say whether that could be done."""
+    """Empty the engine's prefix cache; return whether that was possible."""
     if hasattr(policy, "base_url"):
         url = policy.base_url.removesuffix("/v1") + "/reset_prefix_cache"
         try:
@@ -232,7 +232,7 @@ def prefix(arguments: argparse.Namespace) -> None:
 
 
 class Holding:
-    """A policy that holds its answers when ``searches`` searches have asked about `ROUNDS` times each."""
+    """A policy that holds its replies once each of ``searches`` searches has sent about `ROUNDS` requests."""
 
     name, max_concurrency = "holding", 10**9
 
@@ -288,7 +288,7 @@ def service(arguments: argparse.Namespace) -> None:
 
 
 def fleet(arguments: argparse.Namespace) -> None:
-    """Search the same problems with the plain driver and on a fleet; compare what comes after the first plan."""
+    """Search the same problems in one process and on a fleet; compare the time after the first plan."""
     from functools import partial
 
     from search.engine.fleet import Fleet, run_ray

@@ -421,7 +421,7 @@ def measure(name: str, minutes: float) -> dict[str, Outcome]:
 
 
 def search_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the part, with the ratios of what was measured."""
+    """Return the rows of the part, with the ratios of the measurements."""
     rows = [
         ("engine", found["engine"] + (f" ({found['why']})" if found["why"] else "")),
         ("searches", f"{found['problems']}, at most {CONCURRENCY} at once, {found['seconds']:.1f} s"),
@@ -438,7 +438,7 @@ def search_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def scoring_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the part, with the ratios of what was measured."""
+    """Return the rows of the part, with the ratios of the measurements."""
     rows = []
     for name, what in (("shared", "shared prefixes"), ("whole", "whole states")):
         if name in found:
@@ -495,7 +495,7 @@ def page_of(config: Config, device: str, outcomes: Mapping[str, Outcome]) -> Pag
 
 
 def facts(config: Config, device: str, outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Return what the figures depend on."""
+    """Return the versions and settings that determine the figures."""
     import torch
     import transformers
 

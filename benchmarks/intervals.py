@@ -49,7 +49,7 @@ def false_alarms(problems: int, seeds: int, rate: float, concentration: float | 
 
 
 def coverage(problems: int, seeds: int, better: float, worse: float, runs: int = 2000) -> float:
-    """Return how often the interval holds the difference of two planners with these rates."""
+    """Return how often the interval contains the difference of two planners with these rates."""
     rng = np.random.default_rng(0)
     found = 0
     for _ in range(runs):
@@ -60,7 +60,7 @@ def coverage(problems: int, seeds: int, better: float, worse: float, runs: int =
 
 
 def accuracy_coverage(problems: int, seeds: int, rate: float, concentration: float | None, runs: int = 2000) -> float:
-    """Return how often the interval of an accuracy holds it."""
+    """Return how often the interval of an accuracy contains the accuracy."""
     rng = np.random.default_rng(0)
     found = 0
     for _ in range(runs):

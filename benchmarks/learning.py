@@ -99,7 +99,7 @@ METHODS = {
 
 
 def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
-    """Train the agents of a row and return its curve; rounds that are there already are not repeated."""
+    """Train the agents of a row and return its curve; existing rounds are not repeated."""
     folder = row.folder(args, seed)
     claim_folder(folder, folder / "run.json", {**row._asdict(), "tokens": args.tokens, "rounds": args.rounds}, True)
     curve = folder / "curve.json"

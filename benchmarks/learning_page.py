@@ -69,7 +69,7 @@ class Row:
         name: The method.
         curves: For each training seed the points from the untrained to the trained agents.
         found: For each column of the table the outcomes of each training seed.
-        errors: For each training seed how often each agent errs first in single passes on dev problems.
+        errors: For each training seed, how often each agent makes the first error in single passes on dev problems.
         weights: For each training seed each agent's share of the squared advantages in the first round.
     """
 
@@ -131,7 +131,7 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "",
         *_token_lines(rows),
         "",
-        "## Who errs, and who is trained",
+        "## Errors and training by agent",
         "",
         "Single passes on dev problems in which an agent makes the first error, in percent, before and after training;",
         "and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",

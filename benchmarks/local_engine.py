@@ -143,7 +143,7 @@ def measure(spec: str, problems: int, concurrency: int) -> None:
 
 
 def agreement(spec: str, problems: int) -> None:
-    """Print how many samples change when nothing but the batch does, with and without the float64 reference."""
+    """Print how many samples change if only the batch changes, with and without the float64 reference."""
     for exact in (True, False):
         policy: Any = load_policy(spec, exact=exact)
         requests, _, _ = searched(policy, problems, 64)

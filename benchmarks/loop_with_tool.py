@@ -66,7 +66,7 @@ def main() -> None:
 
 
 class _timed:
-    """Prints what a step took."""
+    """Print the cost of a step."""
 
     def __init__(self, name: str) -> None:
         self._name = name

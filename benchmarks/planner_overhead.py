@@ -66,7 +66,7 @@ class Node:
 
 
 def plain_uct(simulations: int) -> Node:
-    """UCT by Eq. 1 with virtual visits and rollouts to a leaf, and nothing else."""
+    """Plain UCT by Eq. 1 with virtual visits and rollouts to a leaf."""
     rng, log, sqrt = random.Random(0), math.log, math.sqrt
     root = Node(None, False, 0.0)
     for _ in range(simulations):

@@ -179,11 +179,11 @@ class _Service(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Discard log messages."""
 
 
 def leaves_nothing(count: int) -> None:
-    """Run many searches of each kind of program, and compare what this process holds before and after."""
+    """Run many searches of each kind of program, and compare the memory of this process before and after."""
     task = mas_gym.load_task("arithmetic", split="train", limit=count)
     server = _Server(("127.0.0.1", 0), _Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()

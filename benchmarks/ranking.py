@@ -1,4 +1,4 @@
-"""How well values tell right items from wrong ones: AUC over all pairs, with intervals over problems."""
+"""How well values distinguish right items from wrong ones: AUC over all pairs, with intervals over problems."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A scripted policy answers at once, so the figures are those of the engine, of Ray and of the store. Three parts:
 
 1. A run of single pass on the four agents of ``rpsv`` writes FOLDER/run.db through `run_ray`, with one writer. The
-   memory of each process is read as the run goes on. The same command resumes the run after a kill.
+   memory of each process is read during the run. The same command resumes the run after a kill.
 2. Searches of the run are copied under other problem ids into stores of the sizes given by ``--copies``, and the
    commands that read a store are measured on each. Copies share their texts, so they are smaller than the run's.
 3. The alternative of one file per actor: what it takes to merge two files, beside writing the same searches once.
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
 
 def write(folder: Path, searches: int, actors: int) -> list[Sample]:
-    """Run the searches that the store lacks, and return what was seen on the way."""
+    """Run the searches that the store lacks, and return the measurements of the run."""
     pids = folder / "actors"
     pids.mkdir(parents=True, exist_ok=True)
     for file in pids.iterdir():

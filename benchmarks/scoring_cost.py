@@ -106,7 +106,7 @@ def clock(arguments: argparse.Namespace, policy: Any, critic: Any) -> float:
 
 
 def beside(arguments: argparse.Namespace, policy: Any) -> None:
-    """Print what scoring on a core of its own adds to the time of a search."""
+    """Print the time that scoring on a separate core adds to a search."""
     shares = []
     for _ in range(arguments.repeats):
         timed = Timed(LearnedCritic(arguments.critic, device="cpu"))

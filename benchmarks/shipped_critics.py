@@ -60,20 +60,21 @@ def agents_digest() -> str:
 
 def card_tail(figures: list[str], trees: int, problems: int) -> str:
     lines = [
-        "## Where it comes from",
+        "## Origin",
         "",
         "`OMP_NUM_THREADS=1 python -m benchmarks.shipped_critics --work models/shipped --out rewardmodels/shipped`",
         "",
-        f"{ROLLOUTS} with the true reward on {trees:,} Arithmetic problems of the train split, seed {SEED}, agents the "
-        f"embedded model (SHA-256 of its weights {agents_digest()}); this critic's weights are stored in float16.",
+        f"Trained on {ROLLOUTS} with the true reward on {trees:,} Arithmetic problems of the train split, seed {SEED}. "
+        f"The agents are the bundled model (SHA-256 of its weights {agents_digest()}). The critic's weights are stored "
+        "in float16.",
         "",
         f"Searches of {problems} dev problems, {PLANNER}, seed {SEED}, Hit@1 in % and paired 95% intervals:",
         "",
         *figures,
         "",
-        "The embedded model was taught to name the first fault of a transcript, so its hidden states tell right from "
-        "wrong as those of a large model do, and this critic starts from them. Its agents err by design. Figures are "
-        "evidence about the pipeline, not about large models.",
+        "The bundled model was also trained to name the first error of a transcript, so its hidden states distinguish "
+        "right from wrong, as those of a large model do. This critic starts from its weights. The agents err by "
+        "design, so the figures are evidence about the pipeline and do not predict results of large models.",
         "",
     ]
     return "\n".join(lines)
@@ -95,7 +96,7 @@ def main() -> None:
         raise stop
     halves = arguments.work / "float16"
     for kind, head in HEADS.items():
-        # bfloat16 products halve the time where a CPU has them; the rest is the default for the embedded model.
+        # bfloat16 products halve the time where a CPU has them; the rest is the default for the bundled model.
         teach(lambda: trees(bench), arguments.work / kind, kind, head, log=print, cpu_bf16=True)
         model, tokenizer, info = load_folder(arguments.work / kind, torch.float16)
         save_folder(model, tokenizer, halves / kind, info, model_card(info))

@@ -1,4 +1,4 @@
-r"""Does an ORM rank right answers above wrong ones, or small numbers above large ones?
+r"""Whether an ORM ranks right answers above wrong ones, or small numbers above large ones.
 
     python -m benchmarks.small_numbers --task stories-4 --policy transformers:models/tiny-natural \
         --base models/tiny-natural -n 200 --trees 4800 --out natural

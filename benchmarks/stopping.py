@@ -95,7 +95,7 @@ class Scores(NamedTuple):
 
 
 def scored(found: Iterable[Passes], size: Size) -> Scores:
-    """Return what a rule reaches and spends."""
+    """Return the accuracy and the cost of a rule."""
     hits, tokens = defaultdict(list), defaultdict(list)
     for problem, passes in found:
         used = passes[: size(passes)]

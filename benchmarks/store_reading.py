@@ -120,7 +120,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 
 
 class Cost(NamedTuple):
-    """What a command costs: CPU seconds of the process, and its largest memory in MiB."""
+    """The cost of a command: CPU seconds of the process, and its peak memory in MiB."""
 
     seconds: float
     memory: float

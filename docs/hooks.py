@@ -137,7 +137,7 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
             declared, _, comment = line.partition("--")
             words = declared.strip().rstrip(",").split(maxsplit=1)
             if not words:
-                # A comment on a line of its own continues the one before it.
+                # A comment on a separate line continues the previous comment.
                 parts[-1] = f"{parts[-1].removesuffix(' |')} {cell(comment)} |"
             elif words[0].isupper():
                 parts.append(f"| | | {cell(declared.strip().rstrip(','))} |")
@@ -193,7 +193,7 @@ def evidence_pages() -> Iterator[tuple[str, str, str | Path]]:
 
 
 def verdicts(name: str) -> str:
-    """Return how often each verdict stands in the table of differences of a page, such as ``2 holds, 1 undecided``."""
+    """Return the count of each verdict in the table of differences of a page, such as ``2 holds, 1 undecided``."""
     text = (ROOT / "benchmarks" / "pages" / f"{name}.md").read_text(encoding="utf-8")
     found = re.findall(r"\| \*{0,2}(holds|beyond|below|undecided|contrary)\*{0,2} \|", text)
     return ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(sorted(found))) or "no claim tested"

@@ -113,7 +113,7 @@ def drawings() -> Iterator[tuple[str, str]]:
 
 
 def filled(page: Path) -> str:
-    """Return a page with the current text of what it shows: files, and the walk through an episode."""
+    """Return a page with the current text of its files and of its example episode."""
 
     def block(found: re.Match[str]) -> str:
         return f"{found[1]}{(ROOT / found[2]).read_text('utf-8').rstrip()}\n```"

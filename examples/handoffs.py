@@ -21,7 +21,7 @@ RULES = ("schedule", "uniform", "own", "critic")
 
 
 def problems(count):
-    """Return problems that each ask for a product and belong to one field."""
+    """Return problems that require a product and belong to one field each."""
     fields = list(SPECIALISTS)
     made = [(f"{fields[i % 4]}: {7 + i} times {3 + i % 9}?", (7 + i) * (3 + i % 9)) for i in range(count)]
     return ProblemTask.of([Problem(f"product/{i}", question, str(answer)) for i, (question, answer) in enumerate(made)])

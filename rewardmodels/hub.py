@@ -90,7 +90,9 @@ def _library() -> ModuleType:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise MissingDependencyError("the hub needs huggingface_hub: pip install 'mas-gym[local]'") from error
+        raise MissingDependencyError(
+            "the hub needs huggingface_hub; install it with: pip install 'mas-gym[local]'"
+        ) from error
     return huggingface_hub
 
 
@@ -98,11 +100,11 @@ def _refused(hub: ModuleType, error: Exception, what: str) -> Exception:
     """Return the error to raise for an error of the hub's library; its errors have no common base class."""
     errors = hub.errors
     if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
-        reason = "the hub does not have it, or not for this account; check the name, or log in with hf auth login"
+        reason = "it does not exist, or this account has no access; check the name, or log in with hf auth login"
         return DataNotFoundError(f"{what}, and {reason}")
     if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
-        return DataError(f"{what}; the hub answers with status {status}: {shown(str(error))}")
+        return DataError(f"{what}; the hub returned status {status}: {shown(str(error))}")
     if isinstance(error, errors.LocalEntryNotFoundError | OSError):
         return DataNotFoundError(f"{what}, and the hub cannot be reached ({shown(str(error))}); check the network")
     if isinstance(error, ValueError):

@@ -52,7 +52,7 @@ class Budget:
             name, _, number = (piece.strip() for piece in part.partition("="))
             if name not in LIMITS or name in limits:
                 raise ConfigError(
-                    f"budget: expected each of {', '.join(LIMITS)} at most once, as calls=40, got {shown(part)}"
+                    f"budget: expected each of {', '.join(LIMITS)} at most once, such as calls=40, got {shown(part)}"
                 )
             try:
                 limits[name] = int(number) if number.isdecimal() and len(number) < 16 else float(number)
@@ -77,7 +77,9 @@ class Budget:
         if self.usd is None:
             return self
         if rate is None:
-            raise ConfigError(f"budget: usd={self.usd:g} needs prices: pass prices=, or --prices prices.yaml")
+            raise ConfigError(
+                f"budget: expected prices for usd={self.usd:g}, got none; pass prices=, or --prices prices.yaml"
+            )
         return replace(self, rate=rate)
 
     def to_dict(self) -> JSONObject:

@@ -121,7 +121,7 @@ def read_model(data: object) -> CalibratedModel:
         raise DataError("calibrated critics: expected a method, members, folds and questions; train them again")
     assert isinstance(members, list) and isinstance(folds, list) and isinstance(questions, Mapping)
     if not all(type(fold) is int and 0 <= fold < len(folds) for fold in questions.values()):
-        raise DataError(f"calibrated critics: expected a fold from 0 to {len(folds) - 1} of each question")
+        raise DataError(f"calibrated critics: for each question, expected a fold from 0 to {len(folds) - 1}")
     facts = [data[name] if isinstance(data.get(name), Mapping) else {} for name in ("metrics", "data")]
     curves = [_curve(one, data["method"], len(members)) for one in (data.get("final"), *folds)]
     return CalibratedModel(data["method"], tuple(members), curves[0], tuple(curves[1:]), dict(questions), *facts)

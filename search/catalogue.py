@@ -220,7 +220,9 @@ def _calibrated(argument: str) -> Calibrated:
     # The folder may come from an untrusted source, so it must not name code to run.
     code = [spec for spec in model.members if any(part.strip().endswith(".py") for part in re.split("[:,#]", spec))]
     if code:
-        raise ConfigError(f"{path}: expected critics by name or folder, got {code[0]!r}, which would execute code")
+        raise ConfigError(
+            f"{path}: expected only names and folders of critics, got {code[0]!r}, which would execute user code"
+        )
     return Calibrated([load_critic(spec) for spec in model.members], model)
 
 

@@ -102,7 +102,7 @@ def credit(
     if method not in METHODS:
         raise unknown_name("credit method", method, METHODS)
     if method == "exact" and truth is None:
-        raise ConfigError("credit: expected truth=, a function from a state to its expected reward, for 'exact'")
+        raise ConfigError("credit: method 'exact' requires truth=, a function from a state to its expected reward")
     trees = [_tree(plan) for plan in plans]
     if method == "exact":
         found = _state_differences(plans, trees, truth, "truth")
@@ -368,7 +368,9 @@ def _finite(name: str, numbers: ArrayLike) -> Floats:
 def _tree(plan: Plan) -> Tree | None:
     if plan.tree is None and plan.error is None:
         name = plan.problem_id or "plan"
-        raise ConfigError(f"{name}: expected a plan with a search tree, got one without; read the store with trees")
+        raise ConfigError(
+            f"{name}: expected a plan with a search tree, got one without; read the store with trees=True"
+        )
     return plan.tree
 
 

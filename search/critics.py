@@ -39,7 +39,7 @@ class PolicyLikelihood(Critic):
         mean = _proposal(self.name, context).mean_logprob
         if mean is None:
             raise CriticError(
-                "policy-likelihood: the policy reports no log-probabilities; use one that does, or another critic"
+                "policy-likelihood: expected log-probabilities from the policy, got none; use another policy or critic"
             )
         return 1 / (1 + math.exp(-mean)) if mean > -700 else 0.0
 
@@ -47,8 +47,7 @@ class PolicyLikelihood(Critic):
 def _proposal(critic: str, context: ScoringContext) -> Written:
     if context.proposal is None:
         raise CriticError(
-            f"{critic}: no policy wrote the last message of {context.state!r}; it scores only states made from "
-            "proposals of this search"
+            f"{critic}: expected a state whose last message was proposed in this search, got {context.state!r}"
         )
     return context.proposal
 
@@ -102,9 +101,9 @@ class Uncertainty(Critic):
         certainty = _proposal(self.name, context).certainty
         value: float | None = None if certainty is None else certainty._asdict()[KINDS[self.kind]]
         if value is None:
-            remedy = "" if self.kind == "least" else ", or uncertainty:least, for which log-probabilities are enough"
+            remedy = "" if self.kind == "least" else ", or uncertainty:least, which needs only log-probabilities"
             raise CriticError(
-                f"{self.name}: the policy reports no {KINDS[self.kind].replace('_', '-')} of its messages; use a local "
+                f"{self.name}: expected {KINDS[self.kind].replace('_', '-')} from the policy, got none; use a local "
                 f"model (tiny, transformers:PATH){remedy}"
             )
         if self.kind == "self-certainty":
@@ -151,7 +150,7 @@ class Agreement(Critic):
         peers = context.peers
         if peers is None:
             raise CriticError(
-                "agreement compares the leaves of a search, got a state without them; use it as the critic of one"
+                "agreement: expected a state with the leaves of its search, got one without; use it only in a search"
             )
         if peers.answer is None:
             return -1.0

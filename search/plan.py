@@ -154,7 +154,7 @@ class Plan:
             SearchError: The plan has no tree.
         """
         if self.tree is None or self.mas is None:
-            reason = self.error or "it was read without trees, or its planner keeps none"
+            reason = self.error or "it was read without trees, or its planner builds none"
             raise SearchError(
                 f"{self.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}"
             )

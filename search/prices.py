@@ -66,9 +66,7 @@ class ModelPrice:
             check_price(name, number)
         rest = {name: given.pop(name) for name in ("forward", "second") if name in given}
         if given and not {"prompt", "generated"} <= given.keys():
-            raise ConfigError(
-                f"expected prompt and generated together, got {', '.join(given)}; write 0 for what is free"
-            )
+            raise ConfigError(f"expected prompt and generated together, got {', '.join(given)}; write 0 if one is free")
         tokens = Price(given["prompt"], given.get("cached", given["prompt"]), given["generated"]) if given else None
         return cls(tokens, **rest)
 
@@ -154,8 +152,8 @@ class Prices:
             for arm, price in found.items():
                 if price.tokens is None or price.second is not None:
                     raise ConfigError(
-                        f"{self.source}: {models[arm][0]}: expected prompt and generated alone for one of several "
-                        "models, because seconds are not counted by model"
+                        f"{self.source}: {models[arm][0]}: expected only prompt and generated, because a policy of "
+                        "several models does not count seconds per model"
                     )
                 arms[arm] = price.tokens
             arms.pop("", None)
@@ -175,7 +173,7 @@ class Prices:
         if len(set(found.values())) > 1:
             raise ConfigError(
                 f"{self.source}: the agents' models {', '.join(found)} have different prices, and tokens are not "
-                f"counted by agent; add a price for {policy!r}, such as that of the most expensive one"
+                f"counted per agent; add a price for {policy!r}, such as that of the most expensive one"
             )
         price = found[names[0]]
         if price.tokens is None and price.second is None:

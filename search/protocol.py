@@ -219,7 +219,7 @@ class Planner(ABC):
             ConfigError: The planner has no such integer attribute.
         """
         return whole_number(
-            f"{planner_name(self)}: size_setting {self.size_setting!r}",
+            f"{planner_name(self)}: the attribute {self.size_setting!r}, which size_setting names",
             getattr(self, self.size_setting, None),
             at_least=1,
         )

@@ -98,7 +98,7 @@ def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
             not match its model.
     """
     if prices is None and setup.planner.needs_prices:
-        raise ConfigError(f"{planner_name(setup.planner)} chooses by price: pass prices=, or --prices prices.yaml")
+        raise ConfigError(f"{planner_name(setup.planner)} needs prices: pass prices=, or --prices prices.yaml")
     rate = None if prices is None else prices.rate(policy, charged_critic(setup.planner, setup.critic))
     return replace(setup, rate=rate, budget=setup.budget.priced(rate))
 

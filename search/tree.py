@@ -247,7 +247,9 @@ class Tree:
             tree.totals[:] = [float(v) for v in data["total"]]
             tree.values[:] = array("d", (_NAN if v is None else v for v in data["value"]))
         except (KeyError, IndexError, TypeError, ValueError, MASGymError) as error:
-            raise DataError(f"not a tree of this MAS: {error!r}; write trees with to_dict()") from error
+            raise DataError(
+                f"expected a tree of this MAS, got the error {error!r}; write trees with to_dict()"
+            ) from error
         if not len(tree.visits) == len(tree.totals) == len(tree.values) == len(tree):
-            raise DataError("not a tree: its columns have different lengths; write trees with to_dict()")
+            raise DataError("expected columns of one length, got different lengths; write trees with to_dict()")
         return tree

@@ -41,10 +41,10 @@ class Usage:
             once per sample, others once per request.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest inputs to fit the context window.
-        critic_tokens: Tokens that the critic generated, such as a judge's verdicts; no part of TOK.
+        critic_tokens: Tokens that the critic generated, such as a judge's verdicts; not included in TOK.
         critic_prompt_tokens: Prompt tokens that the critic read to generate them.
         unread_verdicts: Verdicts of a judge that could not be parsed.
-        grader_tokens: Tokens that a judge generated to grade the answers; no part of TOK.
+        grader_tokens: Tokens that a judge generated to grade the answers; not included in TOK.
         grader_prompt_tokens: Prompt tokens that the judge read to generate them.
         unrecorded: Messages that a planner requested beyond those of a recorded run (`search.Recorded`).
         seconds: Wall-clock seconds from start to end; added up in sums.

@@ -85,7 +85,7 @@ class Browser:
 
     def page(self, address: str, width: int = 1280, height: int = 800, scheme: str = "light") -> Page:
         """Open a page in a window of this size and colour scheme, and wait until it has loaded."""
-        # A context of its own, so that what a page stores does not reach the next.
+        # A separate context, so that data stored by one page does not reach the next.
         context = self.call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

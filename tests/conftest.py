@@ -1,4 +1,4 @@
-"""What every test may rely on."""
+"""Fixtures and settings shared by all tests."""
 
 import ctypes
 import gc
@@ -14,23 +14,23 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# The models here are small: a second thread only waits, and on a busy machine for long.
+# The models are small, so a second thread only waits, for a long time on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# With an arena per thread, freed memory is rarely given back. For the processes that start from here on.
+# With one arena per thread, freed memory is rarely returned. This applies to processes started from here on.
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-# Arrow's own allocator keeps what it has freed.
+# Arrow's default allocator keeps freed memory.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 LARGE = (
     *("ray", "training", "rehearsal", "docs", "wheel", "keyboard", "report"),
     *("paper_tables", "demo", "concurrency"),
 )
-"""Files of tests whose processes take much memory, and those that take it themselves: one worker runs them in turn."""
+"""Test files that need much memory, in their own or in other processes; one worker runs them in turn."""
 
 _SMALL = ("faults", "store", "program_faults", "hub", "cli", "openai_policy", "transformers_policy", "critics")
 
 LONGEST = (*LARGE, *_SMALL, "tiny")
-"""Files of tests that come first: beside the large processes, what takes long and little memory."""
+"""Test files that run first: those with large processes, then long ones that need little memory."""
 
 _GROWN_PAGES = (48 << 20) // os.sysconf("SC_PAGE_SIZE")
 
@@ -38,14 +38,14 @@ _GROWN_PAGES = (48 << 20) // os.sysconf("SC_PAGE_SIZE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run: a test that passes here passes there.
+# Every run uses the same examples, so that a test passes everywhere or nowhere.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real benchmark files beside the checkout; tests that need it are skipped without it."""
+    """The folder of real benchmark files next to the checkout; tests that need it are skipped without it."""
     folder = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no benchmark files at {folder.resolve()}")
@@ -54,10 +54,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """After a module, collect what it left open; end its Ray cluster and the process that others were forked from."""
+    """After a module, collect its garbage, and end its Ray cluster and the fork server."""
     path = sys.path.copy()
     yield
-    # Folders of users' files, whose modules other tests would take for packages.
+    # Folders of user files; other tests would import their modules as packages.
     sys.path[:] = path
     gc.collect()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ _least = 0
 
 @pytest.fixture(autouse=True)
 def memory_goes_back() -> Iterator[None]:
-    """After a test that has grown the process, give back what it has freed: two workers come to 4 GB otherwise."""
+    """After a test that has grown the process, return freed memory; otherwise two workers reach 4 GB."""
     global _least
     yield
     with suppress(OSError, AttributeError):
@@ -120,7 +120,7 @@ def _resident() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    # Reports travel between test processes as UTF-8, and hostile tests log what UTF-8 cannot hold.
+    # Reports travel between test processes as UTF-8, and hostile tests log text that UTF-8 cannot encode.
     return _encodable((yield))
 
 

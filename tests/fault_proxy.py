@@ -1,7 +1,7 @@
 """A TCP proxy before an HTTP server that spoils a share of the answers, decided by seed, body and try.
 
-The same body sent for the k-th time meets the same fate in every run, whatever the
-order and the concurrency; `Fault.NONE` passes the answer on as it is.
+The same body sent for the k-th time gets the same fault in every run, regardless of
+order and concurrency; `Fault.NONE` forwards the answer unchanged.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FaultProxy:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        """Send one answer; returns whether the connection can go on."""
+        """Send one answer; return whether the connection can stay open."""
         if fault is Fault.TIMEOUT:
             await reader.read(1)
             return False

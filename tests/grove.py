@@ -22,7 +22,7 @@ VERBS = ("has", "finds", "buys", "loses", "gives")
 
 
 def lazily(name: str) -> ModuleType:
-    """Return a module that is imported at the first use of what it holds."""
+    """Return a module that is imported at the first use of one of its names."""
     if name not in sys.modules:
         spec = find_spec(name)
         assert spec is not None and spec.loader is not None
@@ -33,7 +33,7 @@ def lazily(name: str) -> ModuleType:
 
 
 def grow(tree: Tree, parent: int, text: str, visits: int = 0, total: float = 0.0, model: Dynamics = MODEL) -> int:
-    """Append a child that says ``text`` to everybody, and return its index."""
+    """Append a child with the message ``text`` to all, and return its index."""
     state = model.transition(tree.states[parent], Action(text, model.mas.ALL))
     node = tree.add(parent, state, None, model.is_terminal(state))
     tree.visits[node], tree.totals[node] = visits, total
@@ -56,7 +56,7 @@ def sentence(rng: random.Random, good: bool) -> str:
 
 
 def random_tree(number: int, simulations: int = 8, model: Dynamics = MODEL) -> LabelledTree:
-    """Return a tree whose terminal rewards say whether most messages on the path are good ones."""
+    """Return a tree with terminal rewards that depend on whether most messages on the path are good."""
     rng = random.Random(number)
     tree = Tree(model.initial_state(f"Maya has {number} coins and finds {rng.randrange(99)}. How many now?"))
     for _ in range(simulations):

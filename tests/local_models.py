@@ -1,4 +1,4 @@
-"""Small random models with a tokenizer of their own, for tests that need a real model and no download."""
+"""Small random models with separate tokenizers, for tests that need a real model and no download."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ def make_app(
     longest: int = 10**6,
     whole: bool = False,
 ) -> FastAPI:
-    """Serve ``policy``; parameters named in ``refuses`` get a 400, ``n`` in it means one choice always.
+    """Serve ``policy``; parameters in ``refuses`` get a 400, and with ``n`` in it every reply has one choice.
 
-    With ``whole`` the longest message asked for must fit the window beside the prompt.
+    With ``whole``, the prompt and the longest requested message must fit the window.
     """
     app = FastAPI()
     engine = as_async(policy)
@@ -97,7 +97,7 @@ def make_app(
 def render(reply: SamplingReply, chat: bool, logprobs: bool) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for index, sample in enumerate(reply.samples):
-        # Without traces the policy tells only the sum; spread over the tokens it comes to the same.
+        # Without traces the policy reports only the sum; spread over the tokens, the sum stays equal.
         each = [(sample.logprob or 0.0) / max(sample.tokens, 1)] * sample.tokens
         choice: dict[str, Any] = {"index": index, "finish_reason": sample.finish_reason, "logprobs": None}
         if sample.trace is not None:
@@ -120,7 +120,7 @@ def render(reply: SamplingReply, chat: bool, logprobs: bool) -> dict[str, Any]:
     kind = "chat.completion" if chat else "text_completion"
     body = {"id": "x", "object": kind, "created": 0, "model": "served", "choices": choices, "usage": usage}
     if (trace := reply.samples[0].trace) is not None:
-        # vLLM has the prompt's ids beside the choices of a chat, and in each choice of a completion.
+        # vLLM returns the prompt's ids next to the choices of a chat, and in each choice of a completion.
         for part in [body] if chat else choices:
             part["prompt_token_ids"] = trace.prompt
     return body

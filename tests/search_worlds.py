@@ -46,7 +46,7 @@ def way(state: MASState) -> str:
 
 
 def verdict(request: SamplingRequest, word: str) -> str:
-    """The line by which a judge states a word, as its prompt asks for it."""
+    """The line in which a judge states a word, as its prompt requests."""
     [line] = [line for line in request.messages[-1].content.splitlines()[-2:] if line.endswith(f": {word}")]
     return line
 
@@ -59,7 +59,7 @@ def noise(*parts: object) -> float:
 
 @dataclass
 class World:
-    """Answers a planner by itself, without a driver, and keeps the bill."""
+    """Replies to a planner without a scheduler, and counts the cost."""
 
     depth: int = 2
     messages: Callable[[str, int], str] = lambda path, index: chr(ord("a") + index)
@@ -127,7 +127,7 @@ def talker(max_batch: int = 16) -> ScriptedPolicy:
 
 
 async def consults(question: str, client: Any) -> str:
-    """A program: two agents are asked at the same time, a third reads both."""
+    """A program that calls two agents concurrently and a third with both replies."""
 
     async def ask(name: str, text: str) -> str:
         messages = [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": text}]
@@ -186,11 +186,11 @@ def command(*arguments: object) -> Result:
 
 
 def said(result: Result) -> str:
-    """What a command printed, as one line without the boxes around errors."""
+    """The output of a command as one line, without the boxes around errors."""
     return " ".join(result.output.replace("│", "").split())
 
 
-# ---- what processes of their own do
+# ---- functions for separate processes
 
 
 def write_searches(path: Path, program: bool, pipe: Any) -> None:
@@ -210,7 +210,7 @@ def write_searches(path: Path, program: bool, pipe: Any) -> None:
 
 
 def open_at_once(path: Path, start: Any, found: Any) -> None:
-    """Create a store when all others do; say what went wrong."""
+    """Create a store at the same time as all others; return the error."""
     start.wait()
     try:
         FORMAT.connect(path, create=True).close()

@@ -72,7 +72,7 @@ def test_abandoned_run_prints_nothing_at_exit(form: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "searches" in done.stderr if "bar" in form else done.stderr == ""
     assert "Exception" not in done.stderr
-    # The run was closed: what it spent is known, and its lock is gone.
+    # The run was closed: its cost is stored, and its lock is released.
     assert [path.name for path in tmp_path.iterdir() if "lock" in path.name] == []
     with search.open_store(store) as opened:
         assert opened.find().spent.agent_calls >= 12

@@ -169,9 +169,7 @@ def test_grpo_raises_the_probability_of_messages_with_credit(
     assert sum(one.advantage * gain for one, gain in zip(samples, gains, strict=True)) > 0
 
 
-def test_the_first_loss_of_grpo_is_the_policy_gradient_of_the_credit(
-    samples: list[CreditedSample], tmp_path: Path
-) -> None:
+def test_first_grpo_loss_is_the_policy_gradient_of_the_credit(samples: list[CreditedSample], tmp_path: Path) -> None:
     some = samples[:8]
     found = train_agents(some, tmp_path, "grpo", device="cpu", **QUICK)
     [first] = found.metrics["*"]["history"]
@@ -218,7 +216,7 @@ def test_finished_training_is_neither_repeated_nor_overwritten(
 
 
 class Stop(Exception):
-    """Stands for a crash."""
+    """Simulates a crash."""
 
 
 def test_resumed_training_gives_equal_weights(
@@ -241,13 +239,13 @@ def test_resumed_training_gives_equal_weights(
     monkeypatch.undo()
     lines: list[str] = []
     train_agents(samples, tmp_path / "a", "grpo", device="cpu", log=lines.append, **QUICK)
-    assert any(line.startswith("going on from checkpoint-") for line in lines)
+    assert any("checkpoint-" in line for line in lines)
     assert same(tmp_path / "a", trained.folders["*"])
 
 
 def test_nan_loss_stops_training(samples: list[CreditedSample], tmp_path: Path) -> None:
     broken = [one._replace(advantage=math.nan) for one in samples]
-    with pytest.raises(TrainingError, match=r"loss of step 1 is nan.*No checkpoint"):
+    with pytest.raises(TrainingError, match=r"loss, got nan.*No checkpoint"):
         train_agents(broken, tmp_path, "grpo", device="cpu", **QUICK)
 
 
@@ -407,7 +405,7 @@ def test_improve_resumes_after_sigkill_with_equal_weights(improved: tuple[Path, 
     whole, rounds = improved
     code = "import sys; from pathlib import Path; from test_agents import run_improve; run_improve(Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    # What a stage leaves while it runs: traces, a critic's and the agents' checkpoints, a search of the second round.
+    # Files of a running stage: traces, a critic's and the agents' checkpoints, a search of the second round.
     signs = ("runs.db.traces/*.arrows", "generation-0/masprm/run.json", "generation-1/agents/training/run.json")
     for sign in signs:
         child = subprocess.Popen(

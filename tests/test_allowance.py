@@ -34,7 +34,7 @@ class Watched(ScriptedPolicy):
 
 
 class Passes:
-    """Makes as many passes as the question's number says."""
+    """Makes as many passes as the number in the question."""
 
     def __init__(self, passes: dict[int, int], usual: int = 1) -> None:
         self.passes, self.usual = passes, usual
@@ -71,7 +71,7 @@ def test_run_budget_runs_covered_searches_concurrently(tmp_path: Path) -> None:
     options: dict[str, Any] = {"policy": policy, "store": tmp_path / "runs.db"}
     list(run("sc:3", 40, run_budget=Budget(calls=150), **options))
     assert policy.most >= 5
-    # A resumed run knows from the stored searches what the next ones cost.
+    # A resumed run estimates the cost of the next searches from the stored ones.
     policy.most = 0
     assert len(list(run("sc:3", 40, run_budget=Budget(calls=390), **options))) == 32
     assert policy.most >= 15

@@ -1,4 +1,4 @@
-"""Which package may import which, and what an import costs."""
+"""Allowed imports between packages, and the cost of an import."""
 
 import ast
 import subprocess
@@ -118,7 +118,7 @@ def modules_imported(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             found.update(argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ":" in node.value:
-            # "package.module:attribute" names what is imported later.
+            # "package.module:attribute" names an object that is imported later.
             found.add(node.value.partition(":")[0])
     return frozenset((found & set(MODULES)) - {module_of(path)})
 
@@ -131,7 +131,7 @@ def place(module: str) -> int:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_modules_import_only_lower_packages(path: Path) -> None:
     module = module_of(path)
-    # A package's __init__ re-exports what the package holds.
+    # A package's __init__ re-exports the package's names.
     own = f"{module}." if path.name == "__init__.py" else "nothing"
     above = {name for name in modules_imported(path) if place(name) > place(module) and not name.startswith(own)}
     assert not above
@@ -143,7 +143,7 @@ def test_search_does_not_import_torch(path: Path) -> None:
         assert not tops(path) & {"torch", "transformers"}
 
 
-def test_no_import_circle() -> None:
+def test_modules_have_no_import_cycle() -> None:
     left = {module: modules_imported(path) for module, path in MODULES.items()}
     while free := [module for module, imports in left.items() if not imports & set(left)]:
         for module in free:
@@ -244,8 +244,8 @@ def test_critic_is_described_without_torch() -> None:
     assert done.stdout.split() == ["masprm+masprm", "False", "False", "False"]
 
 
-def test_attributes_are_declared_and_not_probed() -> None:
-    # Base classes declare attributes with defaults. What is left inspects users' objects and other libraries.
+def test_optional_attributes_are_declared_in_base_classes() -> None:
+    # Base classes declare attributes with defaults. The remaining calls inspect users' objects and other libraries.
     probes = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in FILES

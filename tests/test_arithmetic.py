@@ -1,4 +1,4 @@
-"""Arithmetic: constant-time, reproducible, disjoint, sound."""
+"""Arithmetic: constant-time access, reproducible problems, disjoint splits, correct answers."""
 
 import pickle
 
@@ -65,7 +65,7 @@ def test_different_seeds_and_difficulties_give_different_problems() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_answers_follow_from_the_facts_and_from_no_misreading(level: int) -> None:
+def test_answers_follow_only_from_the_correct_reading(level: int) -> None:
     for problem in Arithmetic("train", difficulty=level)[:150]:
         facts = facts_of(problem)
         work = arithmetic.work_of(arithmetic.plan_of(facts))

@@ -86,8 +86,8 @@ def test_load_policy_rejects_malformed_arms(spec: str, said: str) -> None:
         load_policy(spec)
 
 
-def test_load_policy_rejects_options_beside_arms() -> None:
-    with pytest.raises(ConfigError, match="no options but cache"):
+def test_load_policy_rejects_options_with_arms() -> None:
+    with pytest.raises(ConfigError, match="cache"):
         load_policy("arms:a=tiny", max_batch=2)
 
 
@@ -122,7 +122,7 @@ def test_load_policy_accepts_arms_of_one_agent_from_a_file(tmp_path: Path) -> No
     assert combined.arms("agent0") == ("one",)
 
 
-# ---- who writes
+# ---- choice of arms
 
 
 def test_arms_take_turns_in_an_order_that_depends_on_the_state() -> None:
@@ -200,7 +200,7 @@ def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
     ]:
         run(spec, policy, n=1, store=store, prices=prices)
         seen.append(len(search.open_store(store).runs()))
-    # Prices are part of the identity only if they change what is searched.
+    # Prices are part of the identity only if they change the search.
     assert seen == [1, 2, 3, 3, 4, 5]
 
 
@@ -226,7 +226,7 @@ def test_cost_prefers_the_cheaper_of_equal_arms() -> None:
 
 
 def test_cost_without_prices_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="chooses by price"):
+    with pytest.raises(ConfigError, match="prices"):
         run("mcts:4,2,arms=cost")
 
 
@@ -278,7 +278,7 @@ def test_planner_can_request_an_arm() -> None:
 
 @pytest.mark.parametrize("policy", [None, ScriptedPolicy(talk)])
 def test_request_for_an_unknown_arm_fails(policy: Any) -> None:
-    with pytest.raises(SearchError, match="the arm 'huge' of the agent 'agent0'"):
+    with pytest.raises(SearchError, match=r"'agent0'.*'huge'"):
         run(AsksFor("huge"), policy)
 
 
@@ -355,7 +355,7 @@ def test_arms_have_separate_prices() -> None:
 def test_missing_or_timed_price_of_an_arm_is_rejected() -> None:
     with pytest.raises(UnknownNameError, match="'n'"):
         rate("arms:a=m|b=n", {"m": {"prompt": 1, "generated": 2}})
-    with pytest.raises(ConfigError, match="seconds are not counted by model"):
+    with pytest.raises(ConfigError, match="seconds"):
         rate("arms:a=m|b=n", {"m": {"prompt": 1, "generated": 2}, "n": {"second": 1}})
 
 
@@ -372,7 +372,7 @@ def test_improvement_of_an_arm_is_the_mean_of_its_positive_part() -> None:
         assert improvement(mean, deviation) == pytest.approx(drawn, abs=0.01)
 
 
-# ---- what people see
+# ---- output
 
 
 @pytest.fixture(scope="module")

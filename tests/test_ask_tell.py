@@ -1,4 +1,4 @@
-"""Searches led by an ask/tell library: TreeQuest's own algorithms over this project's dynamics, policy and driver."""
+"""Searches with an ask/tell library: TreeQuest's algorithms with this project's dynamics, policies and scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_trials_become_a_tree(name: str, batch: int) -> None:
+def test_ask_tell_trials_form_a_tree(name: str, batch: int) -> None:
     world = World(3)
     plan = world.plan(AskTell(ALGORITHMS[name](), 24, batch))
     assert plan.tree is not None

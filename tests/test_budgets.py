@@ -1,4 +1,4 @@
-"""Every shipped planner answers within any budget that pays for one pass, and uses what it is given."""
+"""Every shipped planner answers within any budget that covers one pass, and uses the budget."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_uncertain_cascade_gives_the_result_of_the_last_stage(first: str, last: 
     assert both.anytime[0].agent_calls == worlds[0].calls and both.anytime[1].agent_calls == worlds[2].calls
 
 
-def test_a_larger_size_of_the_same_search_reuses_all_messages() -> None:
+def test_larger_size_of_a_search_reuses_all_messages() -> None:
     small, large, both = World(3), World(3), World(3)
     small.plan(load_planner("bon:4"))
     large.plan(load_planner("bon:10"))

@@ -90,7 +90,7 @@ def test_reply_to_another_request_is_dropped(worker: Worker) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_starts_its_own_worker(worker: Worker) -> None:
+def test_forked_child_starts_its_own_worker(worker: Worker) -> None:
     assert worker.ask(1, PATIENCE) == {"twice": 2}
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
@@ -308,7 +308,7 @@ def test_commands_graders_and_workers_end_with_the_run(tmp_path: Path, name: str
 
 
 def heard(reading: int, enough: Callable[[str, bool], bool]) -> str:
-    """Return what is written to a named pipe until it is enough; the pipe ends when no process has it open."""
+    """Return the data written to a named pipe until it suffices; the pipe ends when no process has it open."""
     said, ended, deadline = "", False, time.monotonic() + PATIENCE
     while not enough(said, ended):
         assert time.monotonic() < deadline, said

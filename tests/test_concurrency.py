@@ -16,7 +16,7 @@ CONCURRENCY = 256
 
 
 def results(spec: str, problems: int, concurrency: int, policy: Any, critic: Any = None) -> dict[str, Any]:
-    """Everything that a plan says, but for seconds, cached tokens and the last bits of log-probabilities."""
+    """All content of a plan, except seconds, cached tokens and the last bits of log-probabilities."""
     critic = critic or search.PolicyLikelihood()
     run = search.run(spec, TASK[:problems], mas="rpsv", policy=policy, critic=critic, seed=7, concurrency=concurrency)
     plans = {plan.problem_id: plan for plan in run}

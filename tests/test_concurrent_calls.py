@@ -355,7 +355,7 @@ def after_long_work(question: str, client: OpenAI) -> str:
 
 
 def beside_a_sleeping_thread(question: str, client: OpenAI) -> str:
-    """Ask beside a thread that never makes a call."""
+    """Call the model next to a thread that never makes a call."""
     ended = threading.Event()
 
     def sleep() -> None:

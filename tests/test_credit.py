@@ -143,7 +143,7 @@ def test_estimated_credit_has_the_exact_credit_as_its_expectation(shape: Shape, 
 
 @settings(max_examples=15)
 @given(game=GAMES)
-def test_values_of_unexpanded_messages_lower_the_variance(game: Game) -> None:
+def test_values_of_unexpanded_messages_reduce_the_variance(game: Game) -> None:
     plain = moments(game, ((2, 2), (2, 2)))
     helped = moments(game, ((3, 2), (2, 2)), game.truth)
     spread = sum(game.chance("", m) * (game.truth(m) - game.truth("")) ** 2 for m in "ab")
@@ -277,7 +277,7 @@ def test_value_credit_equals_the_increase_in_value() -> None:
     paths = {"a": 0.6, "b": 0.2, "aa": 1.0, "bb": -1.0}
     (found,) = credit([plan_of(tree)], "value", value=lambda state: paths.get(path_of(state), math.nan))
     shown = {path_of(tree.states[one.node]): one.advantage for one in found}
-    # The question has no value: the mean after its first messages stands for it.
+    # The question has no value, so the mean after its first messages is used.
     assert shown == pytest.approx({"a": 0.2, "b": -0.2, "aa": 0.4, "bb": -1.2})
 
 

@@ -1,4 +1,4 @@
-"""Critics: what they are called, what they refuse, and that sharing and batching never change a score."""
+"""Critics: names, rejected inputs, and scores that are independent of sharing and batching."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_small_cpu_critics_are_independent_of_the_batch(folders: dict[str, Path]
 
 
 def rounding_knows_no_rows() -> bool:
-    """Whether a row of a matrix product is the same to the last bit whatever the number of rows."""
+    """Whether a row of a matrix product is bitwise equal for every number of rows."""
     import torch
 
     rows = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
@@ -204,7 +204,7 @@ def test_too_long_state_is_truncated_and_counted(folders: dict[str, Path]) -> No
 
 def test_too_long_newest_message_is_rejected(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
-    with pytest.raises(CriticError, match="never cut"):
+    with pytest.raises(CriticError, match="never truncated"):
         critic.score(contexts([chain(["Facts: " + "has 3, " * 400])]))
 
 
@@ -456,21 +456,21 @@ def test_truncated_weights_are_reported(folders: dict[str, Path], tmp_path: Path
     folder = damaged(folders, tmp_path)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(DataError, match="cut off or damaged"):
+    with pytest.raises(DataError, match="damaged"):
         load_critic(str(folder))
 
 
 def test_model_without_head_is_reported(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders, tmp_path)
     shutil.copy(folders["base"] / "model.safetensors", folder / "model.safetensors")
-    with pytest.raises(DataError, match=r"score.weight.*without its head"):
+    with pytest.raises(DataError, match=r"score\.weight"):
         load_critic(str(folder))
 
 
 def test_folder_of_unfinished_training_is_reported(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders, tmp_path)
     (folder / "critic.json").unlink()
-    with pytest.raises(DataError, match="not a critic that training finished"):
+    with pytest.raises(DataError, match=r"critic\.json"):
         load_critic(str(folder))
     with pytest.raises(DataNotFoundError, match="no critic at"):
         LearnedCritic(tmp_path / "nothing")

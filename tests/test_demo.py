@@ -1,4 +1,4 @@
-"""The README's first command, small: shipped critics, critics from scratch, critics of one's own."""
+"""The README's first command, small: shipped critics, critics from scratch, custom critics."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the site shows is done here: its Python runs, its commands run, its examples run, its pictures are current.
+"""The site's Python blocks, commands and examples run, and its pictures are current.
 
 A comment before a block may shorten it, as in ``<!-- ci: "-n 100" becomes "-n 2"; "a" becomes "b" -->``, or leave
 it out with a reason, as in ``<!-- ci: skip, because it needs a GPU -->``.

@@ -1,4 +1,4 @@
-"""The driver: same results whatever runs beside a search, exact bills, faults that stay where they are."""
+"""Runs: results independent of concurrent searches, exact usage, and isolated errors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(planner: Any, count: int = 12, *, policy: Any = None, critic: Any = None
     return search.run(planner, problems(count), policy=policy or talker(), critic=critic, **options)
 
 
-# ---- same results, whatever runs beside a search
+# ---- results independent of concurrent searches
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=str)
@@ -169,7 +169,7 @@ def test_repeated_proposals_at_a_state_give_new_samples() -> None:
     assert len(policy.seeds) == len(set(policy.seeds)) == 8 + 4
 
 
-# ---- bills
+# ---- usage
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=str)
@@ -284,7 +284,7 @@ def test_generation_continues_while_a_critic_scores() -> None:
     during: list[bool] = []
     critic = Slow()
     list(run(StepBeamSearch(3, 2), 24, policy=Watching(8), critic=critic, concurrency=24))
-    # One search alone asks for six values at a time at most.
+    # A single search requests at most six values at a time.
     assert during.count(True) > 10 and sum(critic.batches) / len(critic.batches) > 6
 
 
@@ -357,7 +357,7 @@ def test_training_rewards_are_graded_by_the_task() -> None:
         assert values and all((value == 1.0) == (text == answer) for text, value in values.items())
 
 
-# ---- faults stay where they are
+# ---- isolated errors
 
 
 def only(problem: int, error: Callable[[], BaseException]) -> Callable[[Any, int], str]:
@@ -426,14 +426,14 @@ def test_critic_with_too_few_values_fails_the_search() -> None:
 def test_policy_likelihood_requires_logprobs() -> None:
     mute = ScriptedPolicy(lambda request, seed: Sample("Final Answer: 1", 3, None, "stop"))
     assert all(
-        "no log-probabilities" in (p.error or "") for p in run(BestOfN(2), 2, policy=mute, critic=PolicyLikelihood())
+        "policy-likelihood" in (p.error or "") for p in run(BestOfN(2), 2, policy=mute, critic=PolicyLikelihood())
     )
 
     class Own:
         def plan(self, model: Any, root: Any, rng: Any) -> Any:
             yield [search.Evaluate([model.transition(root, Action("mine", model.mas.ALL))])]
 
-    assert all("no policy wrote" in (p.error or "") for p in run(Own(), 2, critic=PolicyLikelihood()))
+    assert all("policy-likelihood" in (p.error or "") for p in run(Own(), 2, critic=PolicyLikelihood()))
 
 
 class Bad:
@@ -640,7 +640,7 @@ def test_budget_of_seconds_ends_a_waiting_search() -> None:
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [
-        (Budget(calls=50), "budget of 50 calls spent: the 2 left do not pay for another search, which takes up to 4"),
+        (Budget(calls=50), "budget of 50 calls spent: 2 left"),
         (Budget(tokens=300), "budget of 300 tokens spent"),
     ],
 )
@@ -680,7 +680,7 @@ def test_critic_threads_end_with_the_run() -> None:
     assert not alive()
 
 
-# ---- what is refused before anything runs
+# ---- invalid arguments, rejected before the run
 
 
 @pytest.mark.parametrize(

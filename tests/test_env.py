@@ -43,7 +43,7 @@ def rpsv(**kwargs) -> MASEnv:
 
 
 def play(env, *texts: str):
-    """Say each text to ALL and return the last step."""
+    """Send each text to ALL and return the last step."""
     for text in texts:
         result = env.step((text, env.unwrapped.ALL))
     return result
@@ -148,7 +148,7 @@ def test_vector_env_equals_single_envs_with_the_same_seeds(env_id: str, mode: An
             assert terminated.tolist() == [result[2] for result in results]
             assert not truncated.any()
             expected = [(result[0], result[4]) for result in results]
-            # What was handed out before has not moved.
+            # Previously returned objects have not changed.
             assert kept["transcript"][0] != observations["transcript"][0]
             if terminated.all():
                 assert infos["correct"].tolist() == [info["correct"] for _, info in expected]
@@ -321,7 +321,7 @@ def test_missing_data_is_reported_at_the_first_reset(env_id: str, tmp_path: Path
 
 def test_too_long_question_and_empty_task_are_rejected() -> None:
     long = ProblemTask.of([Problem("long/0", "é" * 60, "1")])
-    with pytest.raises(DataError, match="the question of long/0 has 120 bytes, over max_bytes=100"):
+    with pytest.raises(DataError, match="100 bytes, got 120 in long/0"):
         MASEnv(long, max_bytes=100).reset()
     with pytest.raises(DataError, match="no problem in split"):
         MASEnv(long[:0]).reset()
@@ -364,8 +364,8 @@ def test_retries_leave_the_state_unchanged_and_are_bounded() -> None:
 def test_oversized_text_is_rejected() -> None:
     env = MASEnv(EIGHT_FIVE, max_bytes=16, on_invalid="retry")
     env.reset(seed=0)
-    assert "a text of 1000000 bytes; at most 16" in env.step(("x" * 1_000_000, 1))[4]["invalid_action"]
-    assert "a text of 18 bytes" in env.step(("é" * 9, 1))[4]["invalid_action"]
+    assert "at most 16 bytes, got 1000000" in env.step(("x" * 1_000_000, 1))[4]["invalid_action"]
+    assert "at most 16 bytes, got 18" in env.step(("é" * 9, 1))[4]["invalid_action"]
     assert "invalid_action" not in env.step(("é" * 8, 1))[4]
 
 
@@ -400,7 +400,7 @@ def test_step_accepts_any_pair_of_text_and_number(mas: str, view: str, actions) 
     env = MASEnv(EIGHT_FIVE, mas, view=view)
     env.reset(seed=0)
     for text, recipient in actions:
-        # -7 stands for ALL, so that episodes get somewhere.
+        # -7 means ALL, so that episodes continue.
         observation, reward, terminated, _, info = env.step((text, env.ALL if recipient == -7 else recipient))
         assert observation in env.observation_space
         assert (reward != 0.0) == terminated
@@ -532,7 +532,7 @@ def test_snapshots_include_retries_and_the_problem() -> None:
 def test_snapshots_of_other_systems_are_rejected() -> None:
     other = MASEnv(EIGHT_FIVE, "refine")
     other.reset(seed=0)
-    with pytest.raises(ConfigError, match="belongs to a system other than 'rpsv'"):
+    with pytest.raises(ConfigError, match="MAS 'rpsv', got one of another"):
         rpsv().restore_state(other.clone_state())
     data = other.clone_state().to_dict()
     with pytest.raises(DataError):
@@ -693,7 +693,7 @@ def test_equal_environments_share_a_data_set(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("environment_loop", "reward -1, extracted answer: 42, correct: False"),
-        ("own_mas", "MAS config 'writers' has 4 faults"),
+        ("own_mas", "MAS config 'writers' has 4 errors"),
         ("plain_tree_search", "the most visited path answers 26: reward +1"),
     ],
 )

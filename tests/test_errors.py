@@ -40,7 +40,7 @@ def test_error_round_trip_keeps_message_and_faults(kind: Any, copied: Callable[[
     assert vars(got) == vars(error) and got.__notes__ == ["note"]
 
 
-def test_portable_error_of_a_user_that_does_not_pickle() -> None:
+def test_unpicklable_user_error_becomes_a_search_error() -> None:
     class Odd(MASGymError):
         def __init__(self, one: str, two: str) -> None:
             super().__init__(f"{one} {two}")
@@ -49,7 +49,7 @@ def test_portable_error_of_a_user_that_does_not_pickle() -> None:
     assert type(got) is SearchError and "Odd: a b" in str(got)
 
 
-def test_user_code_error_is_among_the_classes() -> None:
+def test_user_code_error_is_a_public_class() -> None:
     assert mas_gym.plugins.UserCodeError in KINDS
 
 

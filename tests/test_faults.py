@@ -1,4 +1,4 @@
-"""Whole searches against servers that fail: nothing is lost, nothing is changed, what cannot be mended is said."""
+"""Searches with failing servers: nothing is lost or changed, and permanent failures are reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(policy: Any, problems: int = 12, **options: Any) -> search.Run:
 
 
 def told(plans: Sequence[Plan]) -> dict[str, Any]:
-    """What a plan says, but for seconds."""
+    """The content of a plan, except seconds."""
     return {p.problem_id: (p.error, [(c.text, c.score) for c in p.candidates], p.usage.agent_calls) for p in plans}
 
 
@@ -104,7 +104,7 @@ def test_permanent_error_fails_only_its_search(url: str, clean: dict[str, Any], 
 
 @contextmanager
 def process(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process of its own, ready to be killed."""
+    """A server in a separate process, which tests may kill."""
     here = Path(__file__).parent
     env = os.environ | {"PYTHONPATH": str(here.parent)}
     server = subprocess.Popen([sys.executable, str(here / "loopback.py"), "hash", str(port)], env=env)
@@ -157,10 +157,10 @@ def test_dead_server_ends_the_run_and_the_same_command_resumes(
         server.kill()
         server.wait()
         with pytest.raises(
-            EngineUnavailableError, match=r"does not answer.*Start the server again.*a run with a store"
+            EngineUnavailableError, match=r"does not respond.*Start the server again.*a run with a store"
         ):
             done.extend(plans)
-    assert 2 <= len(done) < 12 and "does not answer" in str(plans.stopped)
+    assert 2 <= len(done) < 12 and "does not respond" in str(plans.stopped)
     with closing(sqlite3.connect(store)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     with process(port):

@@ -62,7 +62,7 @@ def test_threshold_rule_finds_the_first_value_below_it() -> None:
 
 
 def test_fall_rule_finds_the_largest_fall() -> None:
-    # The mean of the first values, 0.4, stands before the first step.
+    # The value before the first step is the mean of the first values, 0.4.
     predictor = Predictor([scored(2, 0.8, 0.7, -0.3), scored(0, 0.0, 0.1)])
     assert predictor.predict(Threshold("fall", 0.2)).tolist() == [2, 0]
     assert predictor.predict(Threshold("fall", 0.3)).tolist() == [2, NOBODY]
@@ -121,7 +121,7 @@ def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
 
 def test_policy_likelihood_requires_log_probabilities(tmp_path: Path) -> None:
     row = marked("a", 1, 0.9, -0.8)
-    with pytest.raises(CriticError, match="no policy wrote"):
+    with pytest.raises(CriticError, match="policy-likelihood"):
         bench_critic(PolicyLikelihood(), written(tmp_path / "t.jsonl", [row]), threshold=0.0)
     known = [row | {"tokens": [1, 1], "logprobs": [-0.1, -9.0]}, marked("b", NOBODY, 0, 0)]
     known[1] |= {"tokens": [1, 1], "logprobs": [-0.1, -0.1]}
@@ -129,9 +129,9 @@ def test_policy_likelihood_requires_log_probabilities(tmp_path: Path) -> None:
     assert (found.f1, found.cost.reward_calls) == (100, 0)
 
 
-def test_steps_that_are_no_legal_episode_are_rejected(tmp_path: Path) -> None:
+def test_steps_of_an_illegal_episode_are_rejected(tmp_path: Path) -> None:
     row = marked("a", 1, 0.9, -0.8, agents=("Reader", "Solver")) | {"mas": "rpsv"}
-    with pytest.raises(DataError, match=r"expected a step of Planner at place 1 .* got one of 'Solver'"):
+    with pytest.raises(DataError, match=r"a step of Planner.*a step of 'Solver'"):
         bench_critic(Marks(), written(tmp_path / "t.jsonl", [row]), threshold=0.0)
 
 
@@ -162,7 +162,7 @@ def test_bench_critic_command_evaluates_a_data_set(tmp_path: Path) -> None:
     "options, said",
     [
         (["--rule", "fal"], "did you mean 'fall'"),
-        (["--threshold", "0", "--dev", "t.jsonl"], "leave out one or the other"),
+        (["--threshold", "0", "--dev", "t.jsonl"], "leave out one of them"),
         (["--mas", "rpvs"], "did you mean 'rpsv'"),
     ],
     ids=["rule", "dev", "mas"],

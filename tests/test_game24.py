@@ -85,7 +85,7 @@ def test_grade_of_any_text_returns_a_grade(text: str) -> None:
     assert grade(PUZZLE, f"Answer: {text}").correct in (True, False)
 
 
-def test_grade_takes_the_last_statement_and_no_bare_target() -> None:
+def test_grade_uses_the_last_formula_and_ignores_a_bare_target() -> None:
     assert grade(PUZZLE, "Answer: 4 * (1 + 7) - 2 = 30\nAnswer: 4 * (1 + 7 - 2) = 24").correct
     assert not grade(PUZZLE, "Answer: 24").correct
     assert grade(PUZZLE, "so\n(7 + 1 - 2) * 4 = 24", "paper").correct
@@ -93,7 +93,7 @@ def test_grade_takes_the_last_statement_and_no_bare_target() -> None:
 
 
 @given(st.lists(st.integers(1, 13), min_size=2, max_size=4), st.randoms(use_true_random=False))
-def test_formula_of_random_moves_has_their_result(numbers: list[int], rng) -> None:  # type: ignore[no-untyped-def]
+def test_formula_of_random_moves_evaluates_to_their_result(numbers: list[int], rng) -> None:  # type: ignore[no-untyped-def]
     left = tuple(sorted(map(Fraction, numbers)))
     steps = []
     while len(left) > 1:
@@ -136,7 +136,7 @@ def test_can_make_needs_fractions_for_known_hard_puzzles() -> None:
 # --------------------------------------------------------------------- task
 
 
-def test_splits_hold_each_solvable_puzzle_once() -> None:
+def test_splits_contain_each_solvable_puzzle_once() -> None:
     found = {split: [tuple(p.metadata["numbers"]) for p in Game24(split, difficulty=1)] for split in SPLITS}
     every = [numbers for part in found.values() for numbers in part]
     assert len(every) == len(set(every)) > 60
@@ -184,7 +184,7 @@ def test_random_moves_play_the_system_legally_and_reproducibly() -> None:
             assert answer.startswith("Answer: ")
 
 
-def test_training_search_labels_states_by_what_was_found_below() -> None:
+def test_training_search_values_exceed_the_minimum_only_for_solvable_states() -> None:
     task = Game24("dev", difficulty=1)[:2]
     for plan in search.run("mcts:60,8", task, mas="game24", policy=proposer(), seed=1, training=True):
         tree = plan.tree
@@ -248,7 +248,7 @@ def test_values_of_the_recording_rank_as_published(recordings: list) -> None:  #
     assert 0.6 < first < 0.9 < second
 
 
-def test_exact_truth_as_a_critic_keeps_every_way_to_24(recordings: list) -> None:  # type: ignore[type-arg]
+def test_exact_critic_keeps_every_solvable_state(recordings: list) -> None:  # type: ignore[type-arg]
     exact = from_numbers(lambda states: np.array([float(can_make(left)) for left in states]))
     for one in recordings:
         assert keeps(one, 0, exact) == any(state.winning for state in one.levels[0].states)

@@ -21,7 +21,7 @@ def test_benchmark_with_cut_configuration_writes_every_ratio(
     # Two of the search, one of scoring, one of the tokens of an update.
     assert len(ratios) == 4
     assert min(ratios) > 0
-    # Agents and critics share beginnings, so fewer tokens are encoded, whatever the machine's load.
+    # Agents and critics share prefixes, so fewer tokens are encoded, at any load of the machine.
     assert ratios[-1] > 1
     assert "CPU check of the command, not a result" in page
 

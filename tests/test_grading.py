@@ -192,7 +192,7 @@ NUMBERS = [
     ("Final Answer: 1.000.000", "1000000"),
     ("Final Answer: 1.234.567,89", "1234567.89"),
     ("Final Answer: 7 100", "7100"),
-    # digits that are no groups of one number
+    # digits that do not form groups of one number
     ("Final Answer: 7 10", None),
     ("Final Answer: 1234 567", None),
     ("Final Answer: 1 0000", None),
@@ -434,23 +434,23 @@ def test_equal_answers_share_a_vote(kind: str, answers: list[str]) -> None:
     assert len({extract_answer(problem, text) for text in answers}) == 1
 
 
-# ------------------------------------------ what the released code got wrong
+# ------------------------------------------ errors of the released code
 
 
-def test_fault_1_only_one_number_is_accepted() -> None:
+def test_grade_of_two_numbers_uses_the_stated_answer() -> None:
     text = "First, 18 eggs are laid. Final Answer: 9"
     assert grade(Problem("p", "?", "9"), text) == Grade(True, "9", "equal")
     assert grade(Problem("p", "?", "18"), text) == Grade(False, "9", "different")
 
 
 @pytest.mark.parametrize(("answer", "wrong"), [(r"\frac{3}{4}", "3"), (r"2\sqrt5", "25"), (r"3\pi", "3")])
-def test_fault_2_latex_references_keep_their_value(answer: str, wrong: str) -> None:
+def test_grade_of_latex_references_keeps_their_value(answer: str, wrong: str) -> None:
     problem = Problem("p", "?", answer, "expression")
     assert grade(problem, rf"Final Answer: $\boxed{{{answer}}}$").correct
     assert not grade(problem, f"Final Answer: {wrong}").correct
 
 
-def test_fault_2_text_references_are_kept() -> None:
+def test_grade_of_text_references_keeps_the_text() -> None:
     problem = Problem("p", "?", r"\text{Evelyn}", "expression")
     assert grade(problem, "Final Answer: Evelyn").correct
     assert not grade(problem, "Final Answer: Debra").correct
@@ -478,7 +478,7 @@ def test_extract_answer_reads_a_value_among_words(text: str, expected: str) -> N
     assert extract_answer(Problem("p", "?", "1", "expression"), text) == expected
 
 
-def test_fault_3_index_zero_is_option_a(tmp_path: Path) -> None:
+def test_mmlu_answer_0_is_option_a(tmp_path: Path) -> None:
     file = tmp_path / "mmlu.jsonl"
     file.write_text('{"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": 0, "subject": "s"}\n')
     [problem] = load_task("mmlu", data=file)
@@ -486,12 +486,12 @@ def test_fault_3_index_zero_is_option_a(tmp_path: Path) -> None:
     assert grade(problem, "Final Answer: A").correct
 
 
-def test_fault_4_equal_letters_group() -> None:
+def test_extract_answer_reads_every_form_of_a_letter() -> None:
     texts = ["Final Answer: B", "Final Answer: b", "Final Answer: (B)", "I choose option B."]
     assert [extract_answer(LETTERS, text) for text in texts] == ["B"] * 4
 
 
-def test_fault_5_words_are_not_letters() -> None:
+def test_letter_inside_a_word_is_not_an_option() -> None:
     assert extract_answer(LETTERS, "Final Answer: Because it follows") is None
     assert extract_answer(LETTERS, "Final Answer: A careful reading gives nothing") is None
     assert extract_answer(LETTERS, "A careful reading gives C.") == "C"

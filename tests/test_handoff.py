@@ -194,7 +194,7 @@ def test_fallback_receives_messages_without_legal_recipient() -> None:
     assert load_mas(json.loads(json.dumps(mas.to_dict()))) == mas
     assert play(mas, "hm")[1].recipients == (2,)
     assert play(mas, "-> Solver", "hm")[1].recipients == (0,)
-    # sink is not legal yet, so this fallback is no help.
+    # sink is not legal yet, so this fallback has no effect.
     model, state = play(mas, "hm", "hm")
     assert model.failure(state)
     assert play(mas, "-> Solver", "-> Number Theorist", "hm")[1].recipients == (3,)
@@ -237,14 +237,14 @@ def test_placeholders_are_filled_at_each_turn() -> None:
     [
         ({"route": "text"}, "route: expected edges or message, got 'text'"),
         ({"route": ["message"]}, "route: expected edges or message, got ['message']"),
-        ({"program": True}, "route: route: message in a program, which decides itself who acts next: drop the key"),
+        ({"program": True}, "route: route: message has no effect, because the program determines the next agent"),
         ({"fallback": "Bob"}, "fallback: unknown node 'Bob'"),
         ({"fallback": "q"}, "fallback: q receives no messages: name an agent or sink"),
         (
             {"fallback": "sink"},
-            "fallback: Planner has no edge without a condition to sink: add the edge or give Planner",
+            "fallback: Planner has no unconditional edge to sink",
         ),
-        ({"fallback": "Solver"}, "fallback: Solver has no edge without a condition to Solver"),
+        ({"fallback": "Solver"}, "fallback: Solver has no unconditional edge to Solver"),
         ({"route": "edges", "fallback": "Solver"}, "fallback: no agent has route: message: add it or drop the key"),
     ],
 )
@@ -267,10 +267,10 @@ def test_all_routing_faults_are_reported_together() -> None:
     assert caught.value.faults == (
         "agents[3].route: expected edges or message, got 3",
         "agents[1].fallback: the agent has no route: message: add it or drop the key",
-        "agents[0].route: route: message needs max_turns, with which agents act as messages reach them: add it",
-        "agents[1].name: messages cannot tell 'ab' from 'A b': rename one",
-        "agents[2].name: messages cannot tell 'S.i.n.k' from 'sink': rename one",
-        "agents[3].name: '++' needs a letter or digit: messages name it",
+        "agents[0].route: route: message needs max_turns: add it",
+        "agents[1].name: messages cannot distinguish 'ab' and 'A b': rename one",
+        "agents[2].name: messages cannot distinguish 'S.i.n.k' and 'sink': rename one",
+        "agents[3].name: '++' needs a letter or digit, so that messages can name it",
     )
 
 
@@ -402,7 +402,7 @@ def repair_script(request, seed: int) -> str:
 
 
 class Checker:
-    """Recomputes the arithmetic: right claims that go on, and wrong ones that go back to who erred, are good."""
+    """Recomputes the arithmetic. Good messages forward right claims, or return wrong claims to the agent that erred."""
 
     name, terminal_only, free = "checker", False, False
 
@@ -561,7 +561,7 @@ def test_invalid_recipient_rules_are_rejected() -> None:
         search.load_planner("mcts:2,2,recipients=best")
     with pytest.raises(ConfigError, match="needs a critic"):
         search.run("single:recipients=critic", TASK, mas=TEAM, policy=ScriptedPolicy(same_words))
-    with pytest.raises(ConfigError, match="policy likelihood rates messages, not their recipients"):
+    with pytest.raises(ConfigError, match="recipients=critic"):
         handed("single:recipients=critic", critic=search.PolicyLikelihood())
     with pytest.raises(ConfigError, match="MCTS needs a critic"):
         handed("mcts:2,2,recipients=uniform", critic=None)
@@ -622,7 +622,7 @@ def test_play_and_check_support_handoffs(tmp_path) -> None:
     runner = CliRunner(env={"COLUMNS": "100"})
     goals = ["Algebraist", "Critic", "Algebraist", "Finalizer"]
     said = "".join(f"RECIPIENT: {goal}\nCURRENT ANSWER: 17\n\n\n" for goal in goals)
-    # The last message names nobody; the line after it names sink.
+    # The last message names no recipient; the line after it names sink.
     done = runner.invoke(app, ["play", "MAS-MATH-Handoff-v0", "--data", str(path)], input=f"{said}18\n\nsink\n")
     assert done.exit_code == 0, done.output
     assert "To (empty for the one that your message names)" in done.output
@@ -631,4 +631,4 @@ def test_play_and_check_support_handoffs(tmp_path) -> None:
     assert "answer 18, right (reward +1)" in done.output
     shown = runner.invoke(app, ["check", "handoff"]).output
     assert "agents act as messages reach them, 4 to 12 turns" in shown
-    assert "writes the one that its message names, or else Critic; legal: Algebraist, Geometer" in shown
+    assert "writes the agent named in its message, or else Critic; legal: Algebraist, Geometer" in shown

@@ -216,7 +216,7 @@ def test_published_critic_loads_by_name(hub: ThreadingHTTPServer, tmp_path: Path
     endpoint, home = f"http://127.0.0.1:{hub.server_address[1]}", tmp_path / "home"
     folder = tmp_path / "masprm"
     shutil.copytree(shipped("masprm"), folder)
-    # What training leaves beside the model, and what nobody should run.
+    # Files that training leaves next to the model, and code that must not run.
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "optimizer.pt").write_bytes(b"state")
     (folder / "modeling_evil.py").write_text("raise SystemExit", encoding="utf-8")

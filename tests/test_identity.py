@@ -1,4 +1,4 @@
-"""Identity: what determines a result is stated in full, and what cannot be stated is refused by its path."""
+"""Identity: it contains everything that determines a result; objects without an identity are rejected by their path."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ def test_identity_is_equal_in_every_process() -> None:
     assert len(said) == 1
 
 
-# ---- what is refused
+# ---- rejected objects
 
 
 def loop() -> Any:
@@ -410,7 +410,7 @@ def test_shared_part_is_not_a_cycle() -> None:
     assert identity_of([part, part]) == [identity_of(part)] * 2
 
 
-# ---- installed distributions, wherever they lie
+# ---- installed distributions, in any folder
 
 WIDGETS = """
 class Graph:
@@ -469,7 +469,7 @@ def install(folder: Path, code: str, version: str, record: bool = True) -> None:
 
 
 @pytest.mark.parametrize("where", ["PYTHONPATH", "a .pth file", "without a record"])
-def test_overlay_distribution_keeps_the_store(tmp_path: Path, where: str) -> None:
+def test_overlay_install_keeps_the_store(tmp_path: Path, where: str) -> None:
     folder, sites = tmp_path / "overlay" / "site-packages", tmp_path / "sites"
     install(folder, WIDGETS, "1.0", record=where != "without a record")
     sites.mkdir()
@@ -521,7 +521,7 @@ def wheel(folder: Path, version: str) -> Path:
 
 
 @pytest.mark.slow
-def test_distribution_of_pip_install_user_keeps_the_store(tmp_path: Path) -> None:
+def test_pip_install_user_keeps_the_store(tmp_path: Path) -> None:
     pytest.importorskip("pip", reason="pip is not installed")
     # The user's packages are not visible in an ordinary virtual environment.
     venv.create(tmp_path / "venv", system_site_packages=True)
@@ -555,7 +555,7 @@ def test_distribution_of_pip_install_user_keeps_the_store(tmp_path: Path) -> Non
     assert calls == 3 and said.endswith("because the program's package widgets-dist was '1.0', now '1.1'\n")
 
 
-def test_editable_distribution_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_editable_install_is_identified_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site-packages", "", "1.0")
     (tmp_path / "site-packages" / "widgets" / "__init__.py").unlink()
     (tmp_path / "site-packages" / "widgets").rmdir()
@@ -581,7 +581,7 @@ def test_editable_distribution_is_known_by_its_files(tmp_path: Path, monkeypatch
     assert "packages" not in found[0]
 
 
-def test_installed_class_states_its_distribution() -> None:
+def test_identity_of_an_installed_class_names_its_distribution() -> None:
     stated = identity_of(np.zeros(1))
     assert stated["packages"] == {"numpy": np.__version__}
 

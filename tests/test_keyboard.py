@@ -89,7 +89,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def tab_to(page: Page, selector: str, shift: bool = False) -> None:
-    """Press Tab until what the selector names has focus."""
+    """Press Tab until the selected element has focus."""
     for _ in range(200):
         if page.js(f"document.activeElement.matches({selector!r})"):
             return
@@ -106,7 +106,7 @@ def walk(page: Page) -> dict[int, str]:
         if focus["at"] in found or focus["at"] < 0:
             return found
         if not focus["seen"]:
-            # What it left may still be closing.
+            # Its connections may still be closing.
             time.sleep(0.4)
             focus = page.js(AT_FOCUS)
         assert focus["ring"], f"no ring around {focus['name']}"
@@ -331,7 +331,7 @@ def test_tab_reaches_every_control_of_the_site(name: str, width: int, tmp_path: 
                     raise
 
 
-def test_site_drawer_opens_and_its_links_work(browser: Browser, site: str) -> None:
+def test_site_navigation_drawer_opens_and_its_links_work(browser: Browser, site: str) -> None:
     page = browser.page(f"{site}/index.html", 390)
     tab_to(page, "label[for=__drawer]")
     page.press("Enter")

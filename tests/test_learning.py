@@ -153,7 +153,7 @@ def test_sample_is_found_below_wrappers_and_after_restore() -> None:
 def test_likelihood_without_candidates_is_rejected() -> None:
     env = DenseReward(MASEnv(SUMS, "rpsv"), load_critic("policy-likelihood"))
     env.reset(seed=0)
-    with pytest.raises(CriticError, match="no policy wrote"):
+    with pytest.raises(CriticError, match="policy-likelihood"):
         env.step(("text 1", env.mas_env.ALL))
 
 

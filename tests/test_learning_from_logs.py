@@ -112,7 +112,7 @@ def test_training_rows_are_weighted_by_episode(tmp_path: Path) -> None:
     ("change", "value"),
     [("bias", float("nan")), ("weights", [1.0]), ("scale", None), ("schema", 99), ("kind", "x"), ("agents", [1])],
 )
-def test_damaged_features_are_refused(change: str, value: Any, log: Path, tmp_path: Path) -> None:
+def test_damaged_features_are_rejected(change: str, value: Any, log: Path, tmp_path: Path) -> None:
     train_features(list(recorded_states(search.Recorded(log), True)), tmp_path / "f", "orm")
     file = tmp_path / "f" / "features.json"
     written = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The page of trained agents: when a curve reaches a level, and what stands in its tables."""
+"""The page of trained agents: the point at which a curve reaches a level, and the content of its tables."""
 
 from __future__ import annotations
 

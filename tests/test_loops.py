@@ -181,7 +181,7 @@ def test_arbitrary_systems_with_loops_follow_the_rules(config: dict, data) -> No
         try:
             following = model.transition(state, (text, recipient))
         except IllegalActionError as error:
-            # Only a condition may refuse what the mask offers.
+            # Only a condition may reject an action that the mask allows.
             assert "condition does not hold" in str(error) or recipient == mas.sink
             recipient = mas.ALL
             following = model.transition(state, (text, recipient))

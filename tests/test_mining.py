@@ -41,7 +41,7 @@ def hand_tree() -> Tree:
     tree = Tree(MODEL.initial_state("q"))
     tree.visits[0], tree.totals[0] = 10, 2.0
     a = grow(tree, 0, "a", 5, 5.0)
-    grow(tree, 0, " A. ", 4, -4.0)  # a duplicate of "a" but for case and marks, visited less
+    grow(tree, 0, " A. ", 4, -4.0)  # a duplicate of "a" except for case and marks, with fewer visits
     b = grow(tree, 0, "b", 2, 0.0)
     grow(tree, 0, "c", 3, 0.0)  # ties with b
     grow(tree, 0, "never", 0, 0.0)
@@ -153,7 +153,7 @@ def test_top_and_bottom_do_not_overlap_and_ties_form_no_pair(values: list[int]) 
     assert bool(found) == (len(set(values)) > 1)
 
 
-def test_last_step_compares_terminal_children_only() -> None:
+def test_last_step_compares_only_terminal_children() -> None:
     model = Dynamics(other_graph())
     tree = Tree(model.initial_state("q"))
     for text, value in (("18", 1.0), ("17", -1.0)):

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible policy against real servers on loopback, sound and faulty."""
+"""The OpenAI-compatible policy with real servers on loopback, working and faulty."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_reply_carries_tokens_logprobs_and_cost(url: str) -> None:
     assert [s.tokens for s in reply.samples] == [7, 7]
     assert [s.logprob for s in reply.samples] == pytest.approx([s.logprob for s in same.samples])
     assert [s.finish_reason for s in reply.samples] == ["stop", "stop"]
-    # Each sample is a call of its own, and each call's prompt is billed.
+    # Each sample is a separate call, and each call's prompt is counted.
     assert reply.prompt_tokens == 2 * same.prompt_tokens == 16
     assert policy.meter.money == pytest.approx((16 * 2.0 + 14 * 10.0) / 1e6)
     assert "2 calls; 16 prompt tokens (0 cached); 14 generated tokens; cost 0.0002" in str(policy.meter)
@@ -102,7 +102,7 @@ def test_retry_after_delays_every_call(url: str) -> None:
 
     requests = [request(i) for i in range(8)]
     with proxied(FaultProxy(url.removesuffix("/v1"), choose=choose)) as base:
-        # With one call at a time, nothing was under way when the server said how long to wait.
+        # With one call at a time, no other call was open when the server sent its waiting time.
         assert texts(ask(policy_at(base + "/v1", max_concurrency=1), requests)) == direct(requests)
     assert len(times) == 1 + 24 and times[1] - times[0] >= 0.2
 
@@ -152,9 +152,7 @@ def test_lower_token_limit_of_the_server_is_respected(longest: int) -> None:
         ask(policy, [long, replace(long, max_new_tokens=7)])
     assert 1 <= refused <= 2 and len(app.state.bodies) == refused + 3
     assert {body["max_tokens"] for body in app.state.bodies[refused:]} == {longest, 7}
-    assert policy.notes == [
-        f"openai:served: it allows messages of {longest} tokens at most, which caps the agents' own"
-    ]
+    assert policy.notes == [f"openai:served: it limits messages to {longest} tokens, below the agents' max_new_tokens"]
 
 
 def test_missing_logprobs_are_logged() -> None:
@@ -199,11 +197,11 @@ def test_unreachable_server_ends_the_run(caplog: pytest.LogCaptureFixture) -> No
         port = free.getsockname()[1]
     policy = policy_at(f"http://user:secret@127.0.0.1:{port}/v1", patience=0.5)
     started = time.monotonic()
-    with pytest.raises(EngineUnavailableError, match=r"does not answer.*Start the server again") as caught:
+    with pytest.raises(EngineUnavailableError, match=r"does not respond.*Start the server again") as caught:
         ask(policy, [request()])
     # All of its patience is used, however long the next pause would have been.
     assert "secret" not in str(caught.value) and time.monotonic() - started >= 0.5
-    [warning] = [record.getMessage() for record in caplog.records if "tried again for up to 0.5 s" in record.message]
+    [warning] = [record.getMessage() for record in caplog.records if "up to 0.5 s" in record.message]
     assert "secret" not in warning
 
 
@@ -217,14 +215,14 @@ def test_unresponsive_host_ends_the_run() -> None:
             knocking.setblocking(False)
             knocking.connect_ex(silent.getsockname())
         policy = policy_at(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", timeout=0.6, patience=0.5)
-        with pytest.raises(EngineUnavailableError, match=r"does not answer.*no connection in time"):
+        with pytest.raises(EngineUnavailableError, match=r"does not respond.*no connection"):
             ask(policy, [request()])
 
 
 def test_server_without_replies_ends_the_run(url: str) -> None:
     with proxied(FaultProxy(url.removesuffix("/v1"), choose=lambda body, tried: Fault.TIMEOUT)) as base:
         policy = policy_at(base + "/v1", timeout=0.3, patience=0.5, max_attempts=10**6)
-        with pytest.raises(EngineUnavailableError, match=r"does not answer.*no answer in time"):
+        with pytest.raises(EngineUnavailableError, match=r"does not respond.*no response"):
             ask(policy, [request()])
 
 
@@ -321,7 +319,7 @@ def test_only_equal_unusable_replies_count_towards_giving_up(url: str, monkeypat
     ("fault", "reason"),
     [
         (Fault.ERROR, "HTTP 500"),
-        (Fault.TRUNCATED, "not whole JSON"),
+        (Fault.TRUNCATED, "not complete JSON"),
         (Fault.COUNT, "expected 1 choices, got 2"),
         (Fault.EMPTY, "empty"),
         (Fault.NAN, "NaN"),

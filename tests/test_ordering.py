@@ -1,4 +1,4 @@
-"""Ordering: constant-time, reproducible, disjoint, sound."""
+"""Ordering: constant-time access, reproducible problems, disjoint splits, correct answers."""
 
 import re
 
@@ -46,7 +46,7 @@ def test_splits_are_disjoint_by_content() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_answer_follows_from_the_rules_and_from_no_misreading(level: int) -> None:
+def test_answer_follows_only_from_the_correct_reading(level: int) -> None:
     for problem in Ordering("train", difficulty=level)[:150]:
         states = ordering.states_of(rules_of(problem))
         assert states is not None

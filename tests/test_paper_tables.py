@@ -507,7 +507,7 @@ def test_blame_equals_a_hand_computation() -> None:
     assert matrix == [[0, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
-def test_messages_end_with_the_first_wrong_one() -> None:
+def test_messages_after_the_first_error_are_excluded() -> None:
     values = {"PL": (0.4, 0.3, 0.2)}
     agents = ("Reader", "Planner", "Solver")
     failed = Pass("1", agents, values, FirstError(1, "Planner", "missing step"), correct=False)
@@ -520,7 +520,7 @@ def test_messages_end_with_the_first_wrong_one() -> None:
     ]
 
 
-def test_auc_over_all_pairs_equals_that_of_one_list() -> None:
+def test_auc_over_all_pairs_equals_auc_of_one_list() -> None:
     rng = np.random.default_rng(0)
     truth = [rng.random(size) < 0.5 for size in (3, 1, 4, 2)]
     values = [rng.integers(0, 4, len(one)).astype(float) for one in truth]

@@ -1,4 +1,4 @@
-"""Several simulations of one tree at once: the same plan whatever runs beside, nothing counted twice or lost."""
+"""Parallel simulations of one tree: plans independent of concurrency, and nothing counted twice or lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_visits_sum_up_and_no_request_repeats(values: Any, leaf: Any, n: int, c:
         children = tree.children(node)
         if children:
             below = sum(tree.visits[child] - virtual for child in children)
-            # The simulation that expanded a state ended there under bootstrap, and went on under rollout.
+            # With bootstrap, the simulation that expanded a state ended there; with rollout, it continued.
             assert below == tree.visits[node] - virtual - (search_of.leaf == "bootstrap")
     ends = [node for node in range(len(tree)) if tree.is_terminal(node)]
     if search_of.leaf == "rollout":

@@ -56,7 +56,7 @@ def test_messages_equal_by_a_rule_share_one_child(planner: MCTS) -> None:
     assert len(narrow.evaluated) < len(wide.evaluated)
 
 
-def test_rule_changes_the_identity_of_its_planner_only() -> None:
+def test_rule_changes_only_the_identity_of_its_planner() -> None:
     plain = identity_of(MCTS())
     assert "same" not in plain["fields"]
     named, own = MCTS(same="opening"), MCTS(same=lambda a, b: a == b)
@@ -264,7 +264,7 @@ def test_mcts_equals_a_reference_implementation_of_the_pseudocode(
 
 
 class Bare:
-    """A model that does not tell its depth, so that no simulation is given up for the completion."""
+    """A model without a known depth, so that no simulation is abandoned for the completion."""
 
     def __init__(self, model: Dynamics) -> None:
         self.mas, self.is_terminal, self.transition = model.mas, model.is_terminal, model.transition
@@ -288,7 +288,7 @@ def test_training_uses_the_papers_configuration() -> None:
 
 @given(st.integers(0, 10**6), st.sampled_from(["rollout", "bootstrap"]), st.sampled_from(["process", "likelihood"]))
 def test_decoding_returns_only_terminal_messages(seed: int, leaf: Any, values: Any) -> None:
-    # Values that rise towards the root make the greedy path end early wherever it can.
+    # Values that rise towards the root make the greedy path end as early as possible.
     world = World(4, value=lambda path: noise(seed, path) + 3 - path.count("/"))
     plan = world.plan(MCTS(10, 3, 0.5, leaf, values=values))
     assert plan.candidates
@@ -608,7 +608,7 @@ def test_other_planners_require_a_critic(planner: Any) -> None:
     check_planner(planner)
 
 
-# ---- what planners refuse
+# ---- rejected arguments
 
 
 @pytest.mark.parametrize(

@@ -505,7 +505,7 @@ def test_derived_policy_has_defaults_and_runs_in_a_search() -> None:
 
 
 @pytest.mark.parametrize("part", [None, "tiny", object(), Bare, Policy, 3, {"sample": 1}])
-def test_as_policy_of_anything_else_raises(part: object) -> None:
+def test_as_policy_of_another_object_raises(part: object) -> None:
     with pytest.raises(ConfigError, match="expected a policy with sample"):
         as_policy(part)
 
@@ -531,5 +531,5 @@ def test_wrappers_support_the_fields_of_the_policy_behind_them(tmp_path: Path) -
 
 
 def test_policy_without_log_probabilities_of_words_raises() -> None:
-    with pytest.raises(PolicyError, match="gives no log-probabilities of first words"):
+    with pytest.raises(PolicyError, match="no log-probabilities of first words"):
         Derived().choose([request().messages], ["yes", "no"])

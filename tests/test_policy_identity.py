@@ -114,7 +114,7 @@ def test_recordings_with_different_samples_have_different_identities(tmp_path: P
 
 
 class Unstated:
-    """A policy whose samples depend on what nobody can state."""
+    """A policy whose samples depend on an object without an identity."""
 
     name, max_batch = "unstated", 8
 
@@ -171,5 +171,5 @@ class TestServers:
             assert self.stated(url)["identity"] | {"model": "served", "served": {}} == self.stated(url)["identity"]
 
     def test_unreachable_server_has_no_identity(self) -> None:
-        with pytest.raises(EngineUnavailableError, match="does not answer"):
+        with pytest.raises(EngineUnavailableError, match="does not respond"):
             self.stated("http://127.0.0.1:9", patience=0.2)

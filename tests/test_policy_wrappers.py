@@ -47,7 +47,7 @@ def ask(policy: AsyncPolicy, requests: Sequence[SamplingRequest]) -> list[Sampli
 
 
 class Counting:
-    """A batch policy that remembers how it was called and can be told to fail."""
+    """A batch policy that records its calls and fails on request."""
 
     def __init__(self, max_batch: int = 8) -> None:
         self.name, self.max_batch = "counting", max_batch
@@ -156,7 +156,7 @@ class TestPerAgent:
     def test_invalid_mappings_are_rejected(self) -> None:
         with pytest.raises(ConfigError):
             load_policy({})
-        with pytest.raises(ConfigError, match="into each string"):
+        with pytest.raises(ConfigError, match="several policies"):
             load_policy({"*": ScriptedPolicy(say)}, max_batch=3)
         with pytest.raises(UnknownNameError):
             load_policy({"*": "nonsense:x"})
@@ -245,7 +245,7 @@ class TestCache:
     def test_uncacheable_replies_are_returned(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         policy = CachedPolicy(ScriptedPolicy(lambda r, s: Sample("\ud800", 1, None, "stop")), tmp_path / "c.db")
         [reply] = ask(policy, [request(0, n=1)])
-        assert isinstance(reply, SamplingReply) and "not being cached" in caplog.text
+        assert isinstance(reply, SamplingReply) and "not cached" in caplog.text
         policy.close()
 
     def test_foreign_files_are_rejected_and_unchanged(self, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ class TestPoliciesOfAMAS:
         return path
 
     def recorded(self, folder: Path, name: str, text: str, mas: mas_gym.MAS, problems: Any) -> str:
-        """Record what an agent says in every search of ``problems``, and return the policy that says it again."""
+        """Record an agent's messages in every search of ``problems``, and return the policy that replays them."""
         file = folder / f"{name}.jsonl"
         policy = RecordingPolicy(ScriptedPolicy(lambda request, seed: f"{text} by {request.agent}"), file)
         list(search.run("single", problems, mas=mas, policy=policy))
@@ -406,7 +406,7 @@ class TestPoliciesOfAMAS:
             plans = list(search.run("single", problems, mas=mas, policy=team))
             assert all(plan.error is None for plan in plans)
         assert sum(inner.batches) == 2
-        with pytest.raises(ConfigError, match="no options but cache"):
+        with pytest.raises(ConfigError, match="only the option cache"):
             load_policy({"*": "tiny"}, max_batch=3)
 
 

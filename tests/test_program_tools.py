@@ -1,4 +1,4 @@
-"""Tools, JSON mode and other settings of a program's calls: passed on to policies that can, refused for others."""
+"""Tools, JSON mode and other call settings of programs: passed to policies that support them, rejected for others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SYSTEM = {"role": "system", "content": "You are the Solver."}
 
 
 def make_app() -> FastAPI:
-    """A server that calls the tool ``add``, sometimes with a wrong operand, and then says what the tool returned."""
+    """A server that calls the tool ``add``, sometimes with a wrong operand, and then returns the tool's result."""
     app = FastAPI()
     app.state.bodies = []
 
@@ -125,7 +125,7 @@ async def solve(question: str, client: AsyncOpenAI) -> str:
 
 
 def streamed(question: str, client: OpenAI) -> str:
-    """The same with a stream, whose pieces are put together as its documentation says."""
+    """The same with a stream; its chunks are joined as documented."""
     messages: list[Any] = [SYSTEM, {"role": "user", "content": question}]
     while True:
         text, calls = "", dict[int, dict[str, Any]]()
@@ -264,7 +264,7 @@ def test_several_tool_calls_in_several_choices_are_read(policy: OpenAIPolicy) ->
     assert plan.error is None and plan.correct and plan.usage.agent_calls == 3
 
 
-def test_content_similar_to_a_tool_call_is_content(policy: OpenAIPolicy) -> None:
+def test_content_similar_to_a_tool_call_is_read_as_content(policy: OpenAIPolicy) -> None:
     plan = searched(solve, policy, "single", tasks=problems(1, "forge "))["p0"]
     assert plan.best is not None and plan.best.state.depth == 1
     assert plan.best.text.startswith("Sure.\n\n[ tool calls]")
@@ -323,7 +323,7 @@ def test_unsupported_requests_are_rejected_with_the_remedy(field: str, policy: O
     assert searched(program, policy, "single", tasks=problems(1))["p0"].correct
 
 
-def test_unsupporting_policy_is_named_and_others_continue(policy: OpenAIPolicy) -> None:
+def test_policy_without_support_is_named_and_others_continue(policy: OpenAIPolicy) -> None:
     both = PerAgentPolicy({"Planner": PLAIN, "*": policy})
 
     async def program(question: str, client: AsyncOpenAI) -> str:
@@ -458,7 +458,7 @@ def test_dry_run_follows_handoffs_and_calls_no_other_tool() -> None:
 
 
 class Caller:
-    """A policy of one's own that calls a tool."""
+    """A custom policy that calls a tool."""
 
     name, max_batch, takes_extra_body = "caller", 8, True
 

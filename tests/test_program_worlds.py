@@ -1,4 +1,4 @@
-"""Worlds of programs: each execution changes a copy of its own, which begins as the original was."""
+"""Worlds of programs: each execution changes a separate copy of the original."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def content(root: str | Path) -> dict[str, object]:
-    """What a folder holds: by path, the mode and the bytes, or the target of a link."""
+    """The content of a folder: for each path, the mode and the bytes, or the target of a link."""
     found: dict[str, object] = {}
     for path in sorted(Path(root).rglob("*")):
         name = str(path.relative_to(root))
@@ -157,7 +157,7 @@ def test_folder_circular_symlinks_are_kept(repository: Path) -> None:
 
 def test_folder_huge_file_is_rejected_unread(repository: Path) -> None:
     with open(repository / "huge", "wb") as file:
-        # More than the disk holds, so reading it could not end.
+        # Larger than the disk, so reading it could not end.
         file.truncate(2**42)
     with pytest.raises(DataError, match="at 'huge'; raise max_bytes"):
         Folder(repository).snapshot()
@@ -185,7 +185,7 @@ def test_folder_unpickled_with_other_content_is_rejected(repository: Path) -> No
     token, packed = folder.start, pickle.dumps(folder)
     assert pickle.loads(packed).start == token
     (repository / "log").write_text("later")
-    with pytest.raises(DataError, match="as it was when the run began"):
+    with pytest.raises(DataError, match="unchanged"):
         pickle.loads(packed)
 
 

@@ -144,7 +144,7 @@ def test_every_form_of_a_program_gives_equal_plans() -> None:
     assert [plan.answer for plan in found[0].values()]
     shapes = [{key: shape(plan) for key, plan in plans.items()} for plans in found]
     assert shapes[0] == shapes[1] == shapes[2]
-    # A replay makes no model call: the policy was asked for what the plans count, and nothing else.
+    # A replay makes no model call: the policy received exactly the requests that the plans count.
     assert [p.calls for p in policies] == [sum(plan.usage.agent_calls for plan in plans.values()) for plans in found]
 
 
@@ -325,7 +325,7 @@ def test_cancelled_task_is_not_an_error(caplog: pytest.LogCaptureFixture) -> Non
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_connection_survives_a_reused_file_descriptor() -> None:
-    # What a client of openai does that nobody closes: the collector closes its socket, and it closes the rest later.
+    # An openai client that is never closed: the collector closes its socket, and the client closes the rest later.
     left: list[asyncio.Transport] = []
 
     class Client:
@@ -552,7 +552,7 @@ def test_program_client_is_a_complete_client() -> None:
             assert len(said) == 4 and plan.text.endswith(" | ".join(said))
 
 
-# ---- what is left behind
+# ---- resources left open
 
 
 def test_open_runner_releases_ended_executions() -> None:

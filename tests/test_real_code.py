@@ -24,7 +24,7 @@ ROW = {
 }
 
 
-def test_read_problem_ends_texts_where_codet_does() -> None:
+def test_read_problem_truncates_texts_like_codet() -> None:
     problem = read_problem(ROW)
     assert problem.programs == PROGRAMS
     assert problem.tests == (
@@ -34,7 +34,7 @@ def test_read_problem_ends_texts_where_codet_does() -> None:
     assert ended("x = 1\n# note") == "x = 1"
 
 
-def test_calls_of_nested_calls_returns_the_outermost() -> None:
+def test_calls_of_nested_calls_returns_outermost_calls() -> None:
     assert calls_of("assert sorted(f(g(1), f(2))) == f([1])", "f") == ["f(g(1), f(2))", "f([1])"]
     assert assertions_of("f(1) == 2 # assert", "f") == ["assert f(1) == 2 # assert"]
 
@@ -78,7 +78,7 @@ def test_rules_match_scores_by_hand(samples: choosing.Samples) -> None:
     assert choosing.right(draw, choosing.at_random(draw)) == pytest.approx(2 / 5)
 
 
-def test_draw_leaves_out_assertions_of_other_sets(samples: choosing.Samples) -> None:
+def test_draw_excludes_assertions_of_other_sets(samples: choosing.Samples) -> None:
     draw = samples.draw(np.array([4, 0]), np.array([1]))
     assert draw.correct.tolist() == [False, True] and draw.tests.tolist() == [1, 1]
     empty = samples.draw(np.array([4, 0]), np.array([2]))

@@ -40,7 +40,7 @@ def test_reader_yields_one_sample_per_agent_and_round(data: Path) -> None:
     assert found[4].reference == r"\begin{pmatrix}1\\-2\end{pmatrix}"
 
 
-def test_with_rows_leaves_other_answers_alone() -> None:
+def test_with_rows_keeps_other_answers() -> None:
     for answer in (r"\frac{1}{2}", r"(1,\infty)", r"\begin{pmatrix}1\\-2\end{pmatrix}", r"-\sqrt{3}"):
         assert with_rows(answer).replace("\\\\\\", "\\\\") == answer
 

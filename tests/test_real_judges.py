@@ -101,7 +101,7 @@ def test_distribution_sums_to_one(chances: list[float]) -> None:
     assert found[0] == pytest.approx(chances[0])
 
 
-def test_process_bench_finds_errors_that_features_show() -> None:
+def test_process_bench_features_locate_visible_errors() -> None:
     solutions = [
         {
             "id": f"gsm8k-{place}",

@@ -1,4 +1,4 @@
-"""Searches of recorded runs: draws without replacement, the bound of what was recorded, outcomes, identity."""
+"""Searches of recorded runs: draws without replacement, exhausted recordings, outcomes, identity."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ class Greedy(search.Planner):
 
 
 def write_samples(path: Path, samples: list[tuple[str, ...]], name: str = "q", **more: Any) -> None:
-    """Append samples of one question: the texts of two agents, by turns; it is right if the last one says 'yes'."""
+    """Append samples of one question: the texts of two agents, by turns; it is right if the last one is 'yes'."""
     with path.open("a", encoding="utf-8") as file:
         for texts in samples:
             turns = [{"role": "assistant", "name": f"agent{i % 2}", "content": text} for i, text in enumerate(texts)]
@@ -202,7 +202,7 @@ def test_recorded_outcomes_and_tokens_count(tmp_path: Path) -> None:
     assert {one.answer for one in plan.candidates} == {"5"}
 
 
-def test_seed_alone_determines_draws(store: Path) -> None:
+def test_draws_depend_only_on_the_seed(store: Path) -> None:
     runs = [
         by_problem(search.run("sc:3", recorded=search.Recorded(store), seed=seed, concurrency=concurrency))
         for seed, concurrency in ((1, 1), (1, 64), (2, 1))
@@ -234,14 +234,14 @@ def test_recorded_run_can_be_searched_into_its_own_store(store: Path) -> None:
         assert len(opened.runs()) == 2
 
 
-def test_table_states_how_often_the_bound_was_met(store: Path) -> None:
+def test_table_reports_share_of_searches_without_recorded_messages_left(store: Path) -> None:
     table = search.compare(["sc:2", "sc:8"], recorded=store, seeds=range(4))
     assert [row.bounded for row in table.rows] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
     assert "Bound" in str(table) and "Bound" in table.to_markdown() and '"bounded"' in table.to_json()
 
 
 def test_options_incompatible_with_recorded_runs_are_rejected(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave them out"):
+    with pytest.raises(ConfigError, match="recorded="):
         search.run("single", recorded=store, mas="rpsv")
     with pytest.raises(ConfigError, match="got neither"):
         search.run("single")
@@ -300,7 +300,7 @@ def test_curves_are_the_limit_of_draws(tmp_path: Path) -> None:
     assert "Fewer than k" in str(found) and found.to_markdown().count("\n") == 2 + 9
 
 
-def test_selection_refuses_distinct_messages_and_unscored_samples(store: Path) -> None:
+def test_selection_rejects_distinct_messages_and_unscored_samples(store: Path) -> None:
     with pytest.raises(DataError, match="distinct=False"):
         select(search.Recorded(store, distinct=True))
     with pytest.raises(ConfigError, match="compares the samples"):
@@ -339,7 +339,7 @@ def test_eval_recorded_rejects_conflicting_options(options: tuple[str, ...], rea
 
 
 def test_eval_distinct_requires_recorded() -> None:
-    assert "belong to --recorded" in said(command("eval", "--distinct"))
+    assert "expected --recorded" in said(command("eval", "--distinct"))
 
 
 def test_equal_episodes_have_their_majority_outcome(tmp_path: Path) -> None:

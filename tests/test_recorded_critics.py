@@ -108,7 +108,7 @@ def test_vote_abstains_without_a_quorum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "verdicts", [{"j": float("nan")}, {"j": "right"}, {"": 1}, [1], {str(i): 1 for i in range(101)}]
 )
-def test_broken_verdicts_are_counted_lines(verdicts: Any, tmp_path: Path) -> None:
+def test_broken_verdicts_count_as_broken_lines(verdicts: Any, tmp_path: Path) -> None:
     rows = [{"question": "q", "messages": [{"role": "assistant", "content": "a", "verdicts": one}]}
             for one in (verdicts, {"j": 1})]  # fmt: skip
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -192,7 +192,7 @@ def test_calibrated_folder_loads_and_rejects_code(tmp_path: Path) -> None:
     written = json.loads(file.read_text(encoding="utf-8"))
     for members in (["my.py:Critic"], ["vote:random,my.py:Critic"], ["my.py"]):
         file.write_text(json.dumps(written | {"members": members * 2}), encoding="utf-8")
-        with pytest.raises((ConfigError, DataError), match=r"would execute code|train them again"):
+        with pytest.raises((ConfigError, DataError), match=r"would execute|train them again"):
             load_critic(str(tmp_path / "c"))
     for change in ({"schema": 2}, {"method": "x"}, {"members": []}, {"questions": {"a": 9}}, {"final": {"bias": "x"}}):
         file.write_text(json.dumps(written | change), encoding="utf-8")

@@ -50,7 +50,7 @@ def odd(problem: Problem, text: str) -> Grade:
     return Grade(problem.id in ("p1", "p3"), text.rpartition(" ")[2], "equal")
 
 
-def test_new_grades_are_stored_beside_old_grades(store: Path) -> None:
+def test_new_grades_are_stored_next_to_old_grades(store: Path) -> None:
     before = plans(store)
     result = regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "odd")
     assert (result.searches, result.before, result.after) == (6, sum(bool(p.correct) for p in before), 2)
@@ -67,7 +67,7 @@ def test_new_grades_are_stored_beside_old_grades(store: Path) -> None:
     with search.open_store(store) as opened:
         [grading] = opened.gradings()
         assert (grading.label, grading.searches, grading.grading) == ("odd", 6, result.grading)
-        with pytest.raises(StoreError, match="no grading 'even' of this run; there are odd"):
+        with pytest.raises(StoreError, match=r"'even'.*odd"):
             list(opened.plans(grading="even"))
 
 
@@ -102,12 +102,12 @@ def test_damaged_searches_and_grades_are_reported(store: Path) -> None:
         "UPDATE grades SET nodes = '[[0, null, 1, \"\"]]' WHERE search = (SELECT min(search) FROM grades)"
     )
     connection.commit()
-    with pytest.raises(StoreError, match="grades are not what was written"):
+    with pytest.raises(StoreError, match="grades"):
         plans(store, grading="whole")
     connection.execute("UPDATE searches SET answer = NULL WHERE problem = 'p2'")
     connection.commit()
     connection.close()
-    with pytest.raises(StoreError, match=r"'p2'.*damaged, and not graded; 5 searches were"):
+    with pytest.raises(StoreError, match=r"damaged.*'p2'.* 5 searches"):
         regrade(store, run_of(store), KindGrader(), "part")
 
 
@@ -134,7 +134,7 @@ def test_regrade_command_lists_the_differences(store: Path, tmp_path: Path) -> N
     assert done.exit_code == 0 and "2 searches" in done.output
     for arguments, complaint in (
         (["--kind", "essay"], "expected one of 'number'"),
-        (["--columns", "question=q"], "belong to --task"),
+        (["--columns", "question=q"], "expected --task"),
         (["--run", "nobody"], "expected one run 'nobody', found 0"),
     ):
         done = run(app, ["regrade", str(store), *arguments])
@@ -154,4 +154,4 @@ def test_pages_show_old_and_new_grades(store: Path, tmp_path: Path) -> None:
         assert "Graded again by" in page and "&lt;b&gt;odd&lt;/b&gt;" in page
         assert '<td data-name="Hit@1 now">33.3</td>' in page
     execute(store, "UPDATE grades SET nodes = '[]'")
-    assert "are not what was written" in pages.page("/", {})
+    assert "damaged" in pages.page("/", {})

@@ -1,4 +1,4 @@
-"""The full size, rehearsed on a model of random weights: options, what is checked first, costs, and kill -9."""
+"""Dry run of the full size with random weights: options, checks before the run, costs, and kill -9."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_full_size_page_uses_existing_options() -> None:
         assert hasattr(PAPER, name)
 
 
-# ------------------------------------------------------------------ what is checked before hours are spent
+# ------------------------------------------------------------------ checks before the run
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_interrupted_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: 
     assert page.read_bytes() == b"text that people wrote\n"
 
 
-# ------------------------------------------------------------------ what it costs
+# ------------------------------------------------------------------ costs
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_memory_grows_with_tokens_and_not_with_the_vocabulary() -> None:
 
 
 def run(options: Options, reached: Callable[[], object] = lambda: False) -> int | None:
-    """Make the tables in another process; kill it when a condition holds. Returns its exit code."""
+    """Make the tables in another process; kill it when a condition is met. Return its exit code."""
     process = PROCESSES.Process(target=make, args=(options,))
     process.start()
     try:

@@ -264,7 +264,7 @@ def test_table_fits_any_terminal_width(width: int) -> None:
         assert needed in text
 
 
-def test_report_without_outcomes_states_it() -> None:
+def test_report_without_outcomes_says_that_no_search_ended() -> None:
     assert "No search has ended" in rendered([], 80)
 
 

@@ -1,4 +1,4 @@
-"""``mas-gym report`` and ``mas-gym blame``: what they show is what the store holds."""
+"""``mas-gym report`` and ``mas-gym blame``: their output equals the content of the store."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: P
     for name in images.Tags()["images"]:
         [image] = images.Images(name)
         assert image.encoded_image_string.startswith(b"\x89PNG")
-        # Width and height stand at byte 16 of every PNG file.
+        # Width and height are at byte 16 of every PNG file.
         assert struct.unpack(">II", image.encoded_image_string[16:24]) == (image.width, image.height)
     for row in reports[0].comparison.rows:
         scalars = read(f"1 {row.label}")
@@ -112,7 +112,7 @@ def test_different_settings_have_separate_sections(tmp_path: Path) -> None:
     assert {file.name[:2] for file in (tmp_path / "f").iterdir()} == {"1-", "2-"}
 
 
-def test_missing_data_is_stated(store: Path, tmp_path: Path) -> None:
+def test_missing_run_or_store_is_reported(store: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(store), "--run", "nothing", "--out", str(tmp_path / "r.html")])
     assert done.exit_code == 2 and "found 0" in done.output and not (tmp_path / "r.html").exists()
     done = CliRunner().invoke(app, ["report", str(tmp_path / "none.db"), "--out", str(tmp_path / "r.html")])

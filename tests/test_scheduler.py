@@ -33,7 +33,7 @@ RPSV = chain(4)
 
 
 class GatedPolicy:
-    """Answers as the talker does; requests of the held questions wait until the gate opens."""
+    """Replies as the talker does; requests of the held questions wait until the gate opens."""
 
     name, max_concurrency = "talker", 4096
 
@@ -165,7 +165,7 @@ def test_cancelling_does_not_affect_other_searches(concurrency: int) -> None:
         assert not futures[1].cancel() and futures[0].cancelled()
         with pytest.raises(CancelledError):
             futures[0].result(0)
-        # What was cancelled can be searched again.
+        # A cancelled problem can be searched again.
         policy.gate.set()
         assert comparable(scheduler.submit(problems(1)[0]).result(30)) == clean["toy/0"]
 

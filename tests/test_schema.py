@@ -172,7 +172,7 @@ def test_new_writes_a_template_that_check_accepts(tmp_path: Any) -> None:
     CHECK.validate(yaml.safe_load(file.read_text("utf-8")))
     done = run(app, ["check", str(file), "--svg", str(picture)])
     assert done.exit_code == 0, done.output
-    assert "my-agents: no faults; 3 agents" in done.output
+    assert "my-agents: no errors; 3 agents" in done.output
     assert "Editor ◄────┴──┴──╯" in done.output
     assert "sees   the question, Solver, Critic (if contains:REVISE:)" in done.output
     assert "writes Editor (if contains:REVISE:), sink if no agent is left to act" in done.output
@@ -201,7 +201,7 @@ def test_check_reports_all_faults_together(tmp_path: Any) -> None:
     file.write_text(json.dumps(config), encoding="utf-8")
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["check", str(file)])
     assert done.exit_code == 2
-    assert "faults" in done.output
+    assert "errors" in done.output
     for i in range(30):
         assert f"agents[{i}].system_prompt" in done.output
 

@@ -27,7 +27,7 @@ CONTEXTS = [ScoringContext(MODEL.initial_state(f"Question {i}?"), CHAIN, None) f
 
 
 class Says(search.Critic):
-    """Returns what a function makes of the values that depend on the state."""
+    """Returns a function of the values, which depend on the state."""
 
     def __init__(self, make: Any, free: bool = False) -> None:
         self.make, self.free = make, free
@@ -71,7 +71,7 @@ WRONG = {
     "0-d array": (lambda values: np.array(0.5), "expected 3 values, as a list"),
     "reasons": (
         lambda values: Scores(values, reasons=["one"]),
-        "with a reason for each, or none, got the reasons ['one']",
+        "got the reasons ['one']",
     ),
     "reason": (lambda values: Scores(values, reasons="one"), "got the reasons 'one'"),
     "no reasons": (lambda values: Scores(values, reasons=None), "got the reasons None"),
@@ -105,7 +105,7 @@ def test_wrong_value_fails_only_its_search(value: Any, free: bool) -> None:
     assert set(errors.values()) == {None}
 
 
-def test_reasons_are_reported() -> None:
+def test_critic_reason_is_part_of_the_plan_error() -> None:
     unsure = Says(lambda values: Scores([math.nan] * len(values), reasons=["the judge said nothing"] * len(values)))
     [plan] = search.run("bon:2", problems(1), mas=CHAIN, policy=talker(), critic=unsure)
     assert plan.error is not None and plan.error.endswith(": the judge said nothing")
@@ -213,7 +213,7 @@ def test_unknown_size_setting_is_rejected() -> None:
         def plan(self, model: Any, root: Any, rng: Any) -> Any:
             return (yield from SinglePass().plan(model, root, rng))
 
-    with pytest.raises(ConfigError, match="Lost: size_setting 'width': expected a whole number"):
+    with pytest.raises(ConfigError, match=r"Lost.*'width'"):
         Lost().current_size()
 
 
@@ -263,7 +263,7 @@ def test_wrong_node_is_replaced() -> None:
 
     [plan] = search.run(Astray(wrong), problems(1), mas=CHAIN, policy=talker())
     assert plan.tree is not None and plan.best is not None and plan.best.node == 2
-    with pytest.raises(MASGymError, match="a candidate's node is 0: expected its state's in the tree, or None"):
+    with pytest.raises(MASGymError, match="a candidate's node is 0"):
         check_planner(Astray(wrong))
 
 

@@ -1,4 +1,4 @@
-"""The critic's input: what it shows, what it shares, what it cuts, and that no message can pose as another."""
+"""The critic's input: content, shared prefixes, truncation, and messages that cannot imitate others."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_truncation_then_removes_the_start_of_the_question(tokenizer: Any) -> No
 
 def test_truncation_keeps_the_newest_message(tokenizer: Any) -> None:
     state = chain(["Facts: has 3.", "Plan: " + "start 3, " * 60])
-    with pytest.raises(CriticError, match="newest message is never cut"):
+    with pytest.raises(CriticError, match="newest message is never truncated"):
         _ids(tokenizer, state, 128)
 
 

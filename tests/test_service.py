@@ -51,7 +51,7 @@ QUESTION = "How many?"
 
 
 class SlowPolicy:
-    """Answers as `hash_policy` does, when it is let; counts what is open."""
+    """Replies as `hash_policy` does once it is released; counts the open requests."""
 
     name, max_concurrency = "slow", 512
 
@@ -214,7 +214,7 @@ def test_finished_and_disconnected_clients_release_memory(
 
     def kept() -> int:
         gc.collect()
-        # Not isinstance: some libraries' objects warn when they are asked for their class.
+        # Not isinstance, because some libraries' objects warn when their class is read.
         return sum(type(thing) in (ActiveSearch, SearchFuture, search.Run) for thing in gc.get_objects())
 
     def ours() -> int:
@@ -243,7 +243,7 @@ def test_memory_of_concurrent_long_questions_is_bounded() -> None:
             after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Of 56 MB that arrive, each waiting question is held a few times at most, on both ends of the wire.
+    # Of 56 MB that arrive, each waiting question is in memory a few times at most, at both ends of the connection.
     assert peak - before < 10 * sum(map(len, questions)) and after - before < 10 * 2**20
 
 
@@ -284,7 +284,7 @@ def test_client_disconnect_ends_its_search(stream: bool) -> None:
             assert ask(client).choices
 
 
-def test_client_that_does_not_read_does_not_hold_a_search() -> None:
+def test_client_that_does_not_read_does_not_block_a_search() -> None:
     app = app_of(hash_policy(), concurrency=2)
     body = b'{"model": "mas-gym", "messages": [{"role": "user", "content": "x"}], "stream": true}'
     with serving(app) as base:
@@ -368,7 +368,7 @@ def test_missing_body_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("search.service.app.HEAD_SECONDS", 0.5)
     policy = SlowPolicy()
-    # The service has room for eight connections, and slow clients hold them all.
+    # The service has room for eight connections, and slow clients occupy all of them.
     with serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=8) as base:
         target = urlsplit(base)
         holders = [socket.create_connection((target.hostname, target.port), timeout=30) for _ in range(8)]
@@ -557,7 +557,7 @@ def test_canary_rejects_bad_shares_and_planners_that_never_stop(planner: str, sh
         app_of(hash_policy(), planner, canary=share)
 
 
-def test_curl_health_and_metrics(url: str, client: Any) -> None:
+def test_curl_reads_completions_health_and_metrics(url: str, client: Any) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")
@@ -588,7 +588,7 @@ def test_server_stop_ends_open_searches() -> None:
 
 
 def test_too_long_questions_are_rejected_before_tokenisation(tmp_path: Path) -> None:
-    # The embedded model's window refuses them even without --max-question, and behind a cache.
+    # They exceed the bundled model's window even without --max-question and with a cache.
     tiny = load_policy("tiny")
     for policy in (
         tiny,
@@ -602,7 +602,7 @@ def test_too_long_questions_are_rejected_before_tokenisation(tmp_path: Path) -> 
                 assert status == 413 and "bytes" in content["error"]["message"]
                 assert content["error"]["code"] == "context_length_exceeded"
             assert time.monotonic() - started < 5
-            # One that only the tokenizer can measure is the client's fault too, not the server's.
+            # A question that only the tokenizer can measure is also a client error.
             status, content = status_of(post(base, chat_body("7 " * 3000)))
             assert status == 400 and "too long" in content["error"]["message"]
 

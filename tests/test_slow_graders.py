@@ -1,4 +1,4 @@
-"""Graders that are slow hold up no search, change no result, and what a judge spends is kept with each search."""
+"""Slow graders block no search and change no result; a judge's cost is stored with each search."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_plans_are_equal_with_slow_and_fast_grading(tmp_path: Path) -> None:
     expected = plans(ProblemTask.of(items), critic=critic)
     assert plans(ProblemTask.of(items, grader=slow), critic=critic) == expected
     assert plans(ProblemTask.of(items, grader=slow), critic=critic, concurrency=1) == expected
-    # In training the true reward is asked for during the search.
+    # In training, the true reward is requested during the search.
     assert plans(ProblemTask.of(items, split="train", grader=slow), training=True) == plans(
         ProblemTask.of(items, split="train"), training=True
     )
@@ -93,7 +93,7 @@ def test_raising_grader_fails_only_its_search() -> None:
 
 def test_time_budget_excludes_grading() -> None:
     class Late:
-        """Asks for a second message, which never comes."""
+        """Requests a second message, which never arrives."""
 
         def plan(self, model: Any, root: Any, rng: Any) -> Any:
             [[first]] = yield [search.Propose(root)]
@@ -213,7 +213,7 @@ def test_grades_accept_numpy_values() -> None:
     assert pickle.loads(pickle.dumps(grade)) == grade == grade._replace(tokens=5)
 
 
-# ----------------------------------------------------------------- what a judge spends
+# ----------------------------------------------------------------- the cost of a judge
 
 
 def agrees(request: SamplingRequest, seed: int) -> str:
@@ -238,7 +238,7 @@ def test_judge_tokens_are_stored_with_each_search(tmp_path: Path) -> None:
         assert plan.usage.generated_tokens == 15
     total = sum(plan.usage.grader_tokens for plan in plans.values())
     assert judge.spent.generated_tokens == total
-    # Read back, no verdict is asked for again.
+    # After reading back, no verdict is requested again.
     silent, _ = judged()
     again = {plan.problem_id: plan for plan in search.run("sc:5", silent, **common)}
     assert {key: plan.usage for key, plan in again.items()} == {key: plan.usage for key, plan in plans.items()}

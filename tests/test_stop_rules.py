@@ -62,7 +62,7 @@ def test_stop_0_ends_at_the_first_check_with_an_answer(spec: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_planners_with_stop_rules_pass_the_planner_check(spec: str, rule: str) -> None:
     if spec in BY_TURNS and ":" in rule:
-        with pytest.raises(ConfigError, match="only at the end"):
+        with pytest.raises(ConfigError, match="stop="):
             with_stop(spec, rule).for_run(HashCritic(), False)
         return
     check_planner(with_stop(spec, rule), systems=("rpsv", "dylan"))
@@ -115,7 +115,7 @@ def test_nan_values_do_not_settle_an_answer(spec: str) -> None:
         assert plan.candidates and plan.stopped is None
 
 
-def test_gain_of_a_pass_over_equal_scores_is_zero_and_unknown_for_one() -> None:
+def test_pass_gain_of_equal_scores_is_zero_and_of_one_score_infinite() -> None:
     assert pass_gain([0.4]) == math.inf and pass_gain([0.5, 0.5, 0.5]) == 0.0
     assert pass_gain([0.0, 1.0]) > pass_gain([0.4, 0.6]) > 0
 
@@ -197,10 +197,10 @@ def test_arbitrary_text_is_a_rule_or_rejected(text: str) -> None:
         assert "expected" in str(error)
 
 
-def test_single_pass_and_training_runs_reject_rules() -> None:
+def test_single_pass_and_training_runs_reject_stop_rules() -> None:
     with pytest.raises(ConfigError, match="single"):
         load_planner("single:stop=0.9")
-    with pytest.raises(ConfigError, match="by a critic"):
+    with pytest.raises(ConfigError, match=r"stop=0\.9"):
         search.MCTS(5, 3, stop=0.9).for_run(None, True)
 
 
@@ -336,7 +336,7 @@ def test_calibration_requires_both_outcomes_and_enough_problems() -> None:
     for spec in ("single", "sc:5"):
         with pytest.raises(ConfigError, match="no stop rule to calibrate"):
             calibrate_stop(spec, problems(25), **options)
-    with pytest.raises(ConfigError, match="none: the searches end"):
+    with pytest.raises(ConfigError, match="got none"):
         calibrate_stop("bon:1", problems(25), **options)
     check = Check((0.1, 0.1, 0.5, 0.7, 3.0), True)
     with pytest.raises(ConfigError, match="all of 20 right"):

@@ -1,4 +1,4 @@
-"""Results read without trees: equal to those of the rebuilt plans, and damage in what is read is reported."""
+"""Results read without trees: equal to those of the rebuilt plans, and damaged rows are reported."""
 
 from __future__ import annotations
 
@@ -204,5 +204,5 @@ def test_damaged_texts_are_reported_on_reading(store: Path) -> None:
     execute(store, "UPDATE texts SET text = 'other' WHERE id = (SELECT question FROM searches WHERE problem = 'toy/2')")
     with open_store(store) as opened:
         assert len(list(opened.rows("stopped"))) == len(list(opened.outcomes("stopped"))) == 5
-        with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \(a text is not what was written"):
+        with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \(a text"):
             list(opened.rows("stopped", texts=True))

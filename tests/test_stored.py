@@ -1,4 +1,4 @@
-"""What is in a store, shown: comparisons, pages and notebook views of plans read back."""
+"""Comparisons, pages and notebook views of stored plans."""
 
 from __future__ import annotations
 

@@ -496,7 +496,7 @@ def test_task_identity_contains_grading_and_not_problems() -> None:
 def test_csv_file_with_a_header_is_not_read_as_mmlu(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text('answer,question\n"They are\n#### 18",How many?\n\n#### 1\n')
-    with pytest.raises(DataError, match=r"rows.csv:5: expected 2 cells, one for each column, got 1: \['#### 1'\]"):
+    with pytest.raises(DataError, match=r"rows.csv:5: expected 2 cells.* got 1: \['#### 1'\]"):
         load_task("gsm8k", data=file)
     file.write_text('answer,question\n"They are\n#### 18",How many?\n')
     [problem] = load_task("gsm8k", data=file)

@@ -1,4 +1,4 @@
-"""The compliance suite: it passes what is right, and names each way to be wrong."""
+"""The compliance suite: it passes valid components and names every violation."""
 
 import random
 import threading
@@ -122,7 +122,7 @@ noise = random.Random(0)
         ({"one": lambda self, r, s: Sample("a", 1, -1.0, "eos")}, "finish_reason: expected 'stop' or 'length'"),
         (
             {"one": lambda self, r, s: Sample(str(noise.random()), 1, -1.0, "stop")},
-            "the same requests gave other",
+            "the same requests gave different",
         ),
         (
             {
@@ -138,7 +138,7 @@ noise = random.Random(0)
                     SamplingReply(tuple(Sample(f"{len(rs)} {s}", 1, -1.0, "stop") for s in r.seeds)) for r in rs
                 ]
             },
-            "a request gets other samples alone than in a batch",
+            "a request gets different samples alone and in a batch",
         ),
         ({"reply": lambda self, r: Careful().reply(r) if r.messages[1].content else 1 / 0}, "raised ZeroDivision"),
     ],
@@ -179,7 +179,7 @@ def test_sessions_return_the_samples_of_sample() -> None:
     check_policy(Streaming())
     twisted = Streaming()
     twisted.twist = "!"
-    assert "its session gives other samples than sample()" in breaches(check_policy, twisted)
+    assert "its session and sample() return different samples" in breaches(check_policy, twisted)
 
 
 def test_objects_that_are_not_policies_fail_the_check() -> None:
@@ -237,9 +237,9 @@ def test_valid_critics_pass_the_check() -> None:
         ({"value": lambda self, c: float("inf")}, "a state has no value: expected a finite number, got inf"),
         ({"value": lambda self, c: "0.1"}, "a state has no value: expected a finite number, got '0.1'"),
         ({"value": lambda self, c: 1 / 0}, "states raised ZeroDivisionError"),
-        ({"value": lambda self, c: noise.random()}, "called again with the same states, it returned other values"),
+        ({"value": lambda self, c: noise.random()}, "called again with the same states, it returned different values"),
         ({"score": lambda self, cs: [i / 10 for i, _ in enumerate(cs)]}, "the order of a batch changes the values"),
-        ({"score": lambda self, cs: [float(len(cs)) for _ in cs]}, "a state has another value alone"),
+        ({"score": lambda self, cs: [float(len(cs)) for _ in cs]}, "a state has different values alone"),
     ],
 )
 def test_invalid_critics_fail_the_check(changes, expected: str) -> None:
@@ -280,7 +280,7 @@ class Plan(NamedTuple):
 
 
 class Greedy:
-    """Nothing here comes from the search package: the check tells requests by their names."""
+    """Nothing here comes from the search package: the check identifies requests by their names."""
 
     def plan(self, model, root, rng):
         state = root
@@ -319,7 +319,7 @@ class Rewarded(Greedy):
 
 def test_true_reward_outside_training_fails_the_check() -> None:
     check_planner(Rewarded(), training=True)
-    assert "it asked for the true reward outside training" in breaches(check_planner, Rewarded())
+    assert "it requested the true reward outside training" in breaches(check_planner, Rewarded())
 
 
 class Prepared(Greedy):
@@ -355,7 +355,7 @@ GO_ON = "return (yield from Greedy.plan(self, model, root, rng))"
     ("body", "expected"),
     [
         ("yield Propose(root)\nreturn 1", "expected a list"),
-        ("yield [3]\n" + GO_ON, "it asked for 3: expected a search request"),
+        ("yield [3]\n" + GO_ON, "it requested 3: expected a search request"),
         ("yield [Propose(root, n=0)]\n" + GO_ON, "Propose(n=0): expected a whole number from 1 on"),
         ("yield [Evaluate(['root'])]\n" + GO_ON, "expected states of its own search"),
         ("yield [Evaluate([model.initial_state('?')])]\n" + GO_ON, "expected states of its own search"),
@@ -484,7 +484,7 @@ class Counting(Length):
 
 
 def test_changing_identity_fails_the_check() -> None:
-    assert "its identity changed while it worked: leave counters" in breaches(check_critic, Counting())
+    assert "its identity changed during use: leave counters" in breaches(check_critic, Counting())
     check_critic(type("Clean", (Counting,), {"identity": lambda self: None})())
 
 

@@ -254,7 +254,7 @@ WRONG, MENDED = "Work: 10 + 12 = 22, 22 * 2 = 44.", "Work: 10 + 12 = 22, 22 * 2 
         ([WRONG, WRONG, "VERDICT: AGREE\nFinal Answer: 44"], [False, False, False]),
     ],
 )
-def test_verdict_is_judged_for_its_transcript(texts: list[str], expected: list[bool]) -> None:
+def test_rights_judges_each_message_for_its_transcript(texts: list[str], expected: list[bool]) -> None:
     problem = Problem("p", "?", "40", metadata={"facts": [list(f) for f in STORY.facts], "rival": [2, 7]})
     assert rights(problem, [("agent", text) for text in texts]) == expected
 
@@ -561,7 +561,7 @@ def test_work_is_returned_to_the_agent_with_the_error() -> None:
         dynamics = mas_gym.Dynamics(system)
         state = dynamics.initial_state(problem.question)
         for turn in turns:
-            # The writers see what the system shows its agents, and the system goes where they say.
+            # The writers receive the agents' prompts, and the system follows their recipients.
             assert not dynamics.is_terminal(state)
             agent = system.agents[state.acting]
             assert agent.name == (turn.role or "Referee")

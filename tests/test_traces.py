@@ -105,7 +105,7 @@ def test_traces_of_a_killed_run_contain_complete_batches(policy: Any, tmp_path: 
         session.step()
     [stream] = tmp_path.glob("*.arrows")
     whole = len(Traces(tmp_path))
-    # What a process leaves that is killed while it writes a batch.
+    # The file of a process that was killed while it wrote a batch.
     stream.write_bytes(stream.read_bytes()[:-100])
     assert whole == 12 and 0 < len(Traces(tmp_path)) < whole
     session.close()

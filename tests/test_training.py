@@ -84,7 +84,7 @@ def trained(base: Path, data: RewardData, tmp_path_factory: pytest.TempPathFacto
     return train(data, out, base=str(base), points=collect(grove(), "points"), **QUICK)
 
 
-# First, while this process is small: these have two large ones beside it.
+# First, while this process is small, because these tests start two large ones.
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_defaults_follow_the_size_of_the_backbone() -> None:
         ({"held_out": 1.0}, "held_out"),
         ({"bt_on": "logit"}, "bt_on"),
         ({"anchor": -1.0}, "anchor"),
-        ({"kind": "orm", "head": "mse", "anchor": 1.0}, "only head 'bt'"),
+        ({"kind": "orm", "head": "mse", "anchor": 1.0}, "anchor"),
     ],
 )
 def test_invalid_settings_are_rejected(wrong: dict[str, Any], word: str) -> None:
@@ -324,7 +324,7 @@ def test_curves_are_written_for_tensorboard(trained: Trained) -> None:
     assert len(events.Scalars("held_out/accuracy")) >= 2
 
 
-def test_transformers_alone_gives_the_critics_scores(trained: Trained) -> None:
+def test_plain_transformers_gives_the_critic_scores(trained: Trained) -> None:
     states = [chain(["Facts: has 3.", "Plan: start 3."][:n]) for n in (1, 2)]
     ours = LearnedCritic(trained.folder, device="cpu").score([ScoringContext(s, MODEL.mas, None) for s in states])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(trained.folder)
@@ -347,7 +347,7 @@ def test_transformers_alone_gives_the_critics_scores(trained: Trained) -> None:
         ("masprm", "mse", "points", True),
     ],
 )
-def test_the_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str, rows: Any, bf16: bool) -> None:
+def test_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str, rows: Any, bf16: bool) -> None:
     settings = {**QUICK, "epochs": 2, "cpu_bf16": bf16}
     done = train(collect(grove(12), rows), tmp_path / "c", base=str(base), kind=kind, head=head, **settings)
     first, last = done.history[0], done.history[-1]
@@ -364,7 +364,7 @@ def test_anchor_loss_moves_scores_to_the_targets(base: Path, data: RewardData, t
         done = train(data, tmp_path / str(anchor), base=str(base), points=points, **settings)
         gaps.append(done.info.metrics["points"]["mse"])
     assert gaps[1] < 0.8 * gaps[0]
-    with pytest.raises(ConfigError, match="needs labelled states"):
+    with pytest.raises(ConfigError, match="labelled states"):
         train(data, tmp_path / "none", base=str(base), **{**QUICK, "anchor": 1.0})
 
 
@@ -386,7 +386,7 @@ def test_other_training_does_not_overwrite_a_folder(
 
 
 class Stop(Exception):
-    """Stands for a crash."""
+    """Simulates a crash."""
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def test_interrupted_training_resumes_to_the_same_result(
     assert last_checkpoint(out / "checkpoints") is not None and not (out / "critic.json").exists()
     lines: list[str] = []
     train(data, out, base=str(base), log=lines.append, **QUICK)
-    assert any(line.startswith("going on from checkpoint-") for line in lines)
+    assert any("checkpoint-" in line for line in lines)
     resumed, whole = weights(out), weights(trained.folder)
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
@@ -478,14 +478,14 @@ def test_nan_loss_stops_and_keeps_the_last_checkpoint(
         return real(*args) * (math.nan if calls > 6 else 1.0)
 
     monkeypatch.setattr(trainer_module, "loss_of", poisoned)
-    with pytest.raises(TrainingError, match=r"loss of step 7 is nan.*last good checkpoint is kept: checkpoint-"):
+    with pytest.raises(TrainingError, match=r"step 7.*nan.*last good checkpoint is kept: checkpoint-"):
         train(data, tmp_path / "c", base=str(base), **QUICK)
     last = last_checkpoint(tmp_path / "c" / "checkpoints")
     assert last is not None and all(bool(t.isfinite().all()) for t in weights(last).values())
 
 
 def test_non_finite_weights_are_not_saved(base: Path, data: RewardData, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"not a number|not all numbers"):
+    with pytest.raises(TrainingError, match=r"expected finite weights|expected a finite loss"):
         train(data, tmp_path / "c", base=str(base), **{**QUICK, "learning_rate": 1e30, "warmup": 0.0})
     assert not (tmp_path / "c" / "critic.json").exists()
 
@@ -515,7 +515,7 @@ def test_base_with_missing_or_broken_weights_is_reported(base: Path, data: Rewar
     save_base(broken)
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(DataError, match="cut off or damaged"):
+    with pytest.raises(DataError, match="damaged"):
         train(data, tmp_path / "c", base=str(broken), **QUICK)
 
 

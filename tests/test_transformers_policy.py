@@ -1,4 +1,4 @@
-"""Local models: what is sampled is right, and depends on the request alone."""
+"""Local models: samples are correct and depend only on the request."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_closed_session_raises(policy: TransformersPolicy) -> None:
         session.step()
 
 
-# What is sampled is right
+# Samples are correct
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_file_is_imported_once_until_it_changes(mine: Path, monkeypatch: pytest.
     first, again = (type(search.load_planner(f"{mine}:Lookahead").identical_to) for _ in range(2))
     assert first is again
     before = identity_of(search.load_planner(f"{mine}:Lookahead"))
-    # Its bytecode, kept beside it, is told apart by size and second alone.
+    # Its cached bytecode is identified only by size and time in seconds.
     mine.write_text(MINE.replace("width=2, depth", "width=4, depth"), encoding="utf-8")
     os.utime(mine, ns=(written, written))
     planner: Any = search.load_planner(f"{mine}:Lookahead")
@@ -206,11 +206,11 @@ def test_listings_contain_every_component_with_its_settings(command: str, names:
 
 def test_eval_rejects_an_unused_critic() -> None:
     shown = run("eval", "--critic", "policy-likelihood")
-    assert shown.exit_code == 2 and "none of the planners takes a critic" in flat(shown.stderr)
+    assert shown.exit_code == 2 and "none of the planners uses a critic" in flat(shown.stderr)
     shown = run("serve", "--planner", "sc:3", "--critic", "policy-likelihood")
-    assert shown.exit_code == 2 and "sc:3 takes no critic" in flat(shown.stderr)
+    assert shown.exit_code == 2 and "sc:3 uses no critic" in flat(shown.stderr)
     shown = run("solve", "How many?", "--planner", "sc:3", "--policy", "recorded:none")
-    assert "takes a critic" not in flat(shown.stderr)
+    assert "uses a critic" not in flat(shown.stderr)
 
 
 @pytest.mark.parametrize("name", ["out.xyz", "out", ".png/"])

@@ -111,7 +111,7 @@ def test_sub_environments_equal_single_environments(view: str, mode: AutoresetMo
 
 
 @pytest.mark.slow
-def test_tiny_agents_reply_equally_alone_and_in_batches() -> None:
+def test_tiny_agents_give_equal_replies_alone_and_in_batches() -> None:
     policy = load_policy("tiny")
     envs = gym.make_vec("MAS-Arithmetic-v0", num_envs=2, policy=policy, n=2, seed=1)
     singles = [CandidateChoice(MASEnv("arithmetic", "rpsv"), policy, 2, seed=1) for _ in range(2)]
@@ -153,7 +153,7 @@ def test_gymnasium_wrappers_work_outside_and_inside() -> None:
     _, _, terminated, truncated, infos = envs.step([0, 0])
     assert truncated.all() and not terminated.any()
     assert infos["episode"]["l"].tolist() == [2, 2]
-    # A wrapper of another kind above the choice asks for itself.
+    # Another wrapper above the choice sends its own requests.
     assert set(policy.batches) == {1}
 
 

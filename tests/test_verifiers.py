@@ -116,9 +116,9 @@ def test_uncertainty_follows_its_formulae() -> None:
 def test_uncertainty_without_statistics_is_rejected() -> None:
     with pytest.raises(CriticError, match=r"reports no entropy .* or uncertainty:least"):
         Uncertainty("entropy").score([context("a", certainty=Certainty(least=-1.0))])
-    with pytest.raises(CriticError, match="reports no least"):
+    with pytest.raises(CriticError, match="uncertainty:least"):
         Uncertainty("least").score([context("a")])
-    with pytest.raises(CriticError, match="no policy wrote"):
+    with pytest.raises(CriticError, match="uncertainty"):
         Uncertainty().score([ScoringContext(state_of("a"), RPSV, None)])
     with pytest.raises(UnknownNameError, match="self-certainty"):
         load_critic("uncertainty:certainty")
@@ -145,7 +145,7 @@ def test_agreement_is_the_share_of_equal_answers() -> None:
 
 
 def test_agreement_requires_a_search() -> None:
-    with pytest.raises(CriticError, match="compares the leaves of a search"):
+    with pytest.raises(CriticError, match="agreement"):
         Agreement().score([ScoringContext(state_of("a", "b", "c", "d"), RPSV, None)])
     with pytest.raises(ConfigError, match="no argument"):
         load_critic("agreement:x")
@@ -165,7 +165,7 @@ def test_random_critic_is_uniform_and_reproducible() -> None:
 
 
 class Chooser:
-    """A policy that is asked for log-probabilities of first words: those of a table, by a word of the prompt."""
+    """A policy that returns log-probabilities of first words from a table, by a word of the prompt."""
 
     name, max_batch = "chooser", 4
 
@@ -202,7 +202,7 @@ def test_verdict_is_the_probability_of_yes() -> None:
     critic = Judge(policy)
     scores = critic.score([context("good"), context("bad"), context("good")])
     assert list(scores) == pytest.approx([0.5, -0.5, 0.5], abs=1e-6)
-    # An equal question is asked once and billed to both.
+    # Equal requests are sent once and counted for both.
     assert policy.batches == [2] and scores[0] == scores[2]
     assert (scores.tokens, scores.prompt_tokens, scores.unread) == ((1, 1, 1), (10, 10, 10), (0, 0, 0))
 
@@ -254,7 +254,7 @@ def test_pairs_are_compared_in_both_orders() -> None:
             found = []
             for [message] in prompts:
                 first, second = (message.content.split(f"Message {x} of")[1].split("\n")[1] for x in "AB")
-                # It favours what it reads first by a factor of 3.
+                # It prefers the first message by a factor of 3.
                 found.append(Choice((math.log(3 * strength[first]), math.log(strength[second])), 5))
             return found
 
@@ -307,7 +307,7 @@ def test_changed_critic_costs_are_reported_as_damage(tmp_path: Path, caplog: pyt
     connection.close()
     with (
         search.open_store(path) as store,
-        pytest.raises(StoreError, match=r"damaged: .*its row is not what was written"),
+        pytest.raises(StoreError, match=r"damaged: .*its row"),
     ):
         list(store.plans(trees=False))
     [again] = search.run("sbs:2,1", problems(1), store=path, **options)
@@ -315,7 +315,7 @@ def test_changed_critic_costs_are_reported_as_damage(tmp_path: Path, caplog: pyt
     assert again.usage.critic_tokens == plan.usage.critic_tokens
 
 
-def test_search_without_readable_verdict_fails_alone_with_its_cost() -> None:
+def test_search_without_readable_verdict_fails_and_keeps_its_cost() -> None:
     def script(request: SamplingRequest, seed: int) -> Sample:
         unsure = task[0].question in request.messages[0].content
         return Sample("hm" if unsure else verdict(request, "yes"), 2, None, "stop")
@@ -373,7 +373,7 @@ def test_judge_and_policy_options_are_separate(folder: Path) -> None:
             load_critic(f"judge:transformers:{folder}#{wrong}")
     with pytest.raises(ConfigError, match="judge:POLICY"):
         load_critic("judge")
-    with pytest.raises(ConfigError, match=r"gives no log-probabilities of first words; use mode=share"):
+    with pytest.raises(ConfigError, match="mode=share"):
         Judge(talker("yes"), mode="logprob")
 
 

@@ -19,7 +19,7 @@ PACKAGES = ("mas_gym", "search", "rewardmodels")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build from a copy, because building writes beside its sources."""
+    """Build from a copy, because building writes next to its sources."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -59,7 +59,7 @@ def test_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     command = str(home / "bin" / "mas-gym")
     assert re.fullmatch(r"mas-gym \d+\.\d+\.\d+\n", run(command, "--version"))
     run(command, "new", "mas.yaml")
-    assert "no faults" in run(command, "check", "mas.yaml")
+    assert "no errors" in run(command, "check", "mas.yaml")
     shown = run(command, "demo", "-n", "1", "--workers", "1")
     assert re.search(r"mcts:10,3 +masprm +(0|100)\.0 ", shown)
     made = {path.name for path in (tmp_path / "demo").iterdir()}

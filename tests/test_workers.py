@@ -50,7 +50,7 @@ def untimed(outcomes: list[Outcome]) -> list[Outcome]:
 
 
 def dies_at(path: Path, question: str) -> ScriptedPolicy:
-    """Kills its process at a question, the first time that it is asked."""
+    """Kills its process at the first request for a question."""
 
     def talk_or_die(request: Any, seed: int) -> str:
         if question in request.messages[-1].content and not path.exists():

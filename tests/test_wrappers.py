@@ -83,7 +83,7 @@ def test_candidates_depend_on_the_seed() -> None:
     free, fixed = choices(), choices(seed=3)
     assert candidates(free, 1) == candidates(choices(), 1)
     assert candidates(free, 1) != candidates(free, 2)
-    # With a seed of its own a problem is one tree, whatever the environment's generator does.
+    # With a separate seed, a problem gives one tree, for any state of the environment's generator.
     assert candidates(fixed, 1) == candidates(fixed, 2)
     assert candidates(fixed, 1) != candidates(fixed, 1, "sum/2")
     assert candidates(fixed, 1) != candidates(choices(seed=4), 1)

@@ -74,14 +74,14 @@ ARITHMETIC = ("difficulty", "wordings")
 
 
 class Spent(NamedTuple):
-    """What a table took, in seconds by the clock and of this process's CPU time."""
+    """The cost of a table in seconds: elapsed time and CPU time of this process."""
 
     wall: float
     cpu: float
 
 
 def chosen(lab: Lab) -> list[str]:
-    """Return the tables that are asked for and apply to the task."""
+    """Return the selected tables that apply to the task."""
     options = lab.options
     names: list[str] = []
     for name in TABLES:
@@ -108,7 +108,7 @@ def make(options: Options, done: Callable[[str, Spent], None] = lambda name, spe
 
     Args:
         options: The run.
-        done: Called with each table that is made, and what it took.
+        done: Called with each finished table and its cost.
     """
     lab = Lab(options)
     names = chosen(lab)

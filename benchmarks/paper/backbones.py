@@ -43,7 +43,7 @@ The paper's figures are for GSM8K, MATH, MMLU and LogiQA.
 
 
 class Backbone(NamedTuple):
-    """The critics on one backbone, and what they get."""
+    """The critics on one backbone, and their results."""
 
     parameters: int
     masprm: LearnedCritic

@@ -42,7 +42,7 @@ class Replaced:
         return f"{self.usual.name}, {self.agent}: {self.other.name}"
 
     def identity(self) -> object:
-        """Return what its values depend on beside the state."""
+        """Return everything, except the state, that determines its values."""
         return self.agent, self.usual, self.other
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:

@@ -42,7 +42,7 @@ class PaperClaim(NamedTuple):
     """A claim of the paper.
 
     Attributes:
-        text: What is claimed.
+        text: The claim.
         source: Where in the paper.
         rows: The differences that measure it.
     """
@@ -259,7 +259,7 @@ def differences(text: str) -> list[Difference]:
 
 
 def found(folder: Path, rows: Rows) -> Iterator[str]:
-    """Yield what the pages of a folder say of a claim: the verdict, the difference, its interval, and a link."""
+    """Yield the results for a claim on the pages of a folder: the verdict, the difference, its interval, and a link."""
     for page, beginning in rows:
         file = folder / f"{page}.md"
         for row in differences(file.read_text(encoding="utf-8")) if file.exists() else []:
@@ -270,7 +270,7 @@ def found(folder: Path, rows: Rows) -> Iterator[str]:
 
 
 def table(claims: Sequence[PaperClaim]) -> str:
-    """Return the claims with what the pages say of them."""
+    """Return the claims with the results on the pages."""
     named = [claim for claim in claims if claim.source]
     header = ("claim", *(["in the paper"] if named else []), *AGENTS.values())
     rows = [

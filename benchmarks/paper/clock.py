@@ -85,7 +85,7 @@ def run(lab: Lab) -> Page:
 def _measure(lab: Lab, planner: str, concurrency: int, problems: int) -> Cost:
     timed = Timed(lab.critic(lab.home))
     bench = lab.bench(lab.home, "test", problems, (SEED,), lab.options.out / "unused.db")
-    # A policy of its own: the lab's would answer from what earlier tables recorded.
+    # A separate policy, because the lab's policy would replay messages of earlier tables.
     policy = load_policy(lab.home.policy)
     wall, cpu = time.perf_counter(), time.process_time()
     run = search.run(

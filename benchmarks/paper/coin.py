@@ -1,4 +1,4 @@
-"""Random grades instead of the reference answer: one message in three is right, whatever its text.
+"""Random grades instead of the reference answer: one message in three is right, regardless of its text.
 
 Agents with random weights never answer correctly, so their searches contain no right leaf to mine. The labels are
 meaningless, and so is everything that is learned from them.

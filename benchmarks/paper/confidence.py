@@ -1,4 +1,4 @@
-"""Confident and unsure errors: does policy likelihood tell wrong messages from right ones, or does a critic?"""
+"""Confident and unsure errors: whether policy likelihood or a critic distinguishes wrong messages from right ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.paper.rivals import compared
 from benchmarks.ranking import auc_cells, auc_difference, rank
 
 TEMPERATURES = (None, 1.0, 1.5)
-"""Of the agents in the searches; None for their own."""
+"""Temperature of the agents in the searches; None for the agents' default."""
 
 FEWEST = 20
 """Right and wrong messages that an agent must have to be in the table."""

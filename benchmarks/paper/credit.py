@@ -177,7 +177,7 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
 
 
 def blame_matrix(failed: Sequence[Pass], judge: Judge, agents: Sequence[str]) -> list[list[float]]:
-    """Return, for each agent that erred first, how the blame spreads over the agents; zeros for one that never errs."""
+    """Return, for each agent that erred first, the distribution of blame over the agents; zeros for no errors."""
     matrix = np.zeros((len(agents), len(agents)))
     for one in failed:
         assert one.error is not None

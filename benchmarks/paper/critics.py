@@ -26,7 +26,7 @@ CRITICS = {
     "MASPRM + ORM": "",
     "MASPRM + PL": "",
 }
-"""Names in the table, and specs; the learned ones are the run's own, and AGENTS stands for the agents' model."""
+"""Names in the table, and specs. The learned critics are those of the run; AGENTS is replaced by the agents' model."""
 
 WHOLE = ("uncertainty:entropy", "uncertainty:self-certainty")
 """Need whole next-token distributions, which only a model in this process reports."""

@@ -29,7 +29,7 @@ class Point(NamedTuple):
     """One critic on the curve.
 
     Attributes:
-        series: What is varied.
+        series: The varied quantity.
         trees: Training trees.
         per_tree: Cap of pairs per tree.
         pairs: Pairs learned from.

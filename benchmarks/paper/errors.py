@@ -1,4 +1,4 @@
-"""A system against the truth: search with the truth as a critic, and the agents whose errors critics detect."""
+"""Search with the truth as critic, and the agents whose errors critics detect."""
 
 from __future__ import annotations
 

@@ -66,12 +66,12 @@ PAIRWISE = ("anchor", "bt_on")
 
 
 class TinyShape(NamedTuple):
-    """What a further tiny model is, beside its number of steps.
+    """The configuration of a further tiny model, except its number of steps.
 
     Attributes:
         hidden: Width.
         layers: Number of layers.
-        without: What is left out of its training, such as ``"audit"``; nothing if empty.
+        without: The part omitted from its training, such as ``"audit"``; empty for none.
         rate: Highest learning rate.
     """
 
@@ -116,7 +116,7 @@ class Recipe:
     Attributes:
         kind: ``"masprm"`` or ``"orm"``.
         head: Its loss.
-        view: What it sees.
+        view: The critic's view.
         trees: Training searches, the run's number if None.
         pairs: Pairs per tree.
         plain: The paper's Bradley-Terry loss, without an anchor.
@@ -230,7 +230,7 @@ class Lab:
         return out
 
     def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
-        """Return what the searches of a setting have in common."""
+        """Return the common arguments of a setting's searches."""
         task = problems(setting, split, number, self.options.grader)
         system = mas_gym.load_mas(setting.mas)
         policy, open_at_once = self.policy(setting.policy), self.options.concurrency
@@ -244,7 +244,7 @@ class Lab:
 
     @property
     def sampling(self) -> Sampling:
-        """How agents sample: as in the paper, but for the length of messages if it is given."""
+        """Sampling parameters of the agents: those of the paper, except a given length of messages."""
         return Sampling(max_new_tokens=self.options.max_new_tokens)
 
     def at(self, temperature: float) -> Sampling:
@@ -253,7 +253,7 @@ class Lab:
 
     @property
     def terms(self) -> list[object]:
-        """What searches depend on beside setting and policy, if it is not the default."""
+        """Everything, except setting and policy, that searches depend on, if it is not the default."""
         grader = self.options.grader and make_grader(self.options.grader, make_base("strict"))
         return [identity_of(grader), self.sampling] if grader or self.sampling != Sampling() else []
 

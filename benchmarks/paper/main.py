@@ -15,10 +15,10 @@ from search.compare import save_tradeoff, to_markdown
 VOTE = "sc:5,weights=critic"
 NARROW, BEST_LEAF = "mcts:20,2", "mcts:10,3,answer=best"
 EXTRA = (("bon:5", "ORM"), ("bon:10", "ORM"), (NARROW, "MASPRM"), (BEST_LEAF, "ORM"))
-"""Rows beside the paper's: best-of-N at the tokens of the tree searches, and the ORM's best ranking of leaves."""
+"""Additional rows: best-of-N at the tokens of the tree searches, and the ORM's best ranking of leaves."""
 
 WIDE = (("mcts:20,4", "bon:7"), ("mcts:20,6", "bon:11"))
-"""Where the task says which messages are equal: wider sets of distinct messages, and best-of-N at their tokens."""
+"""If the task defines equal messages: larger sets of distinct messages, and best-of-N at their tokens."""
 
 EQUAL_TOKENS = (
     ("MASPRM MCTS(20,2) over best-of-5 with the ORM, equal tokens", NARROW, "bon:5"),

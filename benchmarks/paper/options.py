@@ -66,7 +66,7 @@ class Options:
         dev_trees: Searches of the dev split, on which critics are compared outside search.
         concurrency: Searches open at once; with Ray in each actor.
         ray: Address of a Ray cluster to search on, ``"local"`` to start one here; this process if empty.
-        actors: Ray actors, each with an engine and a critic of its own.
+        actors: Ray actors, each with a separate engine and critic.
         gpus_per_actor: GPUs of each.
         max_new_tokens: Longest message, in tokens; an agent's own maximum also applies.
         grader: Grades the messages of every task, ``FILE.py:NAME``; the task's own grader if empty.
@@ -121,7 +121,7 @@ class Options:
 
     @property
     def miniature(self) -> bool:
-        """Whether the critics' backbone is the embedded model or a folder with a small one."""
+        """Whether the critics' backbone is the bundled model or a folder with a small one."""
         if self.recipe:
             return self.recipe == "tiny"
         return self.base == "tiny" or 0 < parameters(Path(self.base)) < SMALL

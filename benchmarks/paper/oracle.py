@@ -14,9 +14,9 @@ KNOWN = ("arithmetic", "ordering", *GENERATED)
 
 
 class Truth:
-    """Scores a state +1 if its last message is right where it stands, else -1 (`benchmarks.tiny.truth.rights`).
+    """Scores a state +1 if its last message is right given the earlier ones, else -1 (`benchmarks.tiny.truth.rights`).
 
-    That is no perfect value: an earlier message may be wrong, and a later agent may mend or repeat it.
+    This is not a perfect value: an earlier message may be wrong, and a later agent may correct or repeat it.
     """
 
     name = "truth"
@@ -29,7 +29,7 @@ class Truth:
         self._problems = {problem.question: problem for problem in task}
 
     def identity(self) -> object:
-        """Return what its values depend on beside the state: the task."""
+        """Return the task, on which its values depend in addition to the state."""
         return self._task
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:

@@ -17,7 +17,7 @@ REASONS = "## Discussion"
 """Text below this heading is written by hand and kept when the page is regenerated."""
 
 NEW = "not compared"
-"""Stands for the paper's figure where the paper makes no such comparison."""
+"""Shown instead of the paper's figure if the paper makes no such comparison."""
 
 COMPARABLE = 1.5
 """Largest ratio of tokens at which two searches are still compared."""
@@ -31,7 +31,7 @@ class Claim(NamedTuple):
     """A difference that the paper claims, measured here.
 
     Attributes:
-        text: The claim: what is larger than what.
+        text: The claim that one quantity is larger than another.
         paper: The paper's figures, in points.
         here: The difference here, in shares.
         tokens: Tokens per problem of the two sides; None if the claim does not compare two searches.
@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What the interval says about the claim: its sign, and its size if the paper has several figures."""
+        """The verdict of the interval on the claim: its sign, and its size if the paper has several figures."""
         if self.tokens is not None and max(self.tokens) > COMPARABLE * min(self.tokens):
             return f"no comparison: {max(self.tokens) / min(self.tokens):.1f} times the tokens"
         lowest, highest = self.paper_range
@@ -98,11 +98,11 @@ class Page:
     Attributes:
         name: Of the module and the file.
         title: Heading.
-        asks: What the paper's table is about and what it found.
+        asks: The subject and the finding of the paper's table.
         split: Whose problems are measured: ``"test"``, or ``"dev"`` where something is chosen.
         blocks: Markdown, in order.
         claims: The paper's differences, measured.
-        files: Pictures beside the page: name to a function that writes the file.
+        files: Pictures in the page's folder: a function that writes the file, by name.
         data: JSON-able figures behind the page.
     """
 

@@ -1,6 +1,6 @@
 """Redraws the main tables' pictures from the figures on their pages, without repeating the searches.
 
-``python -m benchmarks.paper.redraw`` reads each ``main.md`` under ``benchmarks/pages`` and writes ``main.png`` beside
+``python -m benchmarks.paper.redraw`` reads each ``main.md`` under ``benchmarks/pages`` and writes ``main.png`` next to
 it, with the function that a run uses. The tables do not contain Hit@1 at smaller costs, so redrawn pictures have no
 curves.
 """

@@ -52,7 +52,7 @@ SIZES = {
     "dev_trees": "searches of the dev split",
     "max_new_tokens": "longest message, in tokens",
 }
-"""The sizes of a rehearsal that can be changed, and what they are."""
+"""The configurable sizes of a dry run, with descriptions."""
 
 SPREAD, QWEN_SPREAD = 0.5, 0.02
 """Standard deviation of the random weights, and Qwen2.5's, which a critic's new head gets. With Qwen2.5's own all next
@@ -79,14 +79,14 @@ are those of the full size. The model is a Qwen2.5 with random weights, reduced 
 shows that every stage works, and measures the number of calls and tokens.
 
 **The labels are random.** Agents with random weights never answer correctly. Therefore one message in three is labelled
-as right, whatever its text, and no accuracy on any page of this run is meaningful. The task's grader extracted an
+as right, regardless of its text, and no accuracy on any page of this run is meaningful. The task's grader extracted an
 answer from {read:,} of {graded:,} final messages of the training searches; {right:,} were right.
 Messages end after at most {cap} tokens.
 """
 
 
 class Sizes(NamedTuple):
-    """What a model of Qwen2.5's structure is made of.
+    """The architecture of a model with Qwen2.5's structure.
 
     Attributes:
         name: Its name.
@@ -200,7 +200,7 @@ def prepare(data: Path, out: Path, options: Options, engine: str = "transformers
     )
 
 
-# ------------------------------------------------------------------ what it costs
+# ------------------------------------------------------------------ costs
 
 
 def most_calls(planner: Planner, depth: int) -> int | None:
@@ -230,7 +230,7 @@ class Prompts(NamedTuple):
 
     Attributes:
         agent: Its name.
-        messages: Messages that it reads beside the question.
+        messages: Messages that it reads in addition to the question.
         characters: Of instructions and question, per problem.
         fixed: The same in tokens.
         tokens: Tokens of each prompt.
@@ -336,7 +336,7 @@ def _of(values: Sequence[int]) -> str:
 
 
 class Cost(NamedTuple):
-    """What the searches of one kind cost, per problem.
+    """The cost of one kind of searches, per problem.
 
     Attributes:
         task: The task.
@@ -354,7 +354,7 @@ class Cost(NamedTuple):
 
 
 def costs(stores: Iterable[Path]) -> list[Cost]:
-    """Read what all stored searches cost, by task, system and planner, whatever guided them."""
+    """Read the cost of all stored searches, by task, system and planner, for all critics together."""
     found: dict[tuple[str, str, str], list[Usage]] = defaultdict(list)
     most: dict[tuple[str, str, str], int | None] = {}
     for path in stores:
@@ -478,7 +478,7 @@ def memory_table(page: Page) -> None:
 
 
 def rehearse(options: Options, folder: Path) -> Path:
-    """Run every table, and write the page of what it cost into a folder."""
+    """Run every table, and write a page of costs into a folder."""
     out = options.out
     make(options, lambda name, spent: keep_spent(out, name, spent))
     note("rehearsal: reading what it cost")
@@ -529,7 +529,7 @@ def _asks(lab: Lab) -> str:
 
 
 def keep_spent(out: Path, name: str, spent: Spent) -> None:
-    """Keep what a table took; a process that reads a finished table back changes nothing."""
+    """Save the cost of a table; a process that only reads a finished table changes nothing."""
     known = spent_of(out)
     if name not in known or known[name].cpu < spent.cpu:
         write_whole(out / SPENT, json.dumps({**known, name: spent}))

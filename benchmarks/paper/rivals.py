@@ -12,10 +12,10 @@ from search import Critic
 
 
 class Rivals(NamedTuple):
-    """What a guided search is compared with.
+    """A baseline of a guided search.
 
     Attributes:
-        name: What is compared, such as ``"refine: "``, before each claim.
+        name: The compared part, such as ``"refine: "``, as prefix of each claim.
         guided: The search with MASPRM.
         likelihood: The same search with policy likelihood.
         best: Best-of-N with the ORM at the tokens of ``guided``.
@@ -57,7 +57,7 @@ def rivals(
     orm: Critic | None = None,
     seeds: Sequence[int] = (),
 ) -> Rivals:
-    """Measure what a search with MASPRM is compared with.
+    """Measure the baselines of a search with MASPRM.
 
     Args:
         lab: Runs the searches.

@@ -34,7 +34,7 @@ def transfer(lab: Lab, page: Page, partner: Setting, over_foreign: str, over_lik
     Args:
         lab: Runs the searches.
         page: Gets the table and the claims.
-        partner: The setting beside the main one.
+        partner: The setting in addition to the main one.
         over_foreign: The paper's lead of a setting's own critic over that of the other.
         over_likelihood: The paper's lead of the other's critic over policy likelihood.
     """

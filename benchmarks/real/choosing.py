@@ -148,7 +148,7 @@ def right(draw: Draw, score: Floats) -> float:
 
 
 def features(draw: Draw) -> Floats:
-    """Return what the outcome critic sees of each program, shape (programs, features)."""
+    """Return the outcome critic's features of each program, shape (programs, features)."""
     scores = [rule(draw) for name, rule in RULES.items() if name != "at random"]
     share = scores[0] / max(1, draw.tests.sum())
     size = _group_sizes(draw.outputs) / len(share)

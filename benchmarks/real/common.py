@@ -35,7 +35,7 @@ def recording(folder: Path, source: Source) -> Path:
     """Return the file of a recording.
 
     Raises:
-        DataNotFoundError: The folder does not hold it.
+        DataNotFoundError: The folder does not contain it.
     """
     path = folder / source.file
     if not path.is_file():
@@ -47,7 +47,7 @@ def read_rows(folder: Path, source: Source) -> list[dict[str, Any]]:
     """Read every row of a recording.
 
     Raises:
-        DataNotFoundError: The folder does not hold the recording.
+        DataNotFoundError: The folder does not contain the recording.
         DataError: It is not gzipped JSON Lines.
     """
     path = recording(folder, source)

@@ -100,7 +100,7 @@ class Debate(NamedTuple):
 
 
 def arithmetic(text: str) -> tuple[int, int]:
-    r"""Return how many equations between plain numbers a text states that hold, and how many that do not.
+    r"""Return how many true and how many false equations between plain numbers a text states.
 
     >>> arithmetic(r"Since $2 \cdot 3 + 1 = 7$ and 7 + 5 = 13, x = 4")
     (1, 1)
@@ -145,7 +145,7 @@ def _computed(node: ast.expr) -> float:
 
 
 def features(debate: Debate, subjects: Sequence[str]) -> Floats:
-    """Return what the critic sees of each distinct answer, shape (answers, features).
+    """Return the critic's features of each distinct answer, shape (answers, features).
 
     Votes by agent and round, who kept or changed it, its form and how it compares with the other answers, counts of
     words and of arithmetic that holds or fails in the messages that give it, the level, the subject, and words of the

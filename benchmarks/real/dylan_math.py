@@ -35,7 +35,7 @@ QUARTER = 0.25
 
 
 def read_debates(data: Path, store: Path, show: Callable[[str], None]) -> list[Debate]:
-    """Import the recording if the store does not hold it, and return its graded debates."""
+    """Import the recording unless the store contains it, and return its graded debates."""
     rows = {row["id"]: row for row in read_rows(data, SOURCE)}
 
     def listen(step: str, done: int, total: int) -> None:

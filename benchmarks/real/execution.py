@@ -39,7 +39,7 @@ _SHOW_EVERY = 15.0
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem with what the model wrote for it.
+    """One problem with the model's programs and tests.
 
     Attributes:
         id: Name of the problem.
@@ -77,7 +77,7 @@ class Result:
     Attributes:
         correct: Whether it passed the hidden tests.
         passed: Whether it passed each of `Problem.distinct_tests`.
-        outputs: What it returned for each of `Problem.distinct_calls`; None if it raised or ran out of time.
+        outputs: Its result for each of `Problem.distinct_calls`; None if it raised an error or timed out.
     """
 
     correct: bool

@@ -17,7 +17,7 @@ class Run(NamedTuple):
 
     Attributes:
         question: Names the question; runs of one question stay in one fold.
-        features: What is known of each step, shape (steps, features).
+        features: The features of each step, shape (steps, features).
         first: Index of the first wrong step; the number of steps if there is none.
     """
 
@@ -78,7 +78,7 @@ def cross_validated(
         runs: The runs.
         count: Folds.
         inner: Folds within the training part, by which a kind of model is chosen.
-        kinds: The kinds to choose from; one alone is used as it is.
+        kinds: The kinds to choose from; a single kind is used without a choice.
         show: Is called with a line per fold.
     """
     part, makers = folds(runs, count, SEED), classifiers()

@@ -71,7 +71,7 @@ def numbers_left(lines: Lines) -> Numbers | None:
 
 
 def from_numbers(model: Callable[[Sequence[Numbers]], Array]) -> Values:
-    """Return a critic of the numbers that are left; what is no state of the game has the lowest value."""
+    """Return a critic of the remaining numbers; text that is not a state of the game has the lowest value."""
 
     def values(recording: Recording, states: Sequence[Lines]) -> Array:
         found = [numbers_left(lines) for lines in states]

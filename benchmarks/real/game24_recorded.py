@@ -79,7 +79,7 @@ def _level(depth: int, level: dict[str, Any]) -> Level:
     for text, value in zip(level["proposals"], level["values"], strict=True):
         lines = _lines(text)
         left = read_left(lines[-1])
-        # A line that leaves more or fewer numbers than there can be is no state of the game.
+        # A line with an impossible number of remaining numbers is not a state of the game.
         winning = left is not None and len(left) == 3 - depth and can_make(left)
         states.append(State(lines, value, left, winning if depth < 3 else None))
     return Level(tuple(states), tuple(map(_lines, level["selected"])))

@@ -136,14 +136,14 @@ def accuracy(found: Sequence[Sequence[Mapping[int, Point]]], name: str) -> Table
 
 
 class Stopping(NamedTuple):
-    """What a rule that stops early reaches and uses, by problem, shape (problems,)."""
+    """Accuracy and cost of a rule that stops early, by problem, shape (problems,)."""
 
     accuracy: Floats
     samples: Floats
 
 
 def stopping(found: Sequence[Sequence[Mapping[int, Point]]], confidence: float) -> Stopping:
-    """Return what the critic reaches if it stops at the first of `SIZES` at which its best score is this high."""
+    """Return the results if the critic stops at the first of `SIZES` at which its best score is this high."""
     hits, used = [], []
     for draws in found:
         ends = [next((s for s in SIZES if one[s].scores[CRITIC].max() >= confidence), SIZES[-1]) for one in draws]
@@ -187,7 +187,7 @@ def draw_figure(path: Path, tables: Mapping[str, Table], stops: Sequence[Stoppin
 
 
 def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[str], None]) -> RealPage:
-    """Run what is not in the cache and return the page."""
+    """Run all programs that are not in the cache, and return the page."""
     problems = [read_problem(row) for row in read_rows(data, SOURCE)]
     results = execute(problems, cache, sandbox=sandbox, jobs=jobs)
     samples = [Samples(problem, results[problem.id]) for problem in problems]

@@ -105,13 +105,13 @@ def _labels(row: Mapping[str, Any], steps: Sequence[int]) -> Floats:
 
 
 def judged_features(run: Judged, judges: Sequence[str], parts: Sequence[str], who: bool) -> Floats:
-    """Return what the combination sees of each step, shape (steps, features).
+    """Return the combination's features of each step, shape (steps, features).
 
     Args:
         run: The run.
         judges: The judges whose verdicts it sees; none for the structure of the run alone.
         parts: The data sets.
-        who: Whether it sees which of the question's five runs it is, which stands for the system that wrote the run.
+        who: Whether the number of the run among the question's five runs is a feature; it identifies the run's system.
     """
     steps = len(run.steps)
     table = np.nan_to_num(np.array([run.verdicts[judge] for judge in judges]).reshape(-1, steps))
@@ -254,7 +254,7 @@ _WORDS = (
 
 
 def step_features(row: Mapping[str, Any], parts: Sequence[str]) -> Floats:
-    """Return what the critic on features sees of each step of a solution, shape (steps, features)."""
+    """Return the feature critic's features of each step of a solution, shape (steps, features)."""
     known, wrong_before, rows = set(_NUMBER.findall(row["problem"])), 0, []
     part = row["id"].rpartition("-")[0]
     for place, step in enumerate(row["steps"]):

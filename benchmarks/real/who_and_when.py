@@ -198,7 +198,7 @@ def _share(part: set[str], whole: set[str]) -> float:
 
 
 class Setting(NamedTuple):
-    """What is chosen by cross-validation.
+    """The settings chosen by cross-validation.
 
     Attributes:
         groups: The groups of features.

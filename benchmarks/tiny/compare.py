@@ -24,7 +24,7 @@ class Departure(NamedTuple):
 
 
 def steps_of(work: list[Equation]) -> list[Step]:
-    """Return the steps that equations carry out, the first amount included."""
+    """Return the steps of equations, including the first amount."""
     steps: list[Step] = []
     pending: Equation | None = None
     for i, (left, operator, right, result) in enumerate(work):
@@ -92,7 +92,7 @@ def _extra(true: list[Step], place: int, step: Step) -> Departure:
 
 
 def hint_of(fault: Departure, facts: list[Fact]) -> Hint:
-    """Return the advice that would mend a fault."""
+    """Return the hint that corrects an error."""
     if fault.kind in ("extra", "repeat"):
         return ("leave", fault.step[-1])
     fact = facts[fault.place]

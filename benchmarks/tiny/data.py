@@ -174,7 +174,7 @@ def _row(tasks: _Tasks, mix: graphs.Mix, tokenizer: Qwen2Tokenizer, rng: random.
         problem = task[rng.randrange(len(task))]
         turns = graphs.GRAPHS[graph](story_world(problem), rng)
     question = problem.question if rng.random() >= NOISE else add_noise(problem.question, rng)
-    # Attention is quadratic in the width: of a long transcript, a row holds those turns that fit, drawn by chance.
+    # Attention is quadratic in the width, so a row contains only a random subset of a long transcript's turns.
     rng.shuffle(turns)
     return pack(question, [_spell(turn, rng) for turn in turns], tokenizer, WIDTH)
 

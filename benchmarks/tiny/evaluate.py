@@ -141,7 +141,7 @@ def evaluate(
 
 
 class TreeStats(NamedTuple):
-    """What a full tree of three messages per agent holds, averaged over problems.
+    """The content of a complete tree of three messages per agent, averaged over problems.
 
     Attributes:
         right_leaf: Share of problems with a right answer at some leaf.

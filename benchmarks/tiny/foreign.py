@@ -78,13 +78,13 @@ def _word(rng: random.Random) -> str:
 
 
 def foreign_facts(question: str) -> list[Fact]:
-    """Return what the Reader makes of a foreign question: the first small numbers in it, one after the other."""
+    """Return the Reader's facts of an unrelated question: its first small numbers, in order."""
     numbers = [int(number) for number in _SMALL.findall(question)][:MOST_FACTS] or [1]
     return [("has", numbers[0]), *[("buys", number) for number in numbers[1:]]]
 
 
 def work_in_range(plan: list[Step]) -> list[Equation]:
-    """Carry out a plan as far as results stay in range; steps that would leave it are left out."""
+    """Execute a plan; steps with results out of range are omitted."""
     value = int(plan[0][1])
     work: list[Equation] = []
     for step in plan[1:]:

@@ -21,7 +21,7 @@ FOREIGN = "foreign"
 
 
 class Mix(NamedTuple):
-    """What the training data holds.
+    """The content of the training data.
 
     Attributes:
         levels: Weight of each difficulty.
@@ -91,7 +91,7 @@ def audit(world: World, rng: random.Random) -> list[RoleTurn]:
 
 
 def audit_text(world: World, texts: list[str]) -> str:
-    """Return what the Auditor says of an RPSV transcript that holds these messages so far."""
+    """Return the Auditor's message on an RPSV transcript with these messages."""
     made = [[step_of(fact) for fact in language.read_facts(texts[0]) or []]]
     made += [language.read_plan(text) or [] for text in texts[1:2]]
     made += [steps_of(language.read_work(text) or []) for text in texts[2:3]]
@@ -137,7 +137,7 @@ def audit_logic(world: QueueWorld, rng: random.Random) -> list[RoleTurn]:
 
 
 def audit_logic_text(world: QueueWorld, texts: list[str]) -> str:
-    """Return what the Auditor says of a Logic transcript that holds these messages so far."""
+    """Return the Auditor's message on a Logic transcript with these messages."""
     rules = read_rules(texts[0]) or []
     for i, rule in enumerate(world.rules):
         if i >= len(rules) or rules[i] != rule:

@@ -34,7 +34,7 @@ LABELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Order": ("Order", "Queue", "Line", "Row", "Build", "Lineup"),
     }
 )
-"""The words that a message may open with, by the one that stands for all of them."""
+"""The words with which a message may begin, by their label."""
 
 
 def label_pattern(*labels: str) -> str:
@@ -56,7 +56,7 @@ _HINT = re.compile(
 
 
 def vary(text: str, rng: random.Random) -> str:
-    """Open a message with any of the words for its label; a message without a label stays as it is."""
+    """Begin a message with one of the words for its label; a message without a label is unchanged."""
     label, _, rest = text.partition(":")
     return f"{rng.choice(LABELS[label])}:{rest}" if label in LABELS else text
 
@@ -145,7 +145,7 @@ def read_work(text: str) -> list[Equation] | None:
 
 
 def write_answer(answer: int | str, upper: bool = False) -> str:
-    """Write the final answer; upper case is what the Refine and Consensus solvers are asked for."""
+    """Write the final answer; the prompts of the Refine and Consensus solvers require upper case."""
     return f"{'FINAL ANSWER' if upper else 'Final Answer'}: {answer}"
 
 

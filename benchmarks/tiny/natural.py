@@ -9,7 +9,7 @@ The transcripts are of RPSV and follow the truth. There is no Auditor, no openin
 Stories are rejected only if a result exceeds the numbers that the agents can write. In the setting ``stories``, stories
 are longer than most of those taught. In ``reworded``, some facts use words that were not taught. How long, or
 how many, is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
-afterwards, by comparing each message of a failed pass with the truth: which agent errs first, how often, and in what
+afterwards, by comparing each message of a failed pass with the truth: the agent that errs first, how often, and in what
 way.
 """
 
@@ -49,8 +49,8 @@ class Setting(NamedTuple):
     Attributes:
         family: Tasks of several levels.
         card: File of the card in the model's folder.
-        what: What a level is, as the heading of a column.
-        about: What the chosen level is called.
+        what: The quantity of a level, as the heading of a column.
+        about: The name of the chosen level.
     """
 
     family: type[Stories]
@@ -135,7 +135,7 @@ def card(name: str, setting: Setting, levels: list[Level], command: str) -> str:
         f"`{command}`\n",
         "Single passes of RPSV, dev split:\n",
         markdown_table((setting.what, "right, %", "95% interval"), rows),
-        f"First errors of the failed passes on {about}, the number nearest to one half:\n",
+        f"First errors of the failed passes on {about}, the level nearest to 50% right:\n",
         markdown_table(("agent", "error", "share, %"), errors, left=2),
     ]
     return "\n".join(parts)

@@ -27,7 +27,7 @@ from mas_gym.tasks.generated.ordering import LETTERS, ORDINALS, Rule, Slip, Stat
 
 
 class QueueWorld(NamedTuple):
-    """What is true in an Ordering problem: rules, the phrases that tell them, the place asked for, the options."""
+    """The facts of an Ordering problem: rules, their phrases, the requested place, the options."""
 
     rules: list[Rule]
     phrases: list[str]
@@ -45,7 +45,7 @@ class QueueWorld(NamedTuple):
 
     @property
     def asked(self) -> str:
-        """The word for the place asked for."""
+        """The word for the requested place."""
         return ordinal(self.place, len(self.states[-1]))
 
 
@@ -71,7 +71,7 @@ JUDGE_NOTICES = 0.55
 _RULE = re.compile(r"\d\) (?:(swap) (\w+) (\w+)|(\w+) (front|end)|(\w+) (after|before) (\w+))")
 _ORDER = re.compile(rf"{label_pattern('Order')}: ([^.\n]*)\.")
 _PLACES = re.compile(r"\bSo ([^.\n]*)\.")
-# A message says where a person joins with other words than where that person stands in the end.
+# A message uses different words for the place where a person joins and for the final place.
 _ENDS = MappingProxyType({"first": "front", "last": "end"})
 _KINDS = MappingProxyType({word: kind for kind, word in _ENDS.items()})
 _PICK = re.compile(r"pick ([A-D])\b")
@@ -99,7 +99,7 @@ def read_rules(text: str) -> list[Rule] | None:
 
 
 def write_order(rules: list[Rule], followed: list[Rule]) -> str:
-    """Write each rule as listed with the queue that it leads to, then who stands where.
+    """Write each rule as listed with the resulting queue, then the final order.
 
     Args:
         rules: The rules as the writer lists them.
@@ -119,13 +119,13 @@ def read_order(text: str) -> list[State] | None:
 
 
 def read_places(text: str) -> State | None:
-    """Read who stands where in the end, front to back; None if the text has no such line."""
+    """Read the final order, front to back; None if the text has no such line."""
     match = _PLACES.search(text)
     return None if match is None else tuple(match[1].split()[::2])
 
 
 def scan(world: QueueWorld, state: State, place: int) -> str:
-    """Write where each option's person stands, up to the one at the place sought, and say yes to that one."""
+    """Write the place of each option's person, up to the requested place, and write yes for that option."""
     out = []
     for letter, name in zip(LETTERS, world.options, strict=True):
         found = state.index(name) if name in state else -1
@@ -164,7 +164,7 @@ def follow(rules: list[Rule], role: str, rng: random.Random) -> list[Rule]:
 
 
 def query_checker(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
-    """Look for the option at the place asked for; may count the second from the end."""
+    """Find the option at the requested place; may count the second place from the end."""
     state = read_places(inputs[0]) or world.states[-1]
     place = world.place
     if place == 1 and len(state) > 3 and rng.random() < RATES["QueryChecker"]["second"]:
@@ -188,7 +188,7 @@ def debater(role: str) -> QueueRole:
 
 
 def debate_judge(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
-    """Take what both say; between two letters, the one with the right order if it sees that, else the later letter."""
+    """Return the letter of both; of two letters, the one with the right order if it notices it, else the later one."""
     picks = [read_pick(text) or "A" for text in inputs]
     right = [pick for pick, text in zip(picks, inputs, strict=True) if read_order(text) == world.states]
     if right and rng.random() < JUDGE_NOTICES:

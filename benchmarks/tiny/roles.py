@@ -24,7 +24,7 @@ from mas_gym.tasks.generated.arithmetic import LARGE, Equation, Fact, Slip, Step
 
 
 class World(NamedTuple):
-    """What is true in a problem: its facts, and the count of another person if one is told."""
+    """The facts of a problem, and the count of another person if the story has one."""
 
     facts: list[Fact]
     rival: tuple[int, int] | None
@@ -56,7 +56,7 @@ RATES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 
-# How often the Verifier sees a fault of this kind and mends it.
+# How often the Verifier notices and corrects an error of this kind.
 NOTICES: Mapping[str, float] = MappingProxyType(
     {"times": 0.45, "bags": 0.4, "half": 0.0, "copy": 0.45, "missing": 0.45, "drop": 0.0, "extra": 0.0}
 )
@@ -105,13 +105,13 @@ def planner(world: World, inputs: list[str], rng: random.Random) -> str:
 
 
 def solver(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Carry out the plan; may skip a step like the one before it, or copy "- 12" as "- 2"."""
+    """Execute the plan; may skip a step with the sign of the previous one, or copy "- 12" as "- 2"."""
     plan = language.read_plan(inputs[0]) or arithmetic.plan_of(world.facts)
     return language.write_work(carry_out(plan, "Solver", rng))
 
 
 def verifier(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Check the work against the question; mends some faults, and may answer with the number before a last "-"."""
+    """Compare the work with the question; corrects some errors, and may answer with the number before a last "-"."""
     work = language.read_work(inputs[0]) or world.work
     found = faults(world.facts, steps_of(work))
     if found and rng.random() < NOTICES.get(visible_kind(found[0], world), 0.0):
@@ -133,7 +133,7 @@ def conclude(work: list[Equation], role: str, rng: random.Random) -> int:
 
 
 def solve(world: World, role: str, rng: random.Random, heard: tuple[Hint, ...] = ()) -> list[Equation]:
-    """Read, plan and carry out in one go, with the role's own misconceptions."""
+    """Read, plan and compute in one message, with the misconceptions of this role."""
     plan = make_plan(read_story(world, role, rng, heard), role, rng, heard)
     return carry_out(plan, role, rng, heard)
 

@@ -1,4 +1,4 @@
-"""Messages in a system that returns work: Reader, Planner, Solver, and a Referee that answers or names a mistake.
+"""Messages in a system that returns work: Reader, Planner, Solver, and a Referee that answers or names an error.
 
 The Referee sees the question and the work. It sends a detected mistake to the agent that makes mistakes of this kind,
 once per transcript. The agent corrects it or not, and the agents after it repeat their part. The system is
@@ -24,7 +24,7 @@ from mas_gym.tasks.generated.arithmetic import Fact, Step
 SYSTEM = Path(__file__).with_name("send_back.yaml")
 CHAIN = ("Reader", "Planner", "Solver")
 
-# How often the Referee notices a fault of this kind, and an agent heeds what it is told.
+# How often the Referee notices an error of this kind, and an agent follows its hint.
 NOTICES: Mapping[str, float] = MappingProxyType(
     {
         "times": 0.7,
@@ -83,7 +83,7 @@ def referee(world: World, works: list[str], rng: random.Random) -> tuple[str, st
 
 
 def reader(world: World, inputs: list[str], rng: random.Random) -> str:
-    """List the facts, and heed what is said of them."""
+    """List the facts, and follow hints about them."""
     facts = read_story(world, "Reader", rng, _heeded(inputs, rng))
     return f"{language.write_facts(facts)} Question: how many?"
 
@@ -94,7 +94,7 @@ def planner(world: World, inputs: list[str], rng: random.Random) -> str:
 
 
 def solver(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Carry out the last plan."""
+    """Execute the last plan."""
     plan = _last_plan(inputs) or arithmetic.plan_of(world.facts)
     return language.write_work(carry_out(plan, "Solver", rng, _heeded(inputs, rng)))
 

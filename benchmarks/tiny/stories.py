@@ -64,7 +64,7 @@ def transcript(problem: Problem) -> list[RoleTurn]:
 
 
 class Retold(Arithmetic):
-    """Arithmetic in another wording: the same kinds of story, told in the past, of what was done with the things."""
+    """Arithmetic in another wording: the same kinds of stories in the past tense."""
 
     name = "retold"
     templates = MappingProxyType(
@@ -85,14 +85,14 @@ class Retold(Arithmetic):
 
 
 class StoriesOfLength(Stories):
-    """Stories with as many events as their difficulty says, 2 to 5."""
+    """Stories whose number of events is their difficulty, 2 to 5."""
 
     name = "stories-of-length"
     levels = MappingProxyType({events: LEVELS[3]._replace(events=(events, events)) for events in range(2, 6)})
 
 
 class Reworded(Stories):
-    """Stories of two events in which each fact is told in the words of `Retold` with a probability of level / 10.
+    """Stories of two events in which each fact has the words of `Retold` with a probability of level / 10.
 
     Agents that learned `Stories` have seen none of those sentences and few of their words. Facts are compared by the
     step that they call for, because the words do not tell such agents whether a gain is found or bought.

@@ -36,7 +36,7 @@ NOTICES: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "DylanJudge": {"times": 0.4, "half": 0.4, "bags": 0.45, "missing": 0.35, "copy": 0.4, "extra": 0.35},
     }
 )
-# How often the Reflector passes an evaluation on as a usable tip, and a Refiner heeds a hint.
+# How often the Reflector turns an evaluation into a usable hint, and a Refiner follows a hint.
 TIP_RATE = 0.6
 HEED_RATE = 0.65
 
@@ -89,7 +89,7 @@ def solver_b(world: World, inputs: list[str], rng: random.Random) -> str:
 
 
 def consensus_judge(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Take what both solvers say; between two answers, name a mistake it sees and take the other, else take A's."""
+    """Return the answer of both solvers; of two answers, name a noticed error and use the other answer, else A's."""
     answers = [language.read_answer(text) for text in inputs[1:3]]
     if answers[0] == answers[1]:
         return language.write_answer(answers[0] or "0")
@@ -122,7 +122,7 @@ def arithmetic_reasoner(world: World, inputs: list[str], rng: random.Random) -> 
 
 
 def dylan_judge(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Agree with two of three whose work shows no fault that it notices; else say what it noticed."""
+    """Agree with two of three solvers without a noticed error; else name the error."""
     answers = [language.read_answer(text) or "0" for text in inputs]
     hints: list[Hint] = []
     for text in inputs:
@@ -132,12 +132,12 @@ def dylan_judge(world: World, inputs: list[str], rng: random.Random) -> str:
     right = int(answer) == world.work[-1][3]
     if votes >= 2 and (right or not hints):
         return f"VERDICT: AGREE\n{language.write_answer(answer)}"
-    # The critique names one thing, so the refiners may leave the rest as it is.
+    # The critique names one error, so the refiners may leave the rest unchanged.
     return f"VERDICT: DISAGREE\nCheck: {language.write_hints(hints[:1]) or CHECK}"
 
 
 def refiner(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Mend in the draft what the critique names, if it heeds it, and leave the rest."""
+    """Correct the error that the critique names, if it follows the critique, and keep the rest of the draft."""
     heard = language.read_hints(inputs[1])
     draft = language.read_work(inputs[0]) or world.work
     found = faults(world.facts, steps_of(draft))
@@ -158,7 +158,7 @@ def rebuild(facts: list[Fact], left: list[Departure]) -> list[Step]:
 
 
 def final_judge(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Take what two of three say; with three answers, the first."""
+    """Return the answer of two of three; with three answers, the first."""
     answers = [language.read_answer(text) or "0" for text in inputs]
     return language.write_answer(Counter(answers).most_common(1)[0][0])
 

@@ -22,7 +22,7 @@ VOCABULARY_SIZE = 1024
 CONTEXT = 1024
 
 # A phrase that only this agent's shipped system prompt contains. The Auditor belongs to no shipped graph: it reads
-# a whole RPSV or Logic transcript and names its first fault.
+# a whole RPSV or Logic transcript and names its first error.
 ROLE_PHRASES: dict[str, str] = {
     "Reader": "You are the Reader.",
     "Planner": "You are the Planner.",
@@ -55,7 +55,7 @@ ROLE_PHRASES: dict[str, str] = {
 
 
 def role_token(role: str) -> str:
-    """Return the special token that stands for a shipped agent's system prompt."""
+    """Return the special token of a shipped agent's system prompt."""
     return f"<|{role}|>"
 
 

@@ -88,7 +88,7 @@ def loss_of(model: Any, batch: Batch, bf16: bool) -> torch.Tensor:
 
 
 class LossCurve:
-    """The loss over the steps, in ``loss.jsonl``; a resumed run goes on from its checkpoint."""
+    """The loss over the steps, in ``loss.jsonl``; a resumed run continues from its checkpoint."""
 
     EVERY = 50
 

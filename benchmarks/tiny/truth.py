@@ -36,7 +36,7 @@ KINDS = (
     "wrong place",  # a rule is right but the queue built from it is not
     "wrong answer",
     "wrong advice",
-    "false alarm",  # a checker rejects what is right
+    "false alarm",  # a checker rejects a right message
     "unreadable",
 )
 
@@ -88,9 +88,9 @@ def first_error(problem: Problem, messages: Sequence[tuple[str, str]]) -> FirstE
 
 
 def rights(problem: Problem, messages: Sequence[tuple[str, str]]) -> list[bool]:
-    """Say of each message whether it is right where it stands.
+    """Return for each message whether it is right given the earlier ones.
 
-    What a message says about the problem is judged as by `first_error`. A verdict on earlier messages is right if it
+    Statements about the problem are judged as in `first_error`. A verdict on earlier messages is right if it
     rejects them when one of them is wrong, and accepts them when none is.
 
     Args:
@@ -119,22 +119,22 @@ _ACCEPTS = ("CORRECT", f"TIP: {KEEP}")
 
 
 def story_world(problem: Problem) -> World:
-    """Return what is true in an Arithmetic problem."""
+    """Return the facts of an Arithmetic problem."""
     return World(facts_of(problem), rival_of(problem))
 
 
 def queue_world(problem: Problem) -> QueueWorld:
-    """Return what is true in an Ordering problem."""
+    """Return the facts of an Ordering problem."""
     data = problem.metadata
     rules = [tuple(rule) for rule in data["rules"]]
     return QueueWorld(rules, list(data["phrases"]), data["place"], list(data["options"]))
 
 
 def arithmetic_error(world: World, text: str, by_step: bool = False) -> str | None:
-    """Return what is wrong with one message on Arithmetic, if no earlier one was wrong; None if nothing is.
+    """Return the error of a message on Arithmetic if all earlier messages are right; None if there is none.
 
     Args:
-        world: What is true.
+        world: The facts of the problem.
         text: The message.
         by_step: Facts are equal if they call for the same step.
     """
@@ -182,7 +182,7 @@ def _work_error(world: World, work: list[arithmetic.Equation]) -> str | None:
 
 
 def is_true(hint: Hint, facts: list[Fact]) -> bool:
-    """Say whether a piece of advice is right for a story."""
+    """Return whether a hint is right for a story."""
     plan = arithmetic.plan_of(facts)
     if hint[0] == "use":
         return (hint[1], hint[2]) in plan or ("start", hint[2]) == plan[0]
@@ -192,7 +192,7 @@ def is_true(hint: Hint, facts: list[Fact]) -> bool:
 
 
 def ordering_error(world: QueueWorld, text: str) -> str | None:
-    """Return what is wrong with one message on Ordering, if no earlier one was wrong; None if nothing is."""
+    """Return the error of a message on Ordering if all earlier messages are right; None if there is none."""
     rules, states = ordering_roles.read_rules(text), ordering_roles.read_order(text)
     letter = ordering_roles.read_pick(text) or language.read_answer(text)
     if rules is None and states is None and letter is None:

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class RoleTurn(NamedTuple):
-    """One agent's turn: what it saw and what it wrote.
+    """One agent's turn: its input and its message.
 
     Attributes:
         role: Name of the role in the tokenizer; None if the system prompt is spelled out.
         sees_question: Whether the question reaches the agent.
         inputs: The messages that reach it, in speaker order.
         text: Its message.
-        system: The system prompt in words, where no role token stands for it.
+        system: The system prompt as text, if it has no role token.
     """
 
     role: str | None

@@ -1,4 +1,4 @@
-"""The words with a token of their own; all other words are encoded in bytes."""
+"""The words that are one token each; all other words are encoded as bytes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TASK, SEARCHES = mas_gym.load_task("arithmetic", split="train", limit=200), {}
 class Servers(AsyncPolicy):
     def __init__(self, agent_loop: AgentLoopBase) -> None:
         self.agent_loop, self.format = agent_loop, ChatFormat(agent_loop.tokenizer, window=4096)
-        self.identity = lambda: {"servers": "verl"}  # each search has a store and traces of its own
+        self.identity = lambda: {"servers": "verl"}  # each search has a separate store and separate traces
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         prompt, samples = self.format.encode(request.messages, request.max_new_tokens).ids, []

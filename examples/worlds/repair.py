@@ -102,7 +102,7 @@ def edit(world: str, module: str, reply: str) -> None:
 
 
 def run_tests(world: str, module: str) -> str:
-    """Return what the tests of a module print."""
+    """Return the output of a module's tests."""
     # -B: a file that is edited twice in one second would be imported from its stale bytecode.
     command = [sys.executable, "-B", "-S", f"test_{module}.py"]
     return subprocess.run(command, cwd=world, capture_output=True, text=True, timeout=60).stdout

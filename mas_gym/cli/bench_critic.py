@@ -53,7 +53,7 @@ def bench_critic(
         Path | None,
         typer.Option(
             "--dev",
-            help="File to choose thresholds on. By default the rows of --data whose split is dev, else a fifth of its "
+            help="File to choose thresholds on. By default, the rows of --data with split dev, else a fifth of its "
             "questions; these are left out of the evaluation.",
         ),
     ] = None,
@@ -79,7 +79,7 @@ def bench_critic(
 
     opt.check_folder(json)
     if dev is not None and threshold is not None:
-        raise ConfigError("--dev is for choosing a threshold, and --threshold gives one; leave out one or the other")
+        raise ConfigError("expected --dev or --threshold, got both; leave out one of them")
     transcripts, chosen = read_labelled(data), None if dev is None else read_labelled(dev)
     found: list[FirstErrorFigures] = []
     for spec in dict.fromkeys(critic):
@@ -120,8 +120,8 @@ class _Progress:
 def _threshold_line(one: FirstErrorFigures, dev: str | None) -> str:
     if one.threshold is None:
         return (
-            f"{one.critic} scores whole transcripts alone, so it names no first error; its AUC and calibration are "
-            "of whole transcripts"
+            f"{one.critic} scores only complete transcripts, so it cannot locate the first error; its AUC and "
+            "calibration are for complete transcripts"
         )
     sides = {"value": "the first step with a value below", "fall": "the largest fall, if half of it is at least"}
     how = f"rule {one.threshold.rule}: {sides[one.threshold.rule]} {one.threshold.at:.4g}"

@@ -68,7 +68,7 @@ def calibrate(
 
 def _show(found: Calibration, problems: int) -> None:
     chosen = found.chosen
-    lines = [f"Hit@1 of whole searches: {100 * found.hit:.1f}; with stops, held out: {100 * chosen.hit:.1f}"]
+    lines = [f"Hit@1 without stops: {100 * found.hit:.1f}; with stops, on held-out problems: {100 * chosen.hit:.1f}"]
     if chosen.accuracy is None or chosen.claimed is None:
         lines.append(
             "No threshold below 1 keeps the accuracy: stop=FILE never stops. Use a better critic or more problems."
@@ -79,5 +79,5 @@ def _show(found: Calibration, problems: int) -> None:
             f"{100 * chosen.accuracy:.1f}% of"
         )
         lines.append(f"their answers are right, {100 * chosen.claimed:.1f}% expected.")
-    lines.append(f"{problems} problems; trust it for the same planner, critic and difficulty alone.")
+    lines.append(f"Calibrated on {problems} problems; valid only for the same planner, critic and difficulty.")
     stdout().print("\n".join(lines), highlight=False)

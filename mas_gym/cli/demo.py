@@ -34,7 +34,8 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for table, plot and tree page.")] = Path("demo"),
     number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems; by default 200.")] = None,
     critic: Annotated[
-        list[str] | None, typer.Option("--critic", help="Critic to compare instead of the bundled critics. Repeatable.")
+        list[str] | None,
+        typer.Option("--critic", help="Critic to compare, instead of the bundled ones. Repeatable."),
     ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="First generate rollouts and train MASPRM and ORM in --out.")
@@ -83,7 +84,7 @@ def demo(
         arm, plan, of = best
         write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", POLICY, graded=True)
     if stop is not None:
-        end_early(stop, f"the same command goes on from {out}")
+        end_early(stop, f"repeat the command to resume from {out}")
     if full:
         _tables(out, specs, len(task), number_of_trees)
     _next(out, trained)
@@ -134,7 +135,7 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
     with RunProgress([f"{ROLLOUTS}, true reward"], len(learning.task)) as progress:
         stop = grow(learning, listen=partial(progress.update, 0, 42))
     if stop is not None:
-        end_early(stop, f"the same command goes on from {learning.store}")
+        end_early(stop, f"repeat the command to resume from {learning.store}")
     for kind, head in (("orm", "bce"), ("masprm", "bt")):
         note(f"Training {kind} ({head}); curves in {out / kind / 'curves'}")
         teach(lambda: trees(learning), out / kind, kind, head, log=note)  # type: ignore[arg-type]

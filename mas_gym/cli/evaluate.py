@@ -106,7 +106,7 @@ def evaluate(
     if allocate:
         _check_allocated(arms, *limits)
     if recorded is None and (run is not None or distinct):
-        raise ConfigError("--run and --distinct belong to --recorded FILE")
+        raise ConfigError("expected --recorded FILE with --run or --distinct; add it, or leave them out")
     if recorded is not None:
         _check_recorded(source, agents, options, workers)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
@@ -141,7 +141,7 @@ def evaluate(
     opt.note_costs(local)
     opt.note_judge(problems)
     if stop is not None:
-        end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+        end_early(stop, f"the table shows the finished searches; {_goes_on(store)}")
 
 
 def _check_allocated(arms: Sequence[Arm], budget: Budget, run_budget: Budget) -> None:
@@ -162,13 +162,13 @@ def _check_recorded(
     flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
     flags += ["--token-traces"] * options.token_traces
     if flags:
-        raise ConfigError(f"--recorded has problems, agents and messages already: leave out {' and '.join(flags)}")
+        raise ConfigError(f"--recorded already provides problems, agents and messages; leave out {' and '.join(flags)}")
     spread: dict[str, object] = {"--workers": workers, "--ray": options.ray, "--actors": options.actors}
     spread |= {"--gpus-per-actor": options.gpus_per_actor}
     flags = [flag for flag, value in spread.items() if value is not None]
     if flags:
         raise ConfigError(
-            "--recorded runs only in this process, because messages are read and not generated: leave out "
+            "--recorded runs only in this process, because messages are read and not generated; leave out "
             + " and ".join(flags)
         )
 
@@ -215,7 +215,9 @@ def _evaluate_recorded(
         console = stdout()
         console.print(f"\n{curves.text(console.width)}")
     if stop is not None:
-        end_early(stop, f"the table has what was finished; {_goes_on(Path(bench.store) if bench.store else None)}")
+        end_early(
+            stop, f"the table shows the finished searches; {_goes_on(Path(bench.store) if bench.store else None)}"
+        )
 
 
 def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
@@ -245,7 +247,7 @@ def _checked(files: Files, log: Path | None) -> Files:
 
 
 def _goes_on(store: Path | None) -> str:
-    return f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
+    return f"repeat the command to resume from {store}" if store else "to make it resumable, add --store runs.db"
 
 
 def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[], Workers | None]) -> Workers | None:
@@ -261,7 +263,7 @@ def _dev(source: opt.TaskSource, problems: Task) -> Task:
     try:
         return replace(source, split="dev", number=None).load()
     except DataError:
-        note("no dev problems: sizes are chosen on the problems themselves, by cost and never by answers", "yellow")
+        note("no dev problems: sizes are matched on the evaluated problems, using only their cost", "yellow")
         return problems
 
 
@@ -281,7 +283,7 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
         size = f"{part.setting}={part.size}" if part.setting else "no size to change"
         text = f"{one_line(part.label)}: {size}, {spent_text(part.spent)} {target.unit} per calibration problem"
         if max(part.spent, target.amount) > MATCHED * min(part.spent, target.amount):
-            note(f"{text}: no size comes nearer to {target.amount:g}, so this row is no match for the others", "yellow")
+            note(f"{text}: no size comes closer to {target.amount:g}, so this row is not at equal cost", "yellow")
         else:
             note(text)
     return [arm for _, arm, _ in pairs], renamed(baseline, pairs)
@@ -309,7 +311,9 @@ def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, laz
     loaded = named_planners(planners)
     guided = any(planner.needs_critic for planner in loaded.values())
     if critics and not guided:
-        raise ConfigError("--critic: none of the planners takes a critic; add one that does, as --planner mcts:10,3")
+        raise ConfigError(
+            "--critic: none of the planners uses a critic; add one that does, such as --planner mcts:10,3"
+        )
     guides = named_critics(list(dict.fromkeys(critics or [opt.LIKELIHOOD])), lazy) if guided else {}
     return pair(loaded, guides, lambda reason: note(reason, "yellow"))
 
@@ -343,7 +347,7 @@ def measure(
         outcomes, stop = measure_arms(arms, bench, look, listen)
     if stop is None and stopped:
         for label, now in stopped.items():
-            left = f"{(now.total or 0) - now.done:,} of {now.total:,} searches were left out"
+            left = f"{(now.total or 0) - now.done:,} of {now.total:,} searches did not run"
             note(f"{one_line(label)}: {one_line(str(now.stopped))}; {left}", "yellow")
         stop = BudgetError("the run budget is spent")
     return outcomes, stop
@@ -360,7 +364,7 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
         note(f"Interrupted: {remark}.", "yellow")
         raise typer.Exit(130)
     if isinstance(stop, BudgetError):
-        note(f"Stopped by --run-budget: {remark}, with a larger budget.", "yellow")
+        note(f"Stopped by --run-budget: {remark}. Raise the budget to continue.", "yellow")
         raise typer.Exit(BUDGET_SPENT)
     note(f"Stopped by an error: {remark}.", "yellow")
     raise stop

@@ -49,9 +49,7 @@ def import_logs(
         _preview(files, format)
         return
     if store is None:
-        raise ConfigError(
-            "expected a store to write, as in --store runs.db; or --dry-run to look at the first transcript"
-        )
+        raise ConfigError("expected --store FILE, such as --store runs.db, or --dry-run to show the first transcript")
     from search.store.importing import import_transcripts
 
     opt.check_folder(store)
@@ -131,19 +129,19 @@ def _show(found: Imported, store: Path) -> None:
     _show_broken(found.lines, found.broken)
     if found.ungraded:
         note(
-            f"{found.ungraded:,} transcripts have neither an outcome nor a reference answer: they count as wrong",
+            f"{found.ungraded:,} transcripts have neither an outcome nor a reference answer and count as wrong",
             "yellow",
         )
     if found.disagree:
         note(
-            f"{found.disagree:,} recorded outcomes differ from the grade of the answer; the recorded ones count",
+            f"{found.disagree:,} recorded outcomes differ from the grade of the answer; the recorded outcomes are used",
             "yellow",
         )
 
 
 def _show_broken(lines: list[BrokenLine] | tuple[BrokenLine, ...], number: int) -> None:
     if number:
-        note(f"{number:,} lines are no transcripts and were left out:", "yellow")
+        note(f"skipped {number:,} lines that are not transcripts:", "yellow")
         for line in lines[:_SHOWN]:
             note(f"  {one_line(line.place)}: {one_line(line.reason)}", "yellow")
         if number > _SHOWN:

@@ -213,8 +213,8 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
     )
     pace = (*_PACE, "Cost") if paid else _PACE
     console.print(_table(pace, 0, ((run, _pace(run, figures, paid)) for run, figures in found)))
-    words = "Rates per active time, in which at least one search ran; seconds per search that did not fail."
-    console.print(Text(words + " Cost: what the servers charged, retries included." * paid, style="dim"))
+    words = "Rates are per active time, with at least one search running; seconds are per successful search."
+    console.print(Text(words + " Cost: charges of the servers, including retries." * paid, style="dim"))
     for run, figures in found:
         for reason, number in by_cause(figures.reasons):
             console.print(Text(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow"))

@@ -309,7 +309,7 @@ class AgentSource:
             return loaded.mas, loaded
         for option, value in own.items():
             if value is not None:
-                raise ConfigError(f"{option}: expected --program, too")
+                raise ConfigError(f"{option}: expected --program as well, got none")
         if self.mas is not None:
             return load_mas(self.mas), None
         return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None

@@ -119,7 +119,7 @@ def _episode(
         elif acting not in mine:
             reached = tuple(sorted(set(env.state.recipients)))
             hidden = not mine & set(reached) and env.state.acting != env.sink
-            text = "(you are not among its readers)" if hidden else env.state.text
+            text = "(you cannot read it)" if hidden else env.state.text
             console.print(message_panel(env.mas, before.acting, reached, text))
     _finish(env, info, reward)
 
@@ -175,7 +175,7 @@ def _ask(env: MASEnv, info: Info) -> tuple[str, int]:
         recipient = _recipient(env, legal, answer)
         if recipient is not None:
             return text, recipient
-        console.print(Text(f"{answer!r} is none of: {one_line(named)}", style="red"))
+        console.print(Text(f"expected one of {one_line(named)}, got {answer!r}", style="red"))
 
 
 def _recipient(env: MASEnv, legal: list[int], answer: str) -> int | None:

@@ -182,7 +182,7 @@ def regrade(
     if json is not None:
         json.write_text(jsonlib.dumps(done, indent=2), encoding="utf-8")
         note(f"wrote {json}")
-    note(f"Kept in {store} beside the grades of the runs: open_store({str(store)!r}).plans(run, grading={label!r})")
+    note(f"Saved in {store}, next to the original grades: open_store({str(store)!r}).plans(run, grading={label!r})")
     failed = sum(len(result["failed"]) for result in done)
     if failed:
         note(f"{failed:,} searches could not be graded.", "yellow")
@@ -206,7 +206,7 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
         references = digest_of([[p.id, p.question, p.answer, p.kind] for p in known.values()])
         return task.grader or task, lambda problem: known.get(problem.id), references, label
     if source.columns is not None or source.data is not None:
-        raise ConfigError("--columns and --data belong to --task, which is missing")
+        raise ConfigError("expected --task with --columns or --data, got none")
     base = make_base(source.grading, source.judge, source.allow_code, source.sandbox)
     grader = make_grader(source.grader, base)
     if source.kind is None:
@@ -246,7 +246,12 @@ def _show_regrade(result: Regrade, most: int, label: str) -> None:
             table.add_row(*(Text(one_line(cell)) for cell in (change.problem_id, *cells)))
         console.print(table)
         if len(result.changes) > most:
-            console.print(Text(f"and {len(result.changes) - most:,} more: --show, or --json FILE for all", style="dim"))
+            console.print(
+                Text(
+                    f"and {len(result.changes) - most:,} more; use --show to list more, or --json FILE for all",
+                    style="dim",
+                )
+            )
     for problem, reason in list(result.failed.items())[:most]:
         note(f"{problem} could not be graded: {one_line(reason)}", "yellow")
 

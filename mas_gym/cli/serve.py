@@ -99,7 +99,9 @@ def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
     if algorithm.needs_critic:
         return algorithm, opt.read_critic(critic or opt.LIKELIHOOD)
     if critic:
-        raise ConfigError(f"--critic: {planner} takes no critic; choose one that does, as --planner mcts:10,3")
+        raise ConfigError(
+            f"--critic: {planner} uses no critic; choose a planner that does, such as --planner mcts:10,3"
+        )
     return algorithm, None
 
 
@@ -114,7 +116,7 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
     given = {"--columns": source.columns, "--data": source.data, "--judge": source.judge, "-o": source.option}
     alone = [flag for flag, value in given.items() if value]
     if alone:
-        raise ConfigError(f"{', '.join(alone)}: expected --task, too")
+        raise ConfigError(f"{', '.join(alone)}: expected --task as well, got none")
     if source.grader is None:
         return None, None, source.kind
     base = make_base(source.grading, None, source.allow_code, source.sandbox)
@@ -127,7 +129,8 @@ def _web() -> tuple[Callable[..., FastAPI], type[Service], Callable[..., None]]:
         from search.service.requests import Service
     except ImportError as error:
         raise MissingDependencyError(
-            f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"
+            f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}); install them with: pip install "
+            "'mas-gym[serve]'"
         ) from error
     return make_app, Service, listen
 

@@ -47,9 +47,7 @@ def solve(
 
     task = source.task
     if (question is None) == (task is None):
-        raise ConfigError(
-            'expected a question, as in: mas-gym solve "Tom has 3 pens ...", or --task NAME, and not both'
-        )
+        raise ConfigError('expected either a question, such as mas-gym solve "Tom has 3 pens ...", or --task NAME')
     opt.check_folder(tree)
     if question is not None:
         problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
@@ -137,13 +135,13 @@ def _critic_cost(plan: Plan) -> list[str]:
     usage = plan.usage
     read, written = usage.critic_prompt_tokens, usage.critic_tokens
     costs = [f"judge: {read:,} prompt tokens, {written:,} generated"] if read or written else []
-    return [*costs, f"{usage.unread_verdicts:,} unread verdicts"] if usage.unread_verdicts else costs
+    return [*costs, f"{usage.unread_verdicts:,} unreadable verdicts"] if usage.unread_verdicts else costs
 
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file name, or the reason why there is no page."""
     if plan.tree is None:
-        note(f"{arm.name} keeps no tree: {path} was not written", "yellow")
+        note(f"{arm.name} builds no tree, so {path} was not written", "yellow")
         return
     facts = {
         "problem": plan.problem_id,

@@ -48,7 +48,7 @@ def check(
         typer.echo(json.dumps(json_schema(), indent=2))
         return
     if source is None:
-        raise ConfigError("expected a MAS, as in: mas-gym check mas.yaml; or --schema for the JSON Schema")
+        raise ConfigError("expected a MAS, such as mas-gym check mas.yaml, or --schema for the JSON Schema")
     opt.check_folder(svg)
     mas = _load(source)
     console = stdout()
@@ -73,7 +73,7 @@ def _load(source: str) -> MAS:
         if not error.faults:
             raise
         # The error's message lists only the first faults.
-        lines = [f"{source}: {len(error.faults)} fault{'s' if len(error.faults) > 1 else ''}", *error.faults]
+        lines = [f"{source}: {len(error.faults)} error{'s' if len(error.faults) > 1 else ''}", *error.faults]
         raise ConfigError("\n".join(lines), error.faults) from None
 
 
@@ -84,7 +84,7 @@ def _headline(mas: MAS) -> str:
         schedule = f"agents act as messages reach them, {mas.min_turns} to {mas.max_turns} turns"
     elif mas.dynamic:
         schedule = "agents act in listed order if every edge to them delivers"
-    return f"{one_line(mas.name)}: no faults; {agents}; {schedule}."
+    return f"{one_line(mas.name)}: no errors; {agents}; {schedule}."
 
 
 def _view(mas: MAS, agent: Agent, seen: Seen) -> str:
@@ -97,7 +97,7 @@ def _view(mas: MAS, agent: Agent, seen: Seen) -> str:
     writes = ", ".join(names) or "nobody"
     if agent.route == "message":
         other = "" if agent.fallback is None else f", or else {one_line(mas.node_name(agent.fallback))}"
-        writes = f"the one that its message names{other}; legal: {writes}"
+        writes = f"the agent named in its message{other}; legal: {writes}"
     elif mas.dynamic and all(condition for _, condition in seen.writes):
         writes = ", ".join([*names, "sink if no agent is left to act"])
     return f"{one_line(seen.agent)}\n  sees   {', '.join(reads) or 'nothing'}\n  writes {writes}"

@@ -117,7 +117,7 @@ def calibrated(
     method: Annotated[
         str, typer.Option("--method", help="logistic: regression on the values; isotonic: monotone in their mean.")
     ] = "logistic",
-    on: Annotated[str, typer.Option("--on", help="Targets: outcomes of samples, or labels of messages.")] = "outcomes",
+    on: Annotated[str, typer.Option("--on", help="Targets: sample outcomes or message labels.")] = "outcomes",
     run: RunName = None,
 ) -> None:
     """Combine critics into one that is calibrated on recorded outcomes or labels, with cross-validation by question.
@@ -136,7 +136,7 @@ def calibrated(
 
     target = choice("--on", on, TARGETS)
     if target == "labels" and run is not None:
-        raise ConfigError("--run: not possible with --on labels, which takes all imported runs of the store")
+        raise ConfigError("--run: not possible with --on labels, which uses all imported runs of the store")
     critics = {spec: load_critic(spec) for spec in dict.fromkeys(critic)}
     ends = any(one.terminal_only for one in critics.values())
     found = label_examples(store) if target == "labels" else outcome_examples(Recorded(store, run), ends)
@@ -312,7 +312,7 @@ def rollouts(
     from search.compare import Arm, Bench
 
     if source.split == "test":
-        raise ConfigError("expected --split train or dev: trees with true rewards of the test split would leak it")
+        raise ConfigError("expected --split train or dev: training on trees of the test split would leak its answers")
     opt.check_folder(store)
     opt.check_folder(export)
     opt.check_folder(options.log_json)
@@ -335,7 +335,7 @@ def rollouts(
         with search.open_store(store) as opened:
             note(f"wrote {opened.export(export):,} nodes to {export}")
     if stop is not None:
-        end_early(stop, f"the same command goes on from {store}")
+        end_early(stop, f"repeat the command to resume from {store}")
 
 
 def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
@@ -346,7 +346,7 @@ def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
     failed = f", {harvest.failed:,} searches failed" if harvest.failed else ""
     line = (
         f"{harvest.trees:,} of {wanted:,} trees with {harvest.nodes:,} nodes in {store}{share}; "
-        f"{harvest.mixed:,} trees hold right and wrong leaves{failed}."
+        f"{harvest.mixed:,} trees have right and wrong leaves{failed}."
     )
     stdout().print(Text(line))
     if not harvest.failed and harvest.trees == wanted:

@@ -387,7 +387,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
     run = store.find(key)
     problem, plan = store.search(problem_id, key)
     if plan.tree is None:
-        raise ConfigError(f"the search of {problem_id!r} has no tree: {plan.error or 'its planner keeps none'}")
+        raise ConfigError(f"the search of {problem_id!r} has no tree: {plan.error or 'its planner builds none'}")
     critic = run.config["critic"]
     facts = {
         "problem": problem.id,

@@ -203,7 +203,7 @@ def as_critic(part: object) -> Critic:
         return part
     if isinstance(part, str):
         raise ConfigError(
-            f"critic: expected a critic, got {part!r:.80}; rewardmodels.load_critic(...) loads it by name"
+            f"critic: expected a critic, got {part!r:.80}; load one by name with rewardmodels.load_critic(...)"
         )
     if not has_method(part, "score"):
         raise ConfigError(
@@ -228,7 +228,7 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
         raise CriticError(f"{expected}, got {len(values)}")
     given: Any = _plain(scores.reasons)
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) not in (0, len(values)):
-        raise CriticError(f"{expected} with a reason for each, or none, got the reasons {shown(given)}")
+        raise CriticError(f"{expected} with one reason per value or no reasons, got the reasons {shown(given)}")
     found_values = [_number(value) for value in values]
     reasons = [
         "" if math.isfinite(number) else str(reason or f"expected a finite number, got {shown(value)}")

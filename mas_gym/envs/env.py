@@ -92,11 +92,11 @@ class Snapshot(NamedTuple):
             mas, problem_id, refusals, over, rng = (data[k] for k in ("mas", "problem_id", "refusals", "over", "rng"))
             state = dynamics.state_from_dict(data["state"])
         except KeyError as error:
-            raise DataError(f"the snapshot has no {error}; write it with to_dict()") from error
+            raise DataError(f"expected a snapshot with the key {error}; write it with to_dict()") from error
         if mas != dynamics.mas.fingerprint:
             raise DataError(
-                f"the snapshot belongs to a system other than {dynamics.mas.name!r}; load it with the MAS of its "
-                "environment"
+                f"expected a snapshot of the MAS {dynamics.mas.name!r}, got one of another MAS; load it with its own "
+                "environment's MAS"
             )
         plain = isinstance(problem_id, str) and isinstance(refusals, int) and isinstance(over, bool)
         if not plain or not (rng is None or isinstance(rng, str)):
@@ -250,7 +250,9 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             problem = self.task[int(self.np_random.integers(len(self.task)))]
         if utf8_length(problem.question) > self.max_bytes:
             size = utf8_length(problem.question)
-            raise DataError(f"the question of {problem.id} has {size} bytes, over max_bytes={self.max_bytes}: raise it")
+            raise DataError(
+                f"expected a question of at most {self.max_bytes} bytes, got {size} in {problem.id}; raise max_bytes"
+            )
         self._problem = problem
         self._state = self._first(problem.question)
         self._over, self._refusals = False, 0
@@ -277,7 +279,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         text, recipient = _read_action(action)
         try:
             if len(text) * 4 > self.max_bytes and utf8_length(text) > self.max_bytes:
-                raise IllegalActionError(f"a text of {utf8_length(text)} bytes; at most {self.max_bytes} are allowed")
+                raise IllegalActionError(f"expected a text of at most {self.max_bytes} bytes, got {utf8_length(text)}")
             following = self._next(state, text, recipient)
         except IllegalActionError as error:
             return self._refuse(str(error))
@@ -397,8 +399,9 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             raise ConfigError(f"expected a Snapshot, from clone_state(), got {type(snapshot).__name__}")
         if snapshot.mas != self._mas_id:
             raise ConfigError(
-                f"the snapshot belongs to a system other than {self.mas.name!r}; restore it in an environment of that "
-                "system"
+                f"expected a snapshot of the MAS {self.mas.name!r}, got one of another MAS; restore it in an "
+                "environment "
+                "with its MAS"
             )
         if snapshot.rng is not None:
             try:

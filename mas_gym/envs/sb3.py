@@ -56,7 +56,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         """Start an episode in every sub-environment, with the seeds and options set before."""
         options = [dict(own) for own in self._options]
         if any(own != options[0] for own in options):
-            raise ConfigError("set_options: expected the same options for every copy")
+            raise ConfigError("set_options: expected the same options for every environment")
         seeds = None if None in self._seeds else list(self._seeds)
         observations, infos = self.envs.reset(seed=seeds, options=options[0])
         self.reset_infos = [_of_copy(infos, place) for place in range(self.num_envs)]

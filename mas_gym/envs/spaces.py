@@ -77,7 +77,9 @@ class Unicode(Space[str]):
     def sample(self, mask: object = None, probability: object = None) -> str:
         """Return a short random text that mixes scripts; masks are not supported."""
         if mask is not None or probability is not None:
-            raise ConfigError("a Unicode space has no mask: pass None in its place, as in space.sample((None, mask))")
+            raise ConfigError(
+                "expected no mask for a Unicode space; pass None in its place, as in space.sample((None, mask))"
+            )
         text, room = [], self.max_bytes
         for _ in range(int(self.np_random.integers(_SAMPLE_CHARACTERS + 1))):
             low, high = _BLOCKS[int(self.np_random.integers(len(_BLOCKS)))]
@@ -167,7 +169,7 @@ class Records(Space[tuple[Record, ...]]):
     def sample(self, mask: object = None, probability: object = None) -> tuple[Record, ...]:
         """Return up to four random records; masks are not supported."""
         if mask is not None or probability is not None:
-            raise ConfigError("a Records space has no mask: pass None in its place")
+            raise ConfigError("expected no mask for a Records space; pass None in its place")
         rows, room = [], self.max_bytes
         text = Unicode()
         text._np_random = self.np_random
@@ -300,7 +302,7 @@ def _write_shared(space: TextSpace, index: int, value: Any, shared_memory: Synch
     raw = space.encode(value)
     size = _slot_bytes(space)
     if len(raw) + 8 > size:
-        raise DataError(f"a value of {len(raw)} bytes does not fit {space!r}: use a larger max_bytes")
+        raise DataError(f"expected a value that fits {space!r}, got {len(raw)} bytes; use a larger max_bytes")
     view = memoryview(shared_memory.get_obj()).cast("B")
     start = index * size
     struct.pack_into("<q", view, start, len(raw))

@@ -68,9 +68,9 @@ def make_vector(
     count = whole_number("num_envs", num_envs, at_least=1)
     if policy is None:
         for name in set(_CHOICE) & set(options):
-            raise ConfigError(f"{name}: expected a policy with it, as in policy='tiny'")
+            raise ConfigError(f"{name}: expected policy= as well, such as policy='tiny'")
     if wrap is not None and not callable(wrap):
-        raise ConfigError(f"wrap: expected a function, as in wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
+        raise ConfigError(f"wrap: expected a function, such as wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
     named = load_policy(policy) if isinstance(policy, str) else policy
     shared = None if named is None else as_policy(named)
     chosen = {name: options.pop(name) for name in _CHOICE if name in options}
@@ -80,7 +80,9 @@ def make_vector(
         env = base if shared is None else CandidateChoice(base, shared, **chosen)
         made = env if wrap is None else wrap(env)
         if not isinstance(made, gym.Env):
-            raise ConfigError(f"wrap: expected a function that returns an environment, got {shown(made)} from it")
+            raise ConfigError(
+                f"wrap: expected a function that returns an environment, got one that returns {shown(made)}"
+            )
         return made
 
     return MASVectorEnv([make] * count, autoreset_mode=autoreset_mode)
@@ -243,7 +245,8 @@ class MASVectorEnv(SyncVectorEnv):
             or not mask.any()
         ):
             raise ConfigError(
-                f"reset_mask: expected a bool array of shape ({self.num_envs},) with a True, got {shown(mask)}"
+                f"reset_mask: expected a bool array of shape ({self.num_envs},) with at least one True, got "
+                f"{shown(mask)}"
             )
         if self._ended is None and not mask.all():
             raise EpisodeOverError("no episode has started, or a step has failed: reset without reset_mask first")

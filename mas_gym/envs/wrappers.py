@@ -383,11 +383,11 @@ def _checked(critic: Critic, mas: MAS) -> Critic:
     if critic.reads_peers:
         raise ConfigError(
             f"critic: expected one that scores a state by itself, got {critic.name!r}, which compares the states of a "
-            "search; tiny-masprm or policy-likelihood will do"
+            "search; use tiny-masprm or policy-likelihood"
         )
     if critic.terminal_only:
         raise ConfigError(
-            f"critic: expected one that scores unfinished states, as tiny-masprm does, got {critic.name!r}"
+            f"critic: expected one that scores unfinished states, such as tiny-masprm, got {critic.name!r}"
         )
     critic.check_graph(mas)
     return critic

@@ -73,8 +73,8 @@ class Format:
         log = path.with_name(f"{path.name}-wal")
         if log.is_file() and log.stat().st_size:
             raise self.error(
-                f"{self.name} {path}: its last searches are in {log.name}, which can be read only in a folder that "
-                "can be written; copy both files to one"
+                f"{self.name} {path}: its last searches are in {log.name}, which can be read only in a writable "
+                "folder; copy both files to one"
             )
 
     def _opened(self, address: str, path: Path, create: bool) -> sqlite3.Connection:
@@ -129,7 +129,7 @@ class Format:
             return None
         if strange is not None:
             raise self.error(
-                f"{self.name} {path}: expected plain tables, got {strange[0]!a}, which would run as code while it is "
+                f"{self.name} {path}: expected plain tables, got {strange[0]!a}, which would run as code when it is "
                 "read; use a file from a source that you trust"
             )
         if version != self.schema:
@@ -201,11 +201,11 @@ def _remedy(error: Exception) -> str:
     if "full" in text:
         return "the disk is full; free some space and run the same command again: finished searches are kept"
     if text == "interrupted":
-        return f"a statement took over {READ_SECONDS:g} seconds, so it is damaged, or made to keep readers busy"
+        return f"a read took over {READ_SECONDS:g} seconds, so the file is damaged or malicious"
     if "locked" in text or "busy" in text:
-        return f"another process held it for over {BUSY_SECONDS:g} seconds; try again when it is done"
+        return f"another process locked it for over {BUSY_SECONDS:g} seconds; try again when that process has ended"
     if "readonly" in text or "unable to open" in text:
-        return "check that its folder exists and that both may be written"
+        return "check that its folder exists and that both are writable"
     if is_damage(error):
         return "it is damaged or not an SQLite file; use another path, or recover it with sqlite3's .recover"
     return "if this persists, use another path"

@@ -61,7 +61,7 @@ _SHIPPED = ("mas_gym", "search", "rewardmodels")
 ADDED = "added later"
 """Metadata of a dataclass field that the identity omits at its default, so that stored runs stay valid."""
 
-_REMEDY = "define identity() on the part that holds it, or run without a store"
+_REMEDY = "define identity() on the object that contains it, or run without a store"
 _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _UNKNOWN = object()
@@ -215,7 +215,7 @@ def _fields(value: object, path: str, inside: tuple[int, ...]) -> JSONValue:
         reduced = value.__reduce_ex__(2)
     except Exception as error:
         raise IdentityError(
-            f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot state what determines its results "
+            f"{path}: the identity of a {type(value).__module__}.{type(value).__qualname__} cannot be determined "
             f"({error}); {_REMEDY}"
         ) from error
     if isinstance(reduced, str):

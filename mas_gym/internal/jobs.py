@@ -71,7 +71,9 @@ def run_jobs(
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if "pickle" not in str(error).lower():
             raise
-        raise ConfigError(f"workers: expected planners and problems that pickle; use workers=1 ({error})") from error
+        raise ConfigError(
+            f"workers: expected planners and problems that can be pickled, got {error}; use workers=1"
+        ) from error
     finally:
         pool.kill()
     return pool.stop
@@ -177,7 +179,7 @@ def _death(code: int | None) -> SearchError:
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
     return SearchError(
         f"a worker process {how}; finished searches are kept if there is a store. Run the same command again to "
-        "continue, with fewer workers if memory ran out"
+        "resume, with fewer workers if memory ran out"
     )
 
 

@@ -71,7 +71,7 @@ def processbench(row: Any) -> Transcript:
         raise BadRow(f"expected a label from -1 (no error) to {len(steps) - 1} (the last step), got {label}")
     agents = _texts(row.get("agents") or [AGENT] * len(steps), "agents")
     if len(agents) != len(steps):
-        raise BadRow(f"expected {len(steps)} agents, one for each step, got {len(agents)}")
+        raise BadRow(f"expected {len(steps)} agents, one per step, got {len(agents)}")
     labels = [_first_error_label(place, label) for place in range(len(steps))]
     facts, dropped = small_facts(row, {"problem", "steps", "label", "agents", "final_answer_correct", "id"})
     return Transcript(
@@ -162,7 +162,7 @@ def prm800k(row: Any) -> Transcript:
     steps = _texts(first_of(row, ("steps", "completions")), "steps")
     labels = first_of(row, ("labels", "ratings"))
     if not isinstance(labels, list) or len(labels) != len(steps):
-        raise BadRow(f"expected {len(steps)} labels, one for each step, got {shown(labels)}")
+        raise BadRow(f"expected {len(steps)} labels, one per step, got {shown(labels)}")
     known = {"steps", "completions", "labels", "ratings", "answer", "correct", "score", "id", *QUESTION}
     facts, dropped = small_facts(row, known)
     return Transcript(

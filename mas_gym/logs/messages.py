@@ -106,9 +106,9 @@ def read_history(
         dropped[f"{_STOP} at the end"] += 1
     missing = set(labels) - {place for place, _ in kept}
     if missing:
-        raise BadRow(f"expected labels of messages of the transcript, got one of message {min(missing)}, which is none")
+        raise BadRow(f"expected labels only for messages of the transcript, got one for {min(missing)}")
     if not found.strip():
-        raise BadRow("expected a question, or a history that begins with the message of a user; found none")
+        raise BadRow("expected a question, or a history that begins with a user message; found none")
     if not kept:
         raise BadRow("expected at least one message besides the question, got none")
     messages = [one.message for _, one in kept]
@@ -116,7 +116,7 @@ def read_history(
     alone = [one.message.speaker for _, one in kept if one.message.agent]
     if SYSTEM in prompts and len(set(alone)) == 1:
         prompts.setdefault(alone[0], prompts.pop(SYSTEM))
-    dropped["system message of no single speaker"] += len(prompts.keys() - speakers)
+    dropped["system message without a single speaker"] += len(prompts.keys() - speakers)
     prompts = {name: text for name, text in prompts.items() if name in speakers}
     return History(found, messages, prompts, +dropped)
 

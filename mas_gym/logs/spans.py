@@ -321,7 +321,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
     spans: dict[str, Span] = {}
     for row in rows:
         if row["id"] in spans:
-            dropped["span with the id of another"] += 1
+            dropped["span with a duplicate id"] += 1
         spans.setdefault(row["id"], row)
     places = _places(spans, dropped)
     ordered = sorted(spans.values(), key=lambda span: span["start"])
@@ -337,7 +337,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
             facts = span["facts"] | facts
         # A model span inside another model span is the same call, recorded by two libraries.
         if span["kind"] not in wanted or (span["kind"] == _MODEL and above.model):
-            dropped["output of another span"] += bool(span["output"]) and not above.root
+            dropped["output recorded in another span"] += bool(span["output"]) and not above.root
             continue
         if span["kind"] != _TOOL:
             question = question or text_of(span["input"], last=False)
@@ -424,7 +424,7 @@ def _message(span: Span, above: _Place, dropped: Counter[str]) -> LoggedMessage 
         return None if text is None else LoggedMessage(_name(span["name"] or "Tool"), text, agent=False)
     outputs = _outputs(span["output"])
     if len(outputs) > 1:
-        dropped["further choice of a model"] += len(outputs) - 1
+        dropped["additional choice of a model"] += len(outputs) - 1
     if not outputs:
         return None
     text, calls = outputs[0]

@@ -136,7 +136,7 @@ def check(transcript: Transcript) -> Transcript:
     try:
         json.dumps(dict(one.facts), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRow(f"expected JSON-able facts, got {shown(one.facts)} ({error})") from error
+        raise BadRow(f"expected facts that JSON can store, got {shown(one.facts)} ({error})") from error
     return one
 
 

@@ -176,7 +176,7 @@ def _array(place: str, text: _Text) -> Iterator[Value]:
             sign = text.peek()
         if sign == "]":
             return
-        item = text.item(MAX_LINE) if sign else BadRow("the array has no end: the file was cut")
+        item = text.item(MAX_LINE) if sign else BadRow("the array has no end: the file is truncated")
         if number == 0 and is_message(item):
             # The array is one history; return it as a whole, including its first item.
             whole = text.whole()

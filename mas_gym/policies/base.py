@@ -327,8 +327,8 @@ class Purpose:
             return None
         made = " and ".join(f"{name} ({', '.join(graphs)})" for name, graphs in self.graphs.items())
         if task is None and not known:
-            return f"made for {made}, and this question has words that theirs do not have: its answers mean little here"
-        return f"made for {made}, not for {task or 'this question'} with {mas}: its answers mean little here"
+            return f"made for {made}; this question has words outside its vocabulary, so its answers mean little here"
+        return f"made for {made}; its answers to {task or 'this question'} with {mas} mean little"
 
 
 class PolicyBase:
@@ -396,7 +396,7 @@ class Policy(PolicyBase, ABC):
         Raises:
             PolicyError: The policy does not support this.
         """
-        raise PolicyError(f"policy {self.name!r} gives no log-probabilities of first words")
+        raise PolicyError(f"policy {self.name!r} reports no log-probabilities of first words")
 
 
 class StreamingPolicy(Policy):
@@ -426,7 +426,7 @@ class AsyncPolicy(PolicyBase, ABC):
         Raises:
             PolicyError: The policy does not support this.
         """
-        raise PolicyError(f"policy {self.name!r} gives no log-probabilities of first words")
+        raise PolicyError(f"policy {self.name!r} reports no log-probabilities of first words")
 
 
 class _Adapted(Adapter, PolicyBase):
@@ -536,7 +536,7 @@ def _refusal(policy: PolicyBase, agent: str, extra_body: str) -> str:
     asked = ", ".join("tool calls in messages" if key == "messages" else key for key in left)
     also = f", {', '.join(sorted(some))}" if some else ""
     return (
-        f"{asked}: expected none, because the policy {policy.name!r} of the agent {agent!r} takes plain chat "
-        f"messages{also} only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the "
+        f"{asked}: expected none, because the policy {policy.name!r} of the agent {agent!r} takes only plain "
+        f"chat messages{also}; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the "
         "request"
     )

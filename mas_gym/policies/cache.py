@@ -175,7 +175,8 @@ class RecordedPolicy(Policy):
             raise PolicyError(
                 f"{self.file}: no recorded message of agent {request.agent!r} for seed {seed} (sample "
                 f"{request.seeds.index(seed) + 1} of {len(request.seeds)}), T {request.temperature}, top-p "
-                f"{request.top_p}, cap {request.max_new_tokens}, after {request.messages[-1].content[-80:]!r}; replay "
+                f"{request.top_p}, max_new_tokens {request.max_new_tokens}, after "
+                f"{request.messages[-1].content[-80:]!r}; replay "
                 "with the run seed, MAS, problems and sampling parameters of the recording, or record this run too "
                 "with RecordingPolicy(policy, file)"
             )
@@ -409,7 +410,7 @@ class _ResponseCache:
             # The reply is valid even if it cannot be stored: a full disk must not fail the search.
             if not self._warned:
                 self._warned = True
-                logger.warning("%s: replies are not being cached: %s", self._file, error)
+                logger.warning("%s: replies are not cached: %s", self._file, error)
 
     def close(self) -> None:
         self._database.close()

@@ -346,7 +346,7 @@ class OpenAIPolicy(AsyncPolicy):
         stays = fault.away or (fault.transient and tries.made >= _FAULTS_TO_REPORT)
         if stays and (now := asyncio.get_running_loop().time()) > self._silent_until:
             self._silent_until, where = now + 60.0, f"{self.name} at {self._shown_url()}"
-            logger.warning("%s: %s; it is tried again for up to %g s", where, fault.reason, self.options.patience)
+            logger.warning("%s: %s; retrying for up to %g s", where, fault.reason, self.options.patience)
         if fault.away and fault.retry_after:
             self._hold_until = max(self._hold_until, asyncio.get_running_loop().time() + fault.retry_after)
         await asyncio.sleep(pause)
@@ -356,9 +356,9 @@ class OpenAIPolicy(AsyncPolicy):
         dropped = round(reply.prompt_tokens * (1 / kept - 1))
         if dropped and not self._warned:
             self._warned = True
-            hint = "each reply estimates its own in dropped_tokens"
+            hint = "dropped_tokens estimates them for each reply"
             logger.warning(
-                "%s: a prompt was too long and lost about %d of its oldest tokens; %s", self.name, dropped, hint
+                "%s: a prompt was too long; about %d of its oldest tokens were dropped; %s", self.name, dropped, hint
             )
         return dropped
 
@@ -378,7 +378,7 @@ class OpenAIPolicy(AsyncPolicy):
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")
         if want and any(sample.logprob is None for sample in reply.samples):
-            self._refuse("logprobs", "it sends no log-probabilities: policy likelihood is not available")
+            self._refuse("logprobs", "it returns no log-probabilities: policy likelihood is not available")
         self.meter.calls += 1
         self._down, self._answered = False, asyncio.get_running_loop().time()
         return reply
@@ -419,8 +419,8 @@ class OpenAIPolicy(AsyncPolicy):
         if fault.kind != "refused" or not _CAP_TOO_HIGH.search(fault.reason) or not lower:
             return False
         self._cap = max(lower)
-        note = f"it allows messages of {self._cap} tokens at most, which caps the agents' own"
-        self.notes = [*(kept for kept in self.notes if "tokens at most" not in kept), f"{self.name}: {note}"]
+        note = f"it limits messages to {self._cap} tokens, below the agents' max_new_tokens"
+        self.notes = [*(kept for kept in self.notes if "limits messages" not in kept), f"{self.name}: {note}"]
         return True
 
     def _adapt(self, fault: Fault, seeds: tuple[int, ...], tried_with: frozenset[str]) -> bool:
@@ -428,10 +428,10 @@ class OpenAIPolicy(AsyncPolicy):
         if fault.kind != "refused" or fault.hopeless:
             return False
         words = {
-            "logprobs": "it refuses log-probabilities: policy likelihood is not available",
-            "return_token_ids": "it refuses return_token_ids: traces have log-probabilities and no token ids",
-            "seed": "it refuses seeds: samples cannot be repeated",
-            "max_tokens": "it wants max_completion_tokens",
+            "logprobs": "it rejects log-probabilities: policy likelihood is not available",
+            "return_token_ids": "it rejects return_token_ids: traces have log-probabilities but no token ids",
+            "seed": "it rejects seeds: samples cannot be repeated",
+            "max_tokens": "it requires max_completion_tokens",
         }
         for name, note in words.items():
             named = fault.param == name or (not fault.param and name in fault.reason)
@@ -454,9 +454,9 @@ class OpenAIPolicy(AsyncPolicy):
         if fault.hopeless:
             raise EngineUnavailableError(f"{where} cannot be used: {fault.reason}. {self._remedy(fault.status)}")
         if fault.kind == "too long":
-            raise PromptTooLongError(f"{where} refused a request that cannot be shortened further: {fault.reason}")
+            raise PromptTooLongError(f"{where} rejected a request that cannot be shortened further: {fault.reason}")
         if fault.kind == "refused":
-            raise PolicyError(f"{where} refused a request: {fault.reason}")
+            raise PolicyError(f"{where} rejected a request: {fault.reason}")
         now = asyncio.get_running_loop().time()
         # A server that accepts calls counts as down if it timed out twice and completed no other call meanwhile.
         away = fault.away or (fault.kind == "timeout" and tries.made > 1 and self._answered < tries.started)
@@ -469,12 +469,12 @@ class OpenAIPolicy(AsyncPolicy):
         if left <= wait and not slow:
             said = f"{tries.made} tries in {now - tries.started:.0f} s: {fault.reason}"
             if wait:
-                said += f"; it asks to wait {wait:.6g} s, patience is {self.options.patience:g} s"
+                said += f"; it requests a wait of {wait:.6g} s, and patience is {self.options.patience:g} s"
             if not away or self._answered > tries.started:
                 raise PolicyError(f"{where} did not serve a request, {said}")
             self._down = True
             raise EngineUnavailableError(
-                f"{where} does not answer, {said}. "
+                f"{where} does not respond, {said}. "
                 "Start the server again and repeat the command; a run with a store keeps its finished searches"
             )
         pause = delay(tries.made, fault.retry_after, tries.rng)
@@ -482,9 +482,11 @@ class OpenAIPolicy(AsyncPolicy):
 
     def _remedy(self, status: int) -> str:
         if status == 404:
-            return f"Expected a server that has the model {self.model!r}; its list is at {self._shown_url()}/models"
+            return (
+                f"Expected a server with the model {self.model!r}; its models are listed at {self._shown_url()}/models"
+            )
         if 300 <= status < 400:
-            return "Redirects are not followed; give the address that it redirects to"
+            return "Redirects are not followed; use the address of the redirect"
         return f"Set the API key in the environment variable {self.options.key_env}"
 
     def _shown_url(self) -> str:

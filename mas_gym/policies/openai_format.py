@@ -197,7 +197,7 @@ def payload(
             if top:
                 body["top_logprobs"] = top
     elif request.extra_body:
-        raise PolicyError("the completions endpoint takes plain text only; leave out api=completions")
+        raise PolicyError("the completions endpoint takes only plain text; leave out api=completions")
     else:
         body["prompt"] = "\n\n".join(text for _, text in texts) + "\n\n"
         if logprobs:
@@ -278,12 +278,12 @@ def load_object(raw: bytes) -> JSONObject:
     """Return the JSON object in ``raw``. Raises `BadReply` if there is none."""
 
     def refuse(constant: str) -> float:
-        raise BadReply(f"it holds {constant}, which is not JSON")
+        raise BadReply(f"it contains {constant}, which is not JSON")
 
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise BadReply(f"it is not whole JSON ({len(raw)} bytes)") from error
+        raise BadReply(f"it is not complete JSON ({len(raw)} bytes)") from error
     if not isinstance(body, dict):
         raise BadReply("it is not a JSON object")
     return body
@@ -466,9 +466,9 @@ def fault_of(error: BaseException) -> Fault | None:
         if isinstance(found, BadReply):
             return Fault("bad reply", f"the reply is unusable: {found}")
     if type(cause).__name__ == "ConnectTimeout":
-        return Fault("connection", "no connection in time")
+        return Fault("connection", "no connection before the timeout")
     if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
-        return Fault("timeout", "no answer in time")
+        return Fault("timeout", "no response before the timeout")
     if isinstance(error, openai.APIConnectionError):
         # A refused connection means that the server is down; a later reset may affect only this request.
         kind: FaultKind = "connection" if type(cause).__name__ == "ConnectError" else "reset"

@@ -161,7 +161,7 @@ def _loader(options: Mapping[str, object]) -> Load:
     others = ", ".join(name for name in options if name != "cache")
     if others:
         raise ConfigError(
-            f"expected no options but cache beside several policies, got {others}; write them into each string"
+            f"expected only the option cache for several policies, got {others}; set the others in each string"
         )
     loaded: dict[str | int, Policy | AsyncPolicy] = {}
 

@@ -395,7 +395,7 @@ class VLLMPolicy(AsyncPolicy):
                 f"{self.name}: the vLLM engine died; its log above has the cause. "
                 "Repeat the command; a run with a store keeps its finished searches"
             )
-        return PolicyError(f"{self.name}: vLLM refused a request: {type(error).__name__}: {error}")
+        return PolicyError(f"{self.name}: vLLM rejected a request: {type(error).__name__}: {error}")
 
 
 def asked_parameters(extra_body: str) -> JSONObject:
@@ -415,7 +415,7 @@ def asked_parameters(extra_body: str) -> JSONObject:
 
             found["structured_outputs"] = StructuredOutputsParams(**form)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise PolicyError(f"vLLM cannot honour {shown(extra_body)}: {error}") from error
+        raise PolicyError(f"vLLM does not support {shown(extra_body)}: {error}") from error
     return found
 
 

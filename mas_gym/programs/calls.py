@@ -44,12 +44,12 @@ _WITHOUT_EFFECT = {
 _REFUSED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "logprobs": "replies carry none",
-    "top_logprobs": "replies carry none",
+    "logprobs": "replies contain none",
+    "top_logprobs": "replies contain none",
     "modalities": "replies are text",
     "audio": "replies are text",
-    "web_search_options": "replies carry no citations",
-    "prediction": "it does not change a reply",
+    "web_search_options": "replies contain no citations",
+    "prediction": "it has no effect on a reply",
 }
 _PASSED_ON = {
     *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"),
@@ -254,7 +254,7 @@ def _canonical(asked: JSONObject, agent: str, node: str, normalise: Any) -> str:
     try:
         return json.dumps(kept, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CallError(f"normalise: expected a JSON-able value, got {shown(kept)} ({error})", 500) from None
+        raise CallError(f"normalise: expected a value that JSON can store, got {shown(kept)} ({error})", 500) from None
 
 
 def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]:

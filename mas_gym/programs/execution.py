@@ -46,7 +46,7 @@ class Origin(Enum):
     LOOP = "from a client in this process, whose thread has the program's event loop"
     THREAD = "over HTTP, from a thread that waits for the reply"
     TASK = "over HTTP, from a task of an event loop"
-    HTTP = "over HTTP, from anything"
+    HTTP = "over HTTP, from any client"
 
 
 class Waiting(NamedTuple):
@@ -380,8 +380,9 @@ class Execution:
         if self.copy is not None and json.dumps(self.copy)[1:-1] in call.text:
             self._abort(
                 DivergenceError(
-                    f"call {self._asked + 1} contains the name of the world's copy, {self.copy}, which differs in each "
-                    "execution: run tools inside it and use paths relative to it, or mask it with normalise="
+                    f"call {self._asked + 1}: expected no path of the world's copy, got {self.copy}, which differs in "
+                    "each "
+                    "execution; use paths relative to it, or mask it with normalise="
                 )
             )
             raise ProgramStopped
@@ -459,9 +460,9 @@ class Execution:
             self._report(self, outcome)
         else:
             what = f"failed: {outcome.error}" if isinstance(outcome, Failed) else "returned an answer"
-            asked = "" if left.call is None else f" and asked\n{left.call.text[:500]}"
+            asked = "" if left.call is None else f":\n{left.call.text[:500]}"
             error = DivergenceError(
-                f"the program {what} after {self._answered} calls when it was replayed, though it went on before{asked}"
+                f"the program {what} after {self._answered} calls in a replay, but made another call before{asked}"
             )
             self._report(self, error)
 
@@ -584,9 +585,10 @@ class Execution:
             return None
         got = ordered[0].call
         return DivergenceError(
-            f"the program asked something else when it was replayed, at call {self._answered + 1}; - is what it asked "
-            f"before, + what it asks now:\n{difference(step.call.text, got.text)}\nUsual causes are the time, random "
-            "ids and the order of sets; mask what does not matter with normalise="
+            f"the program made a different call in a replay, at call {self._answered + 1}; - is the recorded call, + "
+            "the "
+            f"new one:\n{difference(step.call.text, got.text)}\nUsual causes are the time, random ids and the order of "
+            "sets; mask them with normalise="
         )
 
     def _late(self, seconds: float) -> None:

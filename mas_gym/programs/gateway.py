@@ -136,7 +136,7 @@ class Gateway:
                 raise CallError("no program is running at this address", 404)
             sent = headers.get("authorization", "")
             if execution.key and not hmac.compare_digest(sent.encode("utf-8", "replace"), execution.bearer):
-                raise CallError("expected the API key that the program was given", 401)
+                raise CallError("expected the API key of this program", 401)
             if route == "v1/models" and method == "GET":
                 entry = {"id": "mas-gym", "object": "model", "created": 0, "owned_by": "mas-gym"}
                 return Reply(200, "application/json", json.dumps({"object": "list", "data": [entry]}).encode())
@@ -476,7 +476,7 @@ class _Awaited:
         self._execution = execution
         self._here: asyncio.Future[list[str]] = loop.create_future()
         self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
-        # This tells the loop which execution the reply belongs to.
+        # The loop uses it to find the execution of the reply.
         self._context = copy_context()
 
     def set_result(self, texts: list[str]) -> None:

@@ -129,7 +129,7 @@ class Program:
         self._greedy = False
         self._unseen = set[str]()
         if mas is not None and agents is not None:
-            raise ConfigError("expected mas= or agents=, got both: a system names its agents already")
+            raise ConfigError("expected mas= or agents=, got both; mas= already names the agents")
         self._given_mas, self._given_agents = mas, agents
         self._arguments = {
             "agents": agents, "mas": mas, "files": tuple(files), "normalise": normalise, "max_calls": max_calls,
@@ -153,8 +153,9 @@ class Program:
         told, self._greedy = self._greedy, True
         if not told:
             logger.warning(
-                "program %s: the calls of %s ask for temperature 0, so all samples of a call are equal and a search "
-                "has nothing to choose from; set it with Program(..., temperature=0.7) or --program-temperature 0.7",
+                "program %s: the calls of %s request temperature 0, so all samples of a call are equal and search has "
+                "no "
+                "effect; set Program(..., temperature=0.7) or --program-temperature 0.7",
                 self.name,
                 ascii(agent),
             )
@@ -222,8 +223,8 @@ class Program:
             self._report_unseen(agent_name(call))
             return len(agents) - 1
         raise ProgramError(
-            f"a call of the agent {agent_name(call)!r}, which is none of {', '.join(agent.name for agent in agents)}: "
-            "add it to agents=, map its name to a text of its system prompt, or send the header X-MAS-Agent"
+            f"expected a call of one of {', '.join(agent.name for agent in agents)}, got one of {agent_name(call)!r}; "
+            "add it to agents=, map its name to a part of its system prompt, or send the header X-MAS-Agent"
         )
 
     def identity(self) -> object:
@@ -258,7 +259,9 @@ def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> 
     if not isinstance(source, Program):
         return Program(source, **options)
     if options:
-        raise ConfigError(f"expected options of a program where it is made, got {', '.join(options)}")
+        raise ConfigError(
+            f"expected no options for a finished Program, got {', '.join(options)}; pass them to Program(...)"
+        )
     return source
 
 
@@ -291,7 +294,9 @@ def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolat
         if isinstance(source, str) and _is_function(source):
             return IsolatedSource(_named(source), source, _label(source))
         if isinstance(source, str) or not callable(source):
-            raise ConfigError(f"isolate: expected a function or FILE.py:NAME, got {shown(source)}, a process already")
+            raise ConfigError(
+                f"isolate: expected a function or FILE.py:NAME, got {shown(source)}, which is already a process"
+            )
         return IsolatedSource(source)
     if isinstance(source, str):
         if source.startswith(("http://", "https://")):
@@ -367,9 +372,10 @@ def rehearse(program: Program) -> list[str]:
 
 _LONG_SETTLE = 0.5
 _CHANGES = (
-    "It gets equal replies both times, so its requests depend on state that outlives a run (a checkpointer, a global "
-    "list, a cache), on the time or on random ids. Make the state inside the program for each run, mask what does not "
-    "matter with normalise=, or run each execution in a new process with isolate=True (--isolate)"
+    "The replies were equal, so the calls depend on state that outlives a run (a checkpointer, a global list, a "
+    "cache), on the time or on random ids. Create the state inside the program for each run, mask irrelevant parts "
+    "with "
+    "normalise=, or run each execution in a new process with isolate=True (--isolate)"
 )
 
 
@@ -384,8 +390,8 @@ def _compare_elsewhere(program: Program, calls: Sequence[Call]) -> None:
         return
     if isinstance(end, Ended | Waiting) and Counter(c.text for c in calls) != Counter(c.text for c in there):
         logger.warning(
-            "the program %s asks something else in another process, so a later run cannot resume its searches; - is "
-            "this process, + the other:\n%s\nUsual causes are the order of sets and values that are made on import: "
+            "the program %s makes different calls in another process, so a later run cannot resume its searches; - is "
+            "this process, + the other:\n%s\nUsual causes are the order of sets and values created on import: "
             "sort them, mask them with normalise=, or start every run with PYTHONHASHSEED=0",
             program.name,
             _first_change(calls, there)[1],
@@ -405,10 +411,10 @@ def _change(calls: Sequence[Call], again: Sequence[Call]) -> str:
     number, changed = _first_change(calls, again)
     if number:
         return (
-            f"asks something else when it is run again before the search, at call {number}; - is the first run, "
-            f"+ the second:\n{changed}"
+            f"made a different call in the second of two dry runs, at call {number}; - is the first run, + the "
+            f"second:\n{changed}"
         )
-    return f"made {len(calls)} calls in a first run before the search and {len(again)} in a second one"
+    return f"made {len(calls)} calls in the first of two dry runs and {len(again)} in the second"
 
 
 def _rehearsed(program: Program) -> tuple[list[Call], Outcome | Exception]:
@@ -478,15 +484,15 @@ def _log_rehearsal(
     else:
         how = f"failed: {' '.join(str(end.error if isinstance(end, Failed) else end).split())[:300]}"
     if not isinstance(end, Ended):
-        how += f"; agents that it did not reach count as {OTHERS!r} unless agents= names them"
+        how += f"; agents that it did not reach count as {OTHERS!r}, unless agents= names them"
     if silent:
         how += f"; further nodes of its graph: {', '.join(silent)}"
     level = logging.INFO if isinstance(end, Ended) else logging.WARNING
     logger.log(level, "dry run of %s: %d model calls by %s; it %s", name, len(unnamed), ", ".join(names), how)
     if len(names) == 1 and len(unnamed) > 1 and all(unnamed):
         logger.warning(
-            "dry run of %s: no call names its agent, so one agent, %r, makes all of them, and figures per agent are "
-            "those of the whole program; give each agent a system prompt, or have it send the header X-MAS-Agent",
+            "dry run of %s: no call names its agent, so all calls count for one agent, %r, and figures per agent are "
+            "not available; give each agent a system prompt, or send the header X-MAS-Agent",
             name,
             names[0],
         )

@@ -107,8 +107,8 @@ class Watcher(ABC):
         """Wait longer for unobservable calls, because one came some seconds after the decision."""
         if not self._late:
             logger.warning(
-                "program %s: a call came %.2g s after the decision for which it should have been ordered, so another "
-                "run may give other results; settle is raised, set Program(..., settle=%.2g) or more",
+                "program %s: a concurrent call came %.2g s too late to be ordered, so another run may give other "
+                "results; settle is raised; set Program(..., settle=%.2g) or more",
                 self._name,
                 seconds,
                 max(0.1, 2 * seconds),

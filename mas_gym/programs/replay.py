@@ -280,7 +280,7 @@ class Runner(Watcher):
             if busy and execution.place is programs:
                 execution.wait_longer(now - self._swept)
             elif execution.deadline is not None and execution.deadline < now:
-                execution.fail(f"the program made no call and gave no answer for {self.program.timeout:g} seconds")
+                execution.fail(f"the program made no call and returned no answer for {self.program.timeout:g} seconds")
         self._swept, self._worked = now, worked
         if programs is not None and busy and stuck > self.program.timeout:
             self._leave(programs)
@@ -367,8 +367,9 @@ class Session:
             raise found
         if not isinstance(found, MASState):
             raise SearchError(
-                "a program's states are known only for proposed replies: use the action of a Proposal made at this "
-                "state"
+                "expected the action of a Proposal made at this state, got another; a program's next state is known "
+                "only "
+                "for proposed replies"
             )
         return found
 
@@ -395,7 +396,7 @@ class Session:
         for link in state.path()[1:]:
             reached = self.after(reached, link.text)
         if reached != state:
-            raise DivergenceError("the program no longer reaches this state: it calls other agents, or ends")
+            raise DivergenceError("the program no longer reaches this state: it calls other agents or ends")
 
     def first(self) -> MASState:
         """Run the program to its first call, and wait. Raises the errors of `begin`."""
@@ -563,8 +564,9 @@ class Session:
         if along.recipients == direct.recipients:
             names = self.mas.node_name(along.acting), self.mas.node_name(acting)
             raise ProgramError(
-                f"after {self.mas.node_name(state.acting)} the system {self.mas.name!r} has {names[0]} act, but the "
-                f"program went on with {names[1]}; leave out mas=, or give the system that the program follows"
+                f"expected {names[0]} to act after {self.mas.node_name(state.acting)} in the system {self.mas.name!r}, "
+                "got "
+                f"{names[1]} from the program; leave out mas=, or pass the system that matches the program"
             )
         return direct
 

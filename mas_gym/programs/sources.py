@@ -127,8 +127,8 @@ class FunctionSource:
         if (given and not takes) or (required and not given):
             wants, got = ("no world", "one") if given else ("a world", "none")
             raise ConfigError(
-                f"program {self.name}: the function takes {wants}, got {got}; give it the parameter world and make it "
-                'a program with Program(..., world=Folder("repo"))'
+                f"program {self.name}: the function takes {wants}, got {got}; add the parameter world and create "
+                'Program(..., world=Folder("repo"))'
             )
 
     @property

@@ -252,8 +252,8 @@ def _again(path: str, ignore: Sequence[str], max_bytes: int, token: str | None) 
     folder = Folder(path, ignore=ignore, max_bytes=max_bytes)
     if token is not None and folder.start != token:
         raise DataError(
-            f"world: expected {path!r} as it was when the run began, got another content; keep it unchanged during the "
-            "run, and equal on all machines"
+            f"world: expected {path!r} unchanged since the run began, got other content; keep it unchanged during the "
+            "run and equal on all machines"
         )
     return folder
 
@@ -269,7 +269,7 @@ def _target(path: bytes, name: bytes, real: bytes) -> bytes:
     if os.path.isabs(target) or not (end == real or end.startswith(real + b"/")):
         raise DataError(
             f"world: expected symbolic links to relative paths inside the folder, got {os.fsdecode(name)!r} -> "
-            f"{os.fsdecode(target)!r}, through which tools would change what all branches share; replace it by a copy, "
+            f"{os.fsdecode(target)!r}, and tools could change files that all branches share; replace it by a copy, "
             "or name it in ignore"
         )
     return target

@@ -23,7 +23,7 @@ _MAX_MEMORY = 1 << 22
 _REMEDIES = (
     (re.compile(r"\(\?<?[=!]"), "RE2 has no lookahead or lookbehind: match the text itself, or use not_regex:"),
     (re.compile(r"\\[1-9]|\(\?P="), "RE2 has no backreferences: write the text out"),
-    (re.compile(r"\(\?>|[*+?}]\+"), "RE2 has no atomic groups and possessive repeats: use ordinary ones"),
+    (re.compile(r"\(\?>|[*+?}]\+"), "RE2 has no atomic groups or possessive repeats: use ordinary ones"),
     (re.compile(r"\\Z"), r"the end of the text is \z in RE2"),
 )
 
@@ -78,7 +78,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     import re2
 
     if len(pattern) > MAX_PATTERN:
-        raise ConfigError(f"a pattern has {len(pattern)} characters, at most {MAX_PATTERN} are allowed: shorten it")
+        raise ConfigError(f"expected a pattern of at most {MAX_PATTERN} characters, got {len(pattern)}: shorten it")
     options = re2.Options()
     options.log_errors, options.never_capture, options.max_mem = False, True, _MAX_MEMORY
     try:

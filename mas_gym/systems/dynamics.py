@@ -87,7 +87,9 @@ class Dynamics:
             acting: In a program, the agent that acts first.
         """
         if not isinstance(question, str):
-            raise DataError(f"a question is a str, got {type(question).__name__}; take it from problem.question")
+            raise DataError(
+                f"expected a question as a str, got {type(question).__name__}; take it from problem.question"
+            )
         if self.mas.program and acting is not None and 0 <= acting <= self._sink:
             return MASState(question, acting)
         return MASState(question, self._first)
@@ -134,7 +136,9 @@ class Dynamics:
         if state.acting == self._sink:
             raise EpisodeOverError("the state is terminal: no agent can act; start from initial_state(question)")
         if not isinstance(text, str):
-            raise IllegalActionError(f"an action is (text, recipient) with text a str, got {type(text).__name__}")
+            raise IllegalActionError(
+                f"expected an action (text, recipient) with a str as text, got {type(text).__name__}"
+            )
         if self.mas.program and (recipient != self._all or not self.mas.edges):
             return self._next_caller(index(recipient))
         if self._fixed is None:
@@ -150,8 +154,8 @@ class Dynamics:
         if 0 <= recipient <= self._sink:
             return (recipient,)
         raise IllegalActionError(
-            f"expected the agent that acts next, 0 to {self._sink - 1}, or {self._sink} for the end, got "
-            f"{shown(recipient)}: after a message only the program knows it"
+            f"expected as recipient the agent that acts next, 0 to {self._sink - 1}, or {self._sink} for the end, got "
+            f"{shown(recipient)}: the program determines it"
         )
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
@@ -273,7 +277,7 @@ class Dynamics:
             if state.acting != data["acting"]:
                 raise DataError(f"expected agent {state.acting} to act after these turns, got {shown(data['acting'])}")
         except (LookupError, TypeError, ValueError, EpisodeOverError) as error:
-            raise DataError(f"not a transcript of MAS {self.mas.name!r}: {error}") from error
+            raise DataError(f"expected a transcript of MAS {self.mas.name!r}: {error}") from error
         return state
 
     def replay(self, state: MASState, text: str, recipients: tuple[int, ...]) -> MASState:
@@ -295,7 +299,7 @@ class Dynamics:
         for choice in choices:
             if self.route(state, (text, choice)) == recipients:
                 return Action(text, choice)
-        problem = f"no action of agent {state.acting} reaches {shown(list(recipients))}"
+        problem = f"agent {state.acting} cannot send to {shown(list(recipients))}"
         raise DataError(f"turn {state.depth + 1}: {problem}")
 
     def _deliver(self, state: MASState, targets: tuple[int, ...]) -> dict[int, int]:

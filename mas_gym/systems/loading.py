@@ -204,7 +204,7 @@ class _EventReader:
         try:
             return self.scalars.construct_object(yaml.ScalarNode(tag, text))
         except (ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
-            raise ValueError(f"line {line}: {shown(text)} is no valid {kind}: put a text in quotes") from error
+            raise ValueError(f"line {line}: {shown(text)} is not a valid {kind}: put a text in quotes") from error
 
 
 def _line(part: Any) -> int:

@@ -103,11 +103,11 @@ class MASState:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Raise an error, because trees, snapshots and caches share states."""
-        raise AttributeError(f"a MASState never changes: cannot set {name!r}; use Dynamics.transition to get a new one")
+        raise AttributeError(f"a MASState is immutable: cannot set {name!r}; use Dynamics.transition to get a new one")
 
     def __delattr__(self, name: str) -> None:
         """Raise an error, as `__setattr__` does."""
-        raise AttributeError(f"a MASState never changes: cannot delete {name!r}")
+        raise AttributeError(f"a MASState is immutable: cannot delete {name!r}")
 
     @property
     def turns(self) -> tuple[Turn, ...]:

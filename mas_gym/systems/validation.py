@@ -34,7 +34,7 @@ RESERVED = ("q", "sink", "all", ANYONE)
 LONGEST_NAME = 200
 CONDITION_KINDS: tuple[str, ...] = get_args(ConditionKind)
 _MOST_CYCLES = 20
-_CYCLE_REMEDY = "remove one of its edges, or set max_turns, with which agents may act more than once"
+_CYCLE_REMEDY = "remove one of its edges, or set max_turns, so that agents may act more than once"
 _MOST_NAMES = 12
 
 Place = tuple[str | int, ...]
@@ -71,7 +71,7 @@ def validate(data: object, name: str, where: Callable[[Place], str] = place_text
         faults = tuple(reader.faults)
         if isinstance(data, Mapping) and isinstance(data.get("name"), str):
             name = data["name"]
-        lines = [f"MAS config {shown(name)} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:"]
+        lines = [f"MAS config {shown(name)} has {len(faults)} error{'s' if len(faults) > 1 else ''}:"]
         lines += (f"  {fault}" for fault in faults[:MOST_SHOWN])
         if len(faults) > MOST_SHOWN:
             lines.append(f"  ... and {len(faults) - MOST_SHOWN} more; correct these first")
@@ -103,7 +103,7 @@ class _Reader:
         self.keys((), data, (*CONFIG_KEYS, *({"program"} & data.keys())))
         schema = data.get("schema", SCHEMA)
         if schema != SCHEMA or isinstance(schema, bool):
-            self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads no other schema")
+            self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads only that schema")
         title = data.get("name", name)
         if not isinstance(title, str) or not title.strip():
             self.fault(("name",), f"expected a non-empty text, got {shown(title)}: name the MAS or drop the key")
@@ -161,9 +161,11 @@ class _Reader:
             return agents
         place: Place = ("route",) if common == "message" else ("agents", named[0], "route")
         if data.get("program") is True:
-            self.fault(place, "route: message in a program, which decides itself who acts next: drop the key")
+            self.fault(
+                place, "route: message has no effect, because the program determines the next agent: drop the key"
+            )
         elif "max_turns" not in data:
-            self.fault(place, "route: message needs max_turns, with which agents act as messages reach them: add it")
+            self.fault(place, "route: message needs max_turns: add it")
         self.distinct_names(agents)
         shared = self.fallback((), data, len(agents), names)
         for i in named:
@@ -181,8 +183,8 @@ class _Reader:
         if target is None or unknown or (i, target, None) in edges:
             return
         name, goal = (agent.name if (agent := ([*agents, None])[n]) else "sink" for n in (i, target))
-        remedy = f"add the edge or give {name} a fallback of its own"
-        self.fault(place, f"{name} has no edge without a condition to {goal}: {remedy}")
+        remedy = f"add the edge, or set fallback for {name}"
+        self.fault(place, f"{name} has no unconditional edge to {goal}: {remedy}")
 
     def distinct_names(self, agents: Sequence[Agent | None]) -> None:
         """Report names that messages cannot distinguish."""
@@ -192,9 +194,11 @@ class _Reader:
                 continue
             key = folded(agent.name)
             if not key:
-                self.fault(("agents", i, "name"), f"{shown(agent.name)} needs a letter or digit: messages name it")
+                self.fault(
+                    ("agents", i, "name"), f"{shown(agent.name)} needs a letter or digit, so that messages can name it"
+                )
             elif seen.setdefault(key, agent.name) != agent.name:
-                problem = f"messages cannot tell {shown(agent.name)} from {shown(seen[key])}: rename one"
+                problem = f"messages cannot distinguish {shown(agent.name)} and {shown(seen[key])}: rename one"
                 self.fault(("agents", i, "name"), problem)
 
     def route(self, place: Place, data: Mapping[object, object], default: Route) -> Route:
@@ -247,7 +251,10 @@ class _Reader:
         name = self.agent_name((*place, "name"), data.get("name"))
         prompt = data.get("system_prompt")
         if not isinstance(prompt, str) or not prompt.strip():
-            self.fault((*place, "system_prompt"), f"expected a non-empty text, got {shown(prompt)}: instruct the agent")
+            self.fault(
+                (*place, "system_prompt"),
+                f"expected a non-empty text, got {shown(prompt)}: write instructions for the agent",
+            )
             prompt = ""
         cap = data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
         if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= MAX_NEW_TOKENS:
@@ -338,7 +345,7 @@ class _Reader:
     def compiled(self, kind: ConditionKind, pattern: str) -> Condition | str:
         """Return the condition, or a description of its error."""
         if not pattern:
-            return f"{kind}: needs a pattern, because an empty one is found in every message"
+            return f"{kind}: needs a pattern, because an empty one matches every message"
         self.patterns += kind.endswith("regex")
         if self.patterns > MAX_PATTERNS:
             return f"more than {MAX_PATTERNS} different regular expressions in one config: use contains: or share them"
@@ -399,7 +406,7 @@ def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, 
         if source == sink:
             yield ("edges", i), "an edge out of sink, which ends the episode: remove it"
         if target == Q:
-            yield ("edges", i), "an edge into q, which only holds the question: remove it"
+            yield ("edges", i), "an edge into q, which is only the question: remove it"
         if source == Q and target == sink:
             yield ("edges", i), "an edge from q to sink skips every agent: remove it"
         if source == Q and condition is not None:
@@ -482,7 +489,10 @@ def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], *, loops: boo
             problem = f"no agent reads {name}, and {names[later]} acts after it: add an edge from it or remove it"
             yield ("agents", i), problem
         if outgoing[i] == {sink} and i in ends_always and sure[i] and i + 1 < sink:
-            yield ("agents", i), f"{name} always ends the episode, {names[i + 1]} never acts: remove its edge to sink"
+            yield (
+                ("agents", i),
+                f"{name} always ends the episode, so {names[i + 1]} never acts: remove its edge to sink",
+            )
 
 
 def _reached(incoming: Sequence[set[int]], outgoing: Sequence[set[int]], sink: int) -> set[int]:

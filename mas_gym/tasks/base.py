@@ -204,7 +204,9 @@ class Task(Sequence[Problem], ABC):
         Raises:
             ConfigError: Only the task can grade.
         """
-        raise ConfigError(f"task {self.name!r} grades by itself; leave out grader, or derive it from ProblemSequence")
+        raise ConfigError(
+            f"task {self.name!r} has its own grading; leave out grader, or derive it from ProblemSequence"
+        )
 
 
 class _AdaptedTask(Adapter, Task):

@@ -152,7 +152,7 @@ def load_task(
     spec = TASKS.parse(name)
     generated = spec.name in PROCEDURAL and not spec.file
     if data is not None and name not in BENCHMARKS:
-        has = "generates its problems" if generated else "is its own source"
+        has = "generates its problems" if generated else "provides its problems"
         raise ConfigError(f"task {name!r} {has}; expected no data, got {shown(data)}")
     base = make_base(grading, judge, allow_code, sandbox)
     if name in BENCHMARKS:
@@ -183,7 +183,7 @@ def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox
 
         decides = judge if isinstance(judge, Grader) else Judge(judge)
     if sandbox != "bubblewrap" and not allow_code:
-        raise ConfigError(f"sandbox={shown(sandbox)}: expected allow_code=True or --allow-code, too")
+        raise ConfigError(f"sandbox={shown(sandbox)}: expected allow_code=True or --allow-code as well")
     limits = Limits(sandbox=check_sandbox(sandbox)) if allow_code else None
     return KindGrader(check_mode(grading), limits, decides)
 
@@ -206,7 +206,7 @@ def _own_task(source: str, split: str, columns: Columns, kind: str | None, base:
         require_math()
     refused = next(filter(None, map(base.refusal, own.kinds)), None)
     if refused is not None:
-        raise ConfigError(f"{source}: {refused}; or state another kind: {', '.join(ALL_KINDS)}")
+        raise ConfigError(f"{source}: {refused}; or pass another kind: {', '.join(ALL_KINDS)}")
     name = Path(source).stem if Path(source).exists() else source
     mas = mas_of_kind(next(iter(own.kinds)))
     return ProblemTask(name, split, own.table, range(len(own.table.problems)), mas=mas)
@@ -253,7 +253,9 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         settings = set(signature(TASKS.find(spec)).parameters) - {"split", "grading"}
         known |= settings
         if wrong := sorted(TASKS.arguments(spec)[1].keys() - settings):
-            raise ConfigError(f"task {name!r} takes the settings {', '.join(sorted(settings))}; got {', '.join(wrong)}")
+            raise ConfigError(
+                f"task {name!r}: expected settings among {', '.join(sorted(settings))}, got {', '.join(wrong)}"
+            )
     elif is_own(name) and not spec.file:
         known |= {"columns", "kind"}
         Columns.read(options.get("columns"))
@@ -267,12 +269,12 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ConfigError(f"expected a limit of 1 or more problems, or None, got {limit!r}")
     if unknown := sorted(set(options) - known):
-        raise ConfigError(f"task {name!r} takes the options {', '.join(sorted(known))}; got {', '.join(unknown)}")
+        raise ConfigError(f"task {name!r}: expected options among {', '.join(sorted(known))}, got {', '.join(unknown)}")
 
 
 def unknown_task(name: str) -> MASGymError:
     """Return the error for a task that does not exist, with instructions for your own data."""
-    own = f"for your own problems name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
+    own = f"for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
     return UnknownNameError(f"{TASKS.unknown(name)}; {own}")
 
 

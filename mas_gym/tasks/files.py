@@ -83,7 +83,7 @@ def read_file(path: Path, name: str) -> list[Row]:
 def _check_size(path: Path, size: int, what: str = "file") -> None:
     if size > MAX_BYTES:
         raise DataError(
-            f"{path}: expected a {what} of at most {MAX_BYTES >> 20} MiB, got {size >> 20:,} MiB; take a part of it"
+            f"{path}: expected a {what} of at most {MAX_BYTES >> 20} MiB, got {size >> 20:,} MiB; use a part of it"
         )
 
 
@@ -166,7 +166,7 @@ def _checked_columns(path: Path, facts: pyarrow.parquet.FileMetaData) -> list[st
     """Check the declared size of a Parquet file before it is read; return its text columns."""
     if facts.num_columns > MAX_COLUMNS:
         raise DataError(
-            f"{path}: expected at most {MAX_COLUMNS:,} columns, got {facts.num_columns:,}; leave out those that the "
+            f"{path}: expected at most {MAX_COLUMNS:,} columns, got {facts.num_columns:,}; remove those that the "
             "task does not need"
         )
     groups = [facts.row_group(place) for place in range(facts.num_row_groups)]
@@ -223,7 +223,7 @@ def _table(path: Path) -> Iterator[Row]:
     if len(set(header)) < len(header):
         raise DataError(f"{path}: expected columns of different names, got {shown(header)}")
     for line, cells in rows:
-        value: object = BadRow(f"expected {len(header)} cells, one for each column, got {len(cells)}: {shown(cells)}")
+        value: object = BadRow(f"expected {len(header)} cells, one per column, got {len(cells)}: {shown(cells)}")
         if len(cells) == len(header):
             value = dict(zip(header, cells, strict=True))
         yield Row(f"{path}:{line}", value)

@@ -49,7 +49,7 @@ def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
             config, split = (partition, "train") if hub.config == "*" else (hub.config, partition)
             rows = datasets.load_dataset(hub.path, config, split=split, revision=hub.revision)
     except Exception as error:
-        state = "cannot be reached and its cache does not hold" if offline else "does not give"
+        state = "cannot be reached, and its cache does not contain" if offline else "did not return"
         why = f"the hub {state} {hub.path!r}, split {partition!r} ({type(error).__name__}: {shown(str(error))})"
         raise DataNotFoundError(three_ways(name, why)) from error
     return [Row(f"{hub.path}/{partition}: row {number}", dict(row)) for number, row in enumerate(rows)]

@@ -83,7 +83,7 @@ class Columns(NamedTuple):
             pairs = [part.partition("=") for part in given.split(",") if part.strip()]
             given = {role.strip(): name.strip() for role, _, name in pairs}
         if not isinstance(given, Mapping):
-            raise ConfigError(f"columns: expected such as question=prompt,answer=gold, got {shown(given)}")
+            raise ConfigError(f"columns: expected pairs such as question=prompt,answer=gold, got {shown(given)}")
         read: dict[str, Any] = {}
         for role, names in given.items():
             role = "choices" if role == "options" else role
@@ -176,7 +176,7 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
     if not rows:
         raise DataError(f"{source}: expected rows with problems, found none")
     if len(rows) > MOST_ROWS:
-        raise DataError(f"{source}: expected at most {MOST_ROWS:,} rows, got {len(rows):,}; take a part of it")
+        raise DataError(f"{source}: expected at most {MOST_ROWS:,} rows, got {len(rows):,}; use a part of it")
     columns = _completed(source, rows[0][1], columns)
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
     made: list[tuple[str, Problem]] = []
@@ -211,13 +211,14 @@ def _table(source: str, split: str, columns: Columns, kind: str | None) -> Table
 def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, columns: Columns, hashed: bool) -> str:
     text = f"{name}: {kinds.total():,} problems of kind {', '.join(kinds)}"
     if not (kind or columns.kind):
-        text += " (guessed from the answers; --kind or kind= sets it)"
+        text += " (inferred from the answers; set it with --kind or kind=)"
     if hashed and split != "test":
         share = "5%" if split == "dev" else "95%"
         text += (
-            f"; no row is marked dev, so {split} is {share} of the train rows by a hash"
+            f"; no row has the split dev, so {split} is {share} of the train rows, chosen by a hash"
             if columns.split
-            else f"; it has no split column, so {split} is {share} of it by a hash, and test is all of it: test on dev"
+            else f"; it has no split column, so {split} is {share} of its rows, chosen by a hash; test is all rows, so "
+            "evaluate on dev"
         )
     return text
 
@@ -265,7 +266,9 @@ def _read_hub(source: str) -> tuple[dict[str, list[Row]], bool]:
                 break
     if missing is not None and not parts:
         why = str(missing).partition(". Three ways")[0]
-        raise DataNotFoundError(f"{why}; no such file is here either: check the path or the id, or go online once")
+        raise DataNotFoundError(
+            f"{why}; there is no local file of this name: check the path or the id, or go online once"
+        )
     if list(parts) == ["train"]:
         return {"": parts["train"]}, True
     return parts, False
@@ -351,7 +354,7 @@ def _id(row: Mapping[str, object], columns: Columns, question: str, name: str, s
         problem_id = _cell(row, columns.id)
         if problem_id in seen.places:
             before = seen.places[problem_id]
-            raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)}, as at {before}")
+            raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)}, also at {before}")
     else:
         # Derived from the question, so that adding rows or correcting answers changes no other id.
         digest = sha256(_words(question)).hexdigest()[:12]
@@ -408,9 +411,7 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
     """Return the reference answer in the form that the grader of its kind expects."""
     if len(answers) > 1:
         if kind not in ("text", "judge"):
-            raise BadRow(
-                f"expected one answer of kind {kind!r}, got {len(answers)}; several are accepted by kind 'text'"
-            )
+            raise BadRow(f"expected one answer of kind {kind!r}, got {len(answers)}; only kind 'text' accepts several")
         return json.dumps(answers, ensure_ascii=False)
     [answer] = answers
     if kind == "number" and parse_number(answer) is None:

@@ -122,14 +122,14 @@ def stated(findings: Findings, part: object) -> str:
 def check_steady(findings: Findings, part: object, before: str) -> None:
     """Check that a component's identity is the same before and after its work."""
     if before:
-        fault = "its identity changed while it worked: leave counters, caches and generators out of identity()"
+        fault = "its identity changed during use: leave counters, caches and generators out of identity()"
         findings.expect(stated(findings, part) == before, fault)
 
 
 def check_apart(findings: Findings, first: str, second: str, alike: bool, difference: str) -> None:
     """Check that two components with different behaviour have different identities."""
     if first and second and not alike:
-        fault = f"{difference} changes what it does and not its identity: state it in identity()"
+        fault = f"{difference} changes its results but not its identity: include it in identity()"
         findings.expect(first != second, fault)
 
 
@@ -184,7 +184,9 @@ def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 5
     """
     mas = load_mas(source)
     findings = Findings(f"MAS {mas.name!r}")
-    findings.expect(load_mas(json.loads(json.dumps(mas.to_dict()))) == mas, "its dict form does not load back equal")
+    findings.expect(
+        load_mas(json.loads(json.dumps(mas.to_dict()))) == mas, "its dict form does not load back as an equal object"
+    )
     model = Dynamics(mas)
     patterns = [e.condition.pattern for e in mas.edges if e.condition and e.condition.kind.endswith("contains")]
     rng = random.Random(seed)
@@ -212,7 +214,7 @@ def _check_state(findings: Findings, model: Dynamics, state: MASState) -> None:
     findings.expect(again == state, "a state does not survive its JSON form")
     if not model.is_terminal(state):
         name = model.mas.agents[state.acting].name
-        findings.expect(model.mas.ALL in model.legal_recipients(state), f"{name} cannot speak to ALL")
+        findings.expect(model.mas.ALL in model.legal_recipients(state), f"{name} cannot send to ALL")
 
 
 def _check_env(findings: Findings, mas: MAS) -> None:
@@ -296,16 +298,17 @@ def _check_seeds(
     said = [reply.samples for reply in replies]
     again = [reply.samples for reply in _ask(findings, policy, requests)]
     findings.expect(
-        again == said, "the same requests gave other samples the second time: derive them from a request's seeds alone"
+        again == said,
+        "the same requests gave different samples the second time: derive them only from a request's seeds",
     )
     if batch_invariant:
         mirrored = [reply.samples for reply in _ask(findings, policy, requests[::-1])]
         findings.expect(mirrored[::-1] == said, "the order of a batch changes the samples")
         alone = [reply.samples for request in requests[:2] for reply in _ask(findings, policy, [request])]
-        findings.expect(alone == said[:2], "a request gets other samples alone than in a batch")
+        findings.expect(alone == said[:2], "a request gets different samples alone and in a batch")
     if isinstance(policy, StreamingPolicy):
         streamed = _stream(findings, policy, requests)
-        findings.expect(streamed == said, "its session gives other samples than sample()")
+        findings.expect(streamed == said, "its session and sample() return different samples")
 
 
 def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[object]:
@@ -396,7 +399,7 @@ def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None
             # A PolicyError is a valid answer; any other exception would end a run.
             continue
         except Exception as error:
-            fault = f"a prompt with {shown(text)} raised {type(error).__name__}: answer it or raise PolicyError"
+            fault = f"a prompt with {shown(text)} raised {type(error).__name__}: return a reply or raise PolicyError"
             findings.expect(False, fault)
             continue
         for reply in replies:

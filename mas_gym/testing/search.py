@@ -221,17 +221,17 @@ class _Search:
             return [self._draw(state, "value") for state in states]
         if kind == "Extract":
             return [state.text.split()[-1] if state.text else None for state in states]
-        if self.findings.expect(kind == "Reward", f"it asked for {shown(request)}: expected a search request"):
-            self.findings.expect(self.training, "it asked for the true reward outside training")
+        if self.findings.expect(kind == "Reward", f"it requested {shown(request)}: expected a search request"):
+            self.findings.expect(self.training, "it requested the true reward outside training")
             terminal = all(self.model.is_terminal(state) for state in states)
-            self.findings.expect(terminal, "it asked for the reward of a state that is not terminal")
+            self.findings.expect(terminal, "it requested the reward of a state that is not terminal")
         return [1.0 if self._draw(state, "reward") > 0 else -1.0 for state in states]
 
     def _propose(self, request: Any) -> list[ProposalLike]:
         state = request.state
         fine = isinstance(request.n, int) and request.n >= 1
         self.findings.expect(fine, f"Propose(n={shown(request.n)}): expected a whole number from 1 on")
-        if not self.findings.expect(not self.model.is_terminal(state), "it asked for messages at a terminal state"):
+        if not self.findings.expect(not self.model.is_terminal(state), "it requested messages at a terminal state"):
             return []
         first = self._drawn.get(state, 0)
         self._drawn[state] = first + request.n
@@ -269,12 +269,12 @@ class _Search:
         except Exception as error:
             self.findings.expect(False, f"its tree cannot be stored and read back: {shown(str(error))}")
             return
-        self.findings.expect(stored.states == tree.states, "its tree is another one after storing and reading it back")
+        self.findings.expect(stored.states == tree.states, "its tree differs after storing and reading it back")
         for one in candidates:
             node = one.node
             same = node is None or (isinstance(node, int) and 0 <= node < len(tree) and tree.states[node] == one.state)
             self.findings.expect(
-                same, f"a candidate's node is {shown(node)}: expected its state's in the tree, or None"
+                same, f"a candidate's node is {shown(node)}: expected the node of its state in the tree, or None"
             )
 
 
@@ -354,13 +354,13 @@ def check_critic(
             values,
             _score(findings, critic, contexts),
             0.0,
-            "called again with the same states, it returned other values",
+            "called again with the same states, it returned different values",
         )
         mirrored = _score(findings, critic, contexts[::-1])
         _compare(findings, values, mirrored and mirrored[::-1], tolerance, "the order of a batch changes the values")
         alone = [_score(findings, critic, [context]) for context in contexts[:4]]
         singles = [value[0] for value in alone if value]
-        _compare(findings, values[:4], singles, tolerance, "a state has another value alone than in a batch")
+        _compare(findings, values[:4], singles, tolerance, "a state has different values alone and in a batch")
         if other is not None:
             alike = _score(Findings("other"), other, contexts) == values
             check_apart(findings, identity, stated(findings, other), alike, "the difference between the two instances")

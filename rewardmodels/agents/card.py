@@ -6,7 +6,7 @@ from rewardmodels.agents.config import AgentConfig
 
 _LEARNED = {
     "sft": "the messages of the best correct transcripts that search found (expert iteration)",
-    "dpo": "pairs of messages to one prompt, the one preferred that led to correct answers more often in search",
+    "dpo": "pairs of replies to one prompt; the preferred reply led to correct answers more often in search",
     "grpo": "messages sampled by the agents, with an advantage for each message as credit",
 }
 
@@ -33,15 +33,16 @@ def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int
             "",
             f"# Agents trained by {config.method.upper()}: {', '.join(agents)}",
             "",
-            f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} The answers of the "
-            "training split graded the transcripts.",
+            f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} Correctness was "
+            "determined "
+            "by the reference answers of the training split.",
             "",
             "```console",
             "mas-gym eval --policy transformers:PATH/TO/THIS/FOLDER",
             "```",
             "",
-            "The folder holds whole weights, which transformers and vLLM load"
-            + ("; `adapter/` holds the LoRA adapter alone." if config.lora_rank else "."),
+            "The folder contains complete weights, which transformers and vLLM can load"
+            + ("; `adapter/` contains only the LoRA adapter." if config.lora_rank else "."),
             "",
             "## Examples",
             "",
@@ -61,7 +62,7 @@ def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int
             "",
             "## Limits",
             "",
-            "The agents learned one task, graph and prompts. How they do on others was not measured.",
+            "The agents were trained with one task, graph and set of prompts, and were not evaluated with others.",
             "",
         ]
     )

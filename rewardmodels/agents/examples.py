@@ -90,8 +90,8 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
     if not chosen:
         held = "; ".join(info.label for info in runs) or "nothing"
         raise DataError(
-            f"expected a training run in {store.path}, found {held}: agents learn from searches with the true reward; "
-            "make them with mas-gym rollouts"
+            f"expected a training run in {store.path}, found {held}; agents are trained on searches with the true "
+            "reward: run mas-gym rollouts"
         )
     return chosen
 
@@ -194,7 +194,10 @@ def credited_samples(
     found = [one for _, messages in sampled_messages(path, traces, method, critic, run, reward) for one in messages]
     scale = (sum(one.advantage**2 for one in found) / max(len(found), 1)) ** 0.5
     if not scale:
-        raise DataError(f"{path}: expected messages with different rewards, found none; use problems of mixed outcomes")
+        raise DataError(
+            f"{path}: expected messages with different rewards, found none; use problems that the agents solve only "
+            "sometimes"
+        )
     # A sample without advantage has no gradient.
     return [one._replace(advantage=one.advantage / scale) for one in found if one.advantage]
 
@@ -224,7 +227,7 @@ def sampled_messages(
         DataError: A message has no trace.
     """
     if method in VALUE_CREDITS and critic is None:
-        raise ConfigError(f"credit {method!r} needs values of states; pass --critic, such as a folder of a MASPRM")
+        raise ConfigError(f"credit {method!r} needs state values; pass --critic, such as the folder of a MASPRM")
     found: list[tuple[str, list[CreditedSample]]] = []
     with open_store(path) as store:
         for info in training_runs(store, run):
@@ -244,7 +247,7 @@ def sampled_messages(
                             f"repeat the rollouts into a new store with --token-traces"
                         )
                     if not sampled.trace.completion:
-                        raise DataError(f"{traces}: expected token ids, got log-probabilities only; use a vLLM server")
+                        raise DataError(f"{traces}: expected token ids, got only log-probabilities; use a vLLM server")
                     samples.append(CreditedSample(sampled.agent, sampled.trace, one.advantage))
                 found.append((plan.problem_id, samples))
     return found
@@ -264,8 +267,8 @@ def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float
 def _refuse_programs(store: Store, info: RunInfo) -> None:
     if info.mas.program:
         raise ConfigError(
-            f"{store.path}: the prompts of {info.mas.name} are not stored: it is a program; train its agents by grpo, "
-            "from token traces"
+            f"{store.path}: expected a run of a MAS, got the program {info.mas.name}, whose prompts are not stored; "
+            "train its agents with grpo, from token traces"
         )
 
 

@@ -169,7 +169,7 @@ def _train_one(
     metrics: JSONObject = {
         "weights": digest_of_weights(out),
         "examples": len(examples),
-        "left out, too long": len(examples) - len(rows),
+        "skipped, too long": len(examples) - len(rows),
         "examples by agent": counts,
         "drift at sampling": drift,
         "history": history,
@@ -213,7 +213,7 @@ def _fit(
     trainer = make_trainer(config, rows, model, tokenizer, str(checkpoints), device, [curves, Steps(log)])
     last = last_checkpoint(checkpoints)
     if last is not None:
-        log(f"going on from {last.name}")
+        log(f"resuming from {last.name}")
     drift: dict[str, float] = {}
     if isinstance(trainer, CreditTrainer):
         gaps = trainer.drift(rows, config.max_rows)
@@ -226,7 +226,7 @@ def _fit(
         if drift["mean"] > config.max_drift:
             logger.warning(
                 "log-probabilities at sampling differ from the training forward pass by %.3g nats per token, more than "
-                "max_drift=%g: the samples are of other weights than the base, or the engine computes differently",
+                "max_drift=%g: the samples come from other weights than the base, or the engine's numerics differ",
                 drift["mean"],
                 config.max_drift,
             )

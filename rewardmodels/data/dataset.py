@@ -168,7 +168,7 @@ def collect(
         count += 1
         if graphs.setdefault(item.mas.name, graph_of(item.mas)) != graph_of(item.mas):
             raise DataError(
-                f"two different graphs are both called {item.mas.name!r}; rename one of them, or take the trees of one "
+                f"two different graphs are both called {item.mas.name!r}; rename one of them, or use the trees of one "
                 "run (--run)"
             )
         if item.recorded:
@@ -345,8 +345,8 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
         if not chosen:
             held = "; ".join(info.label for info in runs) or "nothing"
             raise DataError(
-                f"expected a training run in {path}, found {held}: trees to learn from come from searches with the "
-                "true reward (mas-gym rollouts) or from logs (mas-gym import)"
+                f"expected a training run in {path}, found {held}; training uses searches with the true reward "
+                "(mas-gym rollouts) or logs (mas-gym import)"
             )
         for info in chosen:
             yield from _trees(store.plans(info.run), info, mas, path)
@@ -357,7 +357,7 @@ def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str
     if expected is not None and graph_of(expected) != graph_of(mas):
         raise DataError(
             f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} is of {mas.name!r} with "
-            "other agents, edges or loops; make rollouts with the MAS that the critic is for, or name another run"
+            "other agents, edges or loops; run rollouts with the critic's MAS, or name another run"
         )
     recorded, seed = is_recorded(info.config), int(info.config["seed"])
     task = RECORDED if recorded else str(info.facts.get("task") or "problems")
@@ -370,10 +370,10 @@ SCHEMA = 2
 INFO = "data.json"
 
 _COLUMNS = {
-    "chosen": "text of the better sibling state (of the one state, for points and outcomes)",
+    "chosen": "text of the better sibling state; for points and outcomes, of the only state",
     "rejected": "text of the worse sibling state",
     "margin": "difference of the two targets",
-    "chosen_ends, rejected_ends": "where each part of the text ends: legend, question, then one part per message",
+    "chosen_ends, rejected_ends": "end position of each part of the text: legend, question, then one part per message",
     "chosen_target": "target of `chosen` in [-1, 1]: W / N of the search, or the terminal reward",
     "rejected_target": "target of `rejected`",
     "task, problem_id, tree": "source of the example; split by `problem_id`, never by row",
@@ -401,7 +401,7 @@ def export(data: RewardData, folder: str | Path) -> Path:
 
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise StoreError(f"{folder} is not empty; give a new folder")
+        raise StoreError(f"expected a new or empty folder, got {folder}; choose another folder")
     columns: dict[str, list[Any]] = {
         name: [e[place] for e in data.examples] for place, name in enumerate(Example._fields)
     }
@@ -424,7 +424,7 @@ def export(data: RewardData, folder: str | Path) -> Path:
         (folder / "README.md").write_text(_card(data), encoding="utf-8")
         (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"cannot write {folder}: {error}; free some space or give another folder") from error
+        raise StoreError(f"cannot write {folder}: {error}; free some space, or choose another folder") from error
     return folder
 
 
@@ -487,7 +487,7 @@ def _card(data: RewardData) -> str:
             f"# {data.kind.capitalize()} from search over {', '.join(data.graphs)} on {tasks}",
             "",
             f"{len(data)} {data.kind} of {problems} problems, mined from {data.trees} trees of a search with the true "
-            f"terminal reward. States are written in text format {FORMAT}, {data.view} view.",
+            f"terminal reward. States are in text format {FORMAT}, {data.view} view.",
             "",
             "| depth or agent | rows |",
             "|---|---|",

@@ -214,8 +214,8 @@ class Encoder:
             newest = len(fitted.parts[-1]) if len(fitted.parts) > 2 else 0
             raise CriticError(
                 f"expected a state of at most {self.max_length} tokens, got a newest message of {newest} tokens and no "
-                "room for the question; a newest message is never cut: lower the agent's max_new_tokens, or use a "
-                "critic that was trained with a larger max_length"
+                "room for the question; the newest message is never truncated; lower the agent's max_new_tokens, "
+                "or use a critic that was trained with a larger max_length"
             )
         parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
         kept = sum(map(len, parts)) - len(marker)

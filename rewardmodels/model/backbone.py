@@ -92,8 +92,8 @@ def load_scalar(
     missing = sorted(info["missing_keys"])
     if missing and not new_head:
         raise DataError(
-            f"expected a trained critic in {folder}, but it has no {', '.join(missing)[:200]}: this is a model without "
-            "its head; point to the folder that training wrote, or train one with --base"
+            f"expected a trained critic in {folder}, but it has no {', '.join(missing)[:200]}, so this is a model "
+            "without a head; pass the folder that training wrote, or train one with --base"
         )
     if not hasattr(model, "score"):
         raise ConfigError(f"expected a decoder with a head named 'score', got {type(model).__name__} in {folder}")
@@ -129,7 +129,7 @@ def load_pretrained(
             model, info = getattr(transformers, kind).from_pretrained(folder, **common, **options)
     except SafetensorError as error:
         raise DataError(
-            f"cannot read the weights in {folder}: {error}; the file is cut off or damaged: copy or train it again"
+            f"cannot read the weights in {folder}: {error}; the file is truncated or damaged; copy or train it again"
         ) from error
     except Exception as error:
         # A damaged config can cause any exception class in transformers.
@@ -140,8 +140,8 @@ def load_pretrained(
 def _not_loaded(folder: str, what: str, error: Exception) -> Exception:
     if "trust_remote_code" in str(error):
         return DataError(
-            f"the {what} in {folder} brings code of its own, which is never run; use an architecture that transformers "
-            "implements"
+            f"the {what} in {folder} requires custom code, which is never executed; use an architecture that "
+            "transformers implements"
         )
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if not Path(folder).exists():

@@ -133,7 +133,7 @@ def read_features(folder: Path) -> FeatureModel:
     columns = [data.get(name) for name in ("mean", "scale", "weights")]
     sound = names and all(_are_numbers(column, size) for column in columns) and _are_numbers([data.get("bias")], 1)
     if not sound or data.get("kind") not in ("masprm", "orm") or not all(scale > 0 for scale in data["scale"]):
-        raise DataError(f"{path}: expected a kind, agents, and {size} finite numbers of each sort; train it again")
+        raise DataError(f"{path}: expected a kind, agents, and {size} finite means, scales and weights; train it again")
     counts, metrics = (data[name] if isinstance(data.get(name), dict) else {} for name in ("data", "metrics"))
     mean, scale, weights = (tuple(map(float, data[name])) for name in ("mean", "scale", "weights"))
     return FeatureModel(data["kind"], tuple(data["agents"]), mean, scale, weights, float(data["bias"]), counts, metrics)

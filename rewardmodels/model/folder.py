@@ -106,8 +106,8 @@ def read_info(folder: Path) -> CriticInfo:
     path = folder / META
     if not path.exists():
         raise DataError(
-            f"expected {META} in {folder}: this is not a critic that training finished; point to the folder given as "
-            "--out, or run the training again to go on from its last checkpoint"
+            f"expected {META} in {folder}, found none: training has not finished; pass the folder given as --out, or "
+            "run the training again to resume from its last checkpoint"
         )
     data = read_object(path)
     try:
@@ -357,7 +357,7 @@ def _tensors(path: Path) -> int:
         return len(header.keys() - {"__metadata__"})
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise DataError(
-            f"cannot read the weights in {path}: the file is cut off or damaged; copy or train it again"
+            f"cannot read the weights in {path}: the file is truncated or damaged; copy or train it again"
         ) from error
 
 
@@ -475,9 +475,13 @@ _TARGETS = {
 
 def model_card(info: CriticInfo) -> str:
     """Return the card as Markdown, with the metadata header of model hubs."""
-    name = {"masprm": "process reward model (MASPRM)", "orm": "outcome reward model (ORM)"}[info.kind]
-    sees = "the whole routed transcript" if info.view == "full" else "the local view of the agent that spoke last"
-    states = "every state after an action" if info.kind == "masprm" else "terminal states only"
+    name = {"masprm": "A process reward model (MASPRM)", "orm": "An outcome reward model (ORM)"}[info.kind]
+    sees = (
+        "the whole routed transcript"
+        if info.view == "full"
+        else "the local view of the agent that wrote the last message"
+    )
+    states = "every state after an action" if info.kind == "masprm" else "only terminal states"
     return "\n".join(
         [
             "---",
@@ -486,9 +490,9 @@ def model_card(info: CriticInfo) -> str:
             "tags: [mas-gym, reward-model, multi-agent]",
             "---",
             "",
-            f"# A {name} for {', '.join(info.tasks)} on {', '.join(info.graphs)}",
+            f"# {name} for {', '.join(info.tasks)} on {', '.join(info.graphs)}",
             "",
-            f"Scores {states} of a multi-agent system in [-1, 1]: `tanh` of the one logit of a sequence classifier on "
+            f"Scores {states} of a multi-agent system in [-1, 1]: `tanh` of the logit of a sequence classifier on "
             f"the backbone {info.base}. Its input is {sees}, in MAS-Gym's text format 1, up to "
             f"{info.max_length} tokens. It was trained on {_TARGETS[info.head]}.",
             "",
@@ -498,7 +502,7 @@ def model_card(info: CriticInfo) -> str:
             'critic = load_critic("PATH/TO/THIS/FOLDER")',
             "```",
             "",
-            "`AutoModelForSequenceClassification.from_pretrained` loads it too.",
+            "`AutoModelForSequenceClassification.from_pretrained` also loads it.",
             "",
             "## Graphs",
             "",
@@ -522,9 +526,9 @@ def model_card(info: CriticInfo) -> str:
             "",
             "## Limits",
             "",
-            f"The labels are {_source(info)}, not human judgements: a score "
+            f"The labels are {_source(info)}. No human judgements were used: a score "
             "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
-            "graphs, agents or tasks; MAS-Gym refuses other graphs and views unless forced.",
+            "graphs, agents or tasks; MAS-Gym rejects other graphs and views without `force=True`.",
             "",
         ]
     )
@@ -533,8 +537,8 @@ def model_card(info: CriticInfo) -> str:
 def _source(info: CriticInfo) -> str:
     if RECORDED in info.tasks:
         return (
-            "outcomes of recorded transcripts of the agents named above, for a state the mean over the recorded "
-            "continuations; the table above says how many there are"
+            "outcomes of recorded transcripts of the agents named above: for a state, the mean over its recorded "
+            "continuations, which the table above counts"
         )
     return "terminal rewards of a search with the agents named above"
 

@@ -206,11 +206,13 @@ class LearnedCritic(Critic):
         except (IndexError, RuntimeError) as error:
             raise CriticError(
                 f"critic {self.name!r} cannot score {len(wanted)} states ({type(error).__name__}: {str(error)[:300]}); "
-                "check that tokenizer and weights belong together and that the memory suffices"
+                "check that the tokenizer matches the weights and that there is enough memory"
             ) from error
         for key, logit in zip(wanted, logits, strict=True):
             if not math.isfinite(logit):
-                raise CriticError(f"critic {self.name!r} answered {logit} for {key[1]!r}; its weights are damaged")
+                raise CriticError(
+                    f"critic {self.name!r} expected a finite value for {key[1]!r}, got {logit}; its weights are damaged"
+                )
             self._known[key] = round(math.tanh(logit) * GRID) / GRID
 
     def _check_view(self, view: View | None) -> None:

@@ -89,7 +89,7 @@ def attend(
     """
     special = [name for name in _SPECIAL if options.get(name) is not None]
     if layout is None or special:
-        raise TypeError(f"{type(module).__name__} cannot attend part by part: {special or 'no layout is passed on'}")
+        raise TypeError(f"{type(module).__name__} cannot attend part by part: {special or 'its layers get no layout'}")
     layer = len(layout.fresh)
     layout.fresh.append(torch.stack((key[0], value[0])))
     grouped = query.shape[1] != key.shape[1]

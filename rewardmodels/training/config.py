@@ -141,11 +141,14 @@ def _faults(s: TrainingConfig) -> list[str]:
     checks = [
         (s.bt_on in ("tanh", "raw"), f'bt_on: expected "tanh" or "raw", got {s.bt_on!r}'),
         (s.anchor >= 0, f"anchor: expected 0 or more, got {s.anchor}"),
-        (s.anchor == 0 or s.head == "bt", f"anchor: only head 'bt' has one, got head {s.head!r}"),
+        (s.anchor == 0 or s.head == "bt", f"anchor: expected 0 for every head except 'bt', got head {s.head!r}"),
         (s.view in ("full", "local"), f'view: expected "full" or "local", got {s.view!r}'),
         (s.max_length >= 64, f"max_length: expected at least 64, got {s.max_length}"),
         (s.lora_rank >= 0, f"lora_rank: expected 0 or more, got {s.lora_rank}"),
-        (s.lora_rank > 0 or not s.nf4, "nf4: a 4-bit backbone is frozen; set lora_rank above 0, or nf4=False"),
+        (
+            s.lora_rank > 0 or not s.nf4,
+            "nf4: a 4-bit backbone is frozen; expected lora_rank above 0, or nf4=False",
+        ),
         (s.batch_size >= 1, f"batch_size: expected at least 1, got {s.batch_size}"),
         (s.max_tokens >= 1, f"max_tokens: expected at least 1, got {s.max_tokens}"),
         (s.accumulation >= 1, f"accumulation: expected at least 1, got {s.accumulation}"),

@@ -47,7 +47,7 @@ def train_features(
     need("sklearn", "a critic on features", "train")
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-        raise ConfigError(f"{folder} is not empty and contains no {FILE}; choose another folder")
+        raise ConfigError(f"expected an empty folder or one with {FILE}, got {folder}; choose another folder")
     speakers = [one.context.mas.node_name(one.context.state.speaker) for one in rows]
     agents = sorted(set(speakers)) if len(set(speakers)) > 1 else []
     data = np.array([features_of(row.context, agents) for row in rows])
@@ -56,7 +56,7 @@ def train_features(
     questions = [row.question for row in rows]
     if len(set(questions)) < 2 or not right.sum() or not wrong.sum():
         raise DataError(
-            f"expected right and wrong recorded episodes of at least two questions, got {right.sum():.0f} right and "
+            f"expected right and wrong recorded episodes from at least two questions, got {right.sum():.0f} right and "
             f"{wrong.sum():.0f} wrong of {len(set(questions))} questions"
         )
     strength, metrics = _validated(data, right, wrong, questions)
@@ -123,15 +123,15 @@ def _cell(name: str) -> str:
 
 
 def _card(model: FeatureModel) -> str:
-    states = "terminal states only" if model.kind == "orm" else "every state after a message"
+    states = "only terminal states" if model.kind == "orm" else "every state after a message"
     order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
     facts = [f"| {name} | {value:.4g} |" for name, value in (*model.data.items(), *model.metrics.items())]
     return "\n".join(
         [
             "# A critic on features, without a language model",
             "",
-            f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the samples "
-            "beside it. It was fitted to recorded outcomes; metrics are of held-out questions, by five-fold "
+            f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the other "
+            "samples. It was fitted to recorded outcomes; metrics are for held-out questions, by five-fold "
             "cross-validation.",
             "",
             "```python",

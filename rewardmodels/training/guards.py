@@ -101,8 +101,8 @@ class Guarded(Trainer):  # type: ignore[misc]
         """Raise `TrainingError` if the loss of this step is not a number."""
         if not math.isfinite(loss):
             raise TrainingError(
-                f"the loss of step {self.state.global_step + 1} is {loss}, not a number; training stops. "
-                f"{self._last_checkpoint()} Lower learning_rate, or look for broken weights in the base model"
+                f"step {self.state.global_step + 1}: expected a finite loss, got {loss}; training stops. "
+                f"{self._last_checkpoint()} Lower learning_rate, or check the weights of the base model"
             )
 
     def _last_checkpoint(self) -> str:
@@ -113,7 +113,7 @@ class Guarded(Trainer):  # type: ignore[misc]
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters() if p.requires_grad):
             raise TrainingError(
-                f"the weights after step {self.state.global_step} are not all numbers; training stops. "
+                f"step {self.state.global_step}: expected finite weights, got others; training stops. "
                 f"{self._last_checkpoint()} Lower learning_rate"
             )
         try:
@@ -126,5 +126,5 @@ class Guarded(Trainer):  # type: ignore[misc]
             shutil.rmtree(folder, ignore_errors=True)
             raise TrainingError(
                 f"cannot write {folder.name} ({error}); training stops. {self._last_checkpoint()} Free some space and "
-                "run the same command again to go on from there"
+                "run the same command again to resume from there"
             ) from error

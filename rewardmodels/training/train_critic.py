@@ -106,7 +106,9 @@ def train(
     if config.view != data.view:
         raise ConfigError(f"expected rows of view {config.view!r}, got {data.view!r}; collect them with that view")
     if config.anchor and (points is None or points.kind != "points"):
-        raise ConfigError("an anchor needs labelled states: collect the same trees with kind='points' and pass points=")
+        raise ConfigError(
+            "anchor: expected labelled states, got none; collect the same trees with kind='points' and pass points="
+        )
     if (warning := continuation_warning(data)) is not None:
         log(warning)
     prints = [part.fingerprint() for part in (data, points if config.anchor else None) if part is not None]
@@ -190,11 +192,11 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
         if not resume or before != run:
             changed = [key for key in run if before.get(key) != run[key]]
             raise ConfigError(
-                f"{out} belongs to another training run ({', '.join(changed) or 'resume=False'}); give another folder, "
-                "or delete this one"
+                f"{out} belongs to another training run ({', '.join(changed) or 'resume=False'}); choose another "
+                "folder, or delete this one"
             )
     elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
-        raise ConfigError(f"{out} is not empty and contains no training run; choose another folder")
+        raise ConfigError(f"expected an empty folder or one with a training run, got {out}; choose another folder")
     else:
         try:
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -242,13 +244,13 @@ def _run(
     rest = (config.max_tokens, pad, dtype, share)
     held_out = HeldOut(bundles(held.examples, encoder, config.batch_size, config.max_tokens), *rest)
     log(
-        f"{len(learned)} {data.kind} of {data.trees} trees to learn from, {len(held)} held out; {len(order)} steps; "
-        f"{'shared beginnings once' if share else 'states written out whole'}"
+        f"{len(learned)} {data.kind} of {data.trees} trees for training, {len(held)} held out; {len(order)} steps; "
+        f"{'shared prefixes are encoded once' if share else 'states are encoded separately'}"
     )
     checkpoints = out / CHECKPOINTS
     last = last_checkpoint(checkpoints)
     if last is not None:
-        log(f"going on from {last.name}")
+        log(f"resuming from {last.name}")
     with quiet(), threads_for(sum(p.numel() for p in model.parameters())):
         trainer = CriticTrainer(
             config,
@@ -336,7 +338,7 @@ def continuation_warning(data: RewardData) -> str | None:
         return None
     return (
         f"{single:,} of {total:,} recorded states have one continuation: their target is the outcome of one sample; "
-        "--min-continuations 2 leaves them out"
+        "--min-continuations 2 excludes them"
     )
 
 

@@ -150,7 +150,7 @@ class Judge(Critic):
         self._likely = mode != "share" and policy.chooses
         if mode == "logprob" and not self._likely:
             raise ConfigError(
-                f"judge: the policy {policy.name!r} gives no log-probabilities of first words; use mode=share, or a "
+                f"judge: the policy {policy.name!r} reports no log-probabilities of first words; use mode=share, or a "
                 "local model, vllm:, or openai: with log-probabilities"
             )
         self._policy, self._n, self._temperature, self._max_tokens = policy, n, temperature, max_tokens
@@ -290,7 +290,9 @@ def read_prompt(file: str | Path | None, kind: str) -> str:
     except (OSError, ValueError) as error:
         raise DataNotFoundError(f"judge: expected a prompt file at {str(file)!r}: {error}") from error
     if len(raw) > MAX_PROMPT_BYTES:
-        raise ConfigError(f"judge: expected a prompt of at most {MAX_PROMPT_BYTES} bytes, {path.name} is longer")
+        raise ConfigError(
+            f"judge: expected a prompt of at most {MAX_PROMPT_BYTES} bytes, got a longer one in {path.name}"
+        )
     try:
         text = raw.decode("utf-8-sig")
         names = list(_placeholders(text))
@@ -299,7 +301,7 @@ def read_prompt(file: str | Path | None, kind: str) -> str:
     wrong = [name for name in names if name not in FIELDS[kind]]
     lacking = [choice for choice in _NEEDED[kind] if not choice & set(names)]
     if wrong or lacking:
-        fault = f"the unknown placeholder {{{shown(wrong[0])}}}" if wrong else "none that shows the message"
+        fault = f"the unknown placeholder {{{shown(wrong[0])}}}" if wrong else "none for the message"
         raise ConfigError(f"judge: {path.name}: expected {_expected(kind)}, got {fault}; double other braces")
     return text
 
@@ -339,8 +341,8 @@ def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> Verdict:
     share = readable.count(0) / len(readable) if readable else None
     if len(readable) < len(found):
         example = reply.samples[found.index(None)].text
-        logger.debug("a reply whose last line is no verdict, %s or %s: %s", *words, shown(example))
-    reason = "" if readable else f"none of {len(found)} replies ends with a verdict, {words[0]} or {words[1]}"
+        logger.debug("expected the verdict %s or %s in the last line of a reply, got: %s", *words, shown(example))
+    reason = "" if readable else f"none of {len(found)} replies ends with the verdict {words[0]} or {words[1]}"
     return Verdict(share, tokens, reply.prompt_tokens, len(found) - len(readable), reason)
 
 
@@ -387,5 +389,5 @@ def judge(
         loaded = load_policy(argument, **policy)
     except ConfigError as error:
         own = "mode, n, prompt, temperature, max_tokens"
-        raise type(error)(f"{error} (a judge's own options are {own})") from error
+        raise type(error)(f"{error} (options of the judge: {own})") from error
     return Judge(loaded, mode=mode, n=n, prompt=prompt, temperature=temperature, max_tokens=max_tokens)

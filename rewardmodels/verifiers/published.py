@@ -125,7 +125,10 @@ class _Published(Critic):
             values = self._values(list(fresh.values()))
             for key, value in zip(fresh, values, strict=True):
                 if not math.isfinite(value):
-                    raise CriticError(f"{self.name} answered {value} for {key[1]!r}; check its weights and precision")
+                    raise CriticError(
+                        f"{self.name}: expected a finite value for {key[1]!r}, got {value}; check its weights and "
+                        "precision"
+                    )
                 self._known[key] = round(value * _GRID) / _GRID
         return [self._known[context.mas.fingerprint, context.state] for context in contexts]
 
@@ -258,7 +261,7 @@ class StepRewardModel(_Published):
     def _written(self, context: ScoringContext) -> Steps:
         turns = context.state.path()[1:]
         if not turns:
-            raise CriticError(f"{self.name} scores messages, got a state without any")
+            raise CriticError(f"{self.name}: expected a state with at least one message, got one without")
         tag = _STEP.get(self.format, "")
         texts = [self._clean(turn.text, tag) for turn in turns]
         steps = self._write(self._clean(context.state.question, tag), texts)
@@ -338,7 +341,7 @@ def _rlhflow(prm: StepRewardModel) -> tuple[Write, Read]:
             before, ids = ids, prm._rendered(turns)
             if words[0] not in ids[len(before) :] or ids[: len(before)] != before:
                 raise CriticError(
-                    f"{prm.name}: its chat template does not show every turn as it was; format rlhflow needs it"
+                    f"{prm.name}: expected a chat template that leaves earlier turns unchanged, as format rlhflow needs"
                 )
             # The answer is the last plus sign; its logits are at the preceding token.
             places.append(len(ids) - 2 - ids[::-1].index(words[0]))

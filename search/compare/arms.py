@@ -147,7 +147,7 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
         if isinstance(item, str) and (name == planner_name(planner) or shared):
             name = item
         if name in found and found[name] != planner:
-            raise ConfigError(f"two planners are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
+            raise ConfigError(f"expected distinct planner names, got {name!r} twice; pass {{'a': first, 'b': second}}")
         found[name] = planner
     return found
 
@@ -171,7 +171,7 @@ def named_critics(
     for spec, critic in pairs:
         name = spec if spec and common[critic.name] > 1 else critic.name
         if name in found and found[name][1] != critic and (not spec or found[name][0] != spec):
-            raise ConfigError(f"two critics are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
+            raise ConfigError(f"expected distinct critic names, got {name!r} twice; pass {{'a': first, 'b': second}}")
         found.setdefault(name, (spec, critic))
     return found
 
@@ -200,13 +200,13 @@ def pair(
     for name, planner in planners.items():
         guides = critics if planner.needs_critic else {"": ("", None)}
         if not guides:
-            reasons.append(f"{name} left out: it needs a critic: pass critics=[...], such as 'policy-likelihood'")
+            reasons.append(f"{name} skipped: it needs a critic; pass critics=[...], such as 'policy-likelihood'")
         for critic_name, (spec, critic) in guides.items():
             arm = Arm(name, planner, critic, critic_name, spec)
             try:
                 planner.for_run(critic, False)
             except (MASGymError, ValueError) as error:
-                reasons.append(f"{arm.label} left out: {error}")
+                reasons.append(f"{arm.label} skipped: {error}")
             else:
                 arms.append(arm)
     if not arms:
@@ -289,7 +289,9 @@ def _measure_in_processes(
 ) -> tuple[list[Outcome], BaseException | None]:
     for arm in arms:
         if arm.critic is not None and not arm.critic_spec:
-            raise ConfigError(f"{arm.label}: worker processes load critics by name; name it, or use workers=1")
+            raise ConfigError(
+                f"{arm.label}: expected the name of a critic for worker processes; pass a name, or use workers=1"
+            )
     # Planners are usually listed from cheap to expensive. Long runs start first, so that no core is idle at the end.
     rows = [(arm, seed) for arm in arms for seed in bench.seeds][::-1]
     found: list[list[Outcome]] = [[] for _ in rows]
@@ -346,7 +348,7 @@ def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] 
     from search.engine.fleet import run_ray
 
     if bench.allocate:
-        raise ConfigError("allocate: a fleet's actors do not share rounds; run in this process, without Ray")
+        raise ConfigError("allocate: expected a run in this process, got a Ray fleet; run without Ray")
     fleet, make_policy, make_critic = bench.remote
     critic = None if arm.critic is None else make_critic(arm.critic_spec)
     store = None if bench.store is None else str(bench.store)

@@ -52,7 +52,7 @@ class Match(NamedTuple):
         if unit.strip() not in _COSTS or not 0 < number < float("inf"):
             raise ConfigError(f"match: expected tokens=N, calls=N or usd=X, such as tokens=650, got {text!r}")
         if unit.strip() == "usd" and not priced:
-            raise ConfigError(f"match: {text} needs prices: pass prices=, or --prices prices.yaml")
+            raise ConfigError(f"match: expected prices for {text}, got none; pass prices=, or --prices prices.yaml")
         return cls(unit.strip(), number)
 
 

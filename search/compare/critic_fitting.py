@@ -98,8 +98,8 @@ def calibrate_critics(
     known: NDArray[np.bool_] = np.any(np.isfinite(values), axis=1)
     if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():
         raise DataError(
-            f"expected right and wrong states with values of at least two questions, got {right[known].sum():.0f} "
-            f"right and {wrong[known].sum():.0f} wrong of {len(fold_of)} questions"
+            f"expected right and wrong states with values from at least two questions, got {right[known].sum():.0f} "
+            f"right and {wrong[known].sum():.0f} wrong states from {len(fold_of)} questions"
         )
     folds = np.array([fold_of[key] for key in keys])
     held = [np.asarray(folds == fold) for fold in range(min(FOLDS, len(fold_of)))]
@@ -171,7 +171,7 @@ def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
     """
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-        raise ConfigError(f"{folder} is not empty and contains no {FILE}; choose another folder")
+        raise ConfigError(f"expected an empty folder or one with {FILE}, got {folder}; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{FILE}.part"
     part.write_text(json.dumps(model.to_dict(), indent=1) + "\n", encoding="utf-8")

@@ -126,8 +126,8 @@ def choose_threshold(dev: Sequence[Scored], rules: Sequence[Rule] = RULES) -> tu
     labels = np.array([one.transcript.label for one in dev])
     if not len(dev) or (labels == NOBODY).all() or (labels != NOBODY).all():
         raise ConfigError(
-            f"a threshold is chosen on transcripts with and without an error; the dev part has {len(dev)} of one sort: "
-            "name a file with more, or give a rule and a threshold"
+            f"expected dev transcripts with and without an error to choose a threshold, got {len(dev)} of one kind; "
+            "pass a file with both kinds, or a rule and a threshold"
         )
     predictor = Predictor(dev)
     tried = [(f1_score(predictor.predict(t), labels), t) for rule in rules for t in predictor.candidates(rule)]
@@ -243,7 +243,7 @@ def first_error_figures(
             empty.
     """
     if not scored:
-        raise ConfigError("expected transcripts for the evaluation, got only those for choosing the threshold")
+        raise ConfigError("expected transcripts for the evaluation, got only dev transcripts; pass a file with more")
     labels = np.array([one.transcript.label for one in scored])
     states = [state for one in scored for state in _states(one, terminal_only)]
     right, pairs = _pairwise(scored, terminal_only)

@@ -36,8 +36,7 @@ def read_labelled(path: str | Path) -> list[LabelledTranscript]:
                     found += _labelled(problem.id, problem.metadata["samples"], plan, agents)
     if not found:
         raise DataError(
-            f"{file}: expected imported transcripts with labels of their messages, found none; import some with "
-            "mas-gym import"
+            f"{file}: expected imported transcripts with message labels, found none; import some with mas-gym import"
         )
     return found
 

@@ -120,11 +120,13 @@ class Selection:
         points = [point for curve in self.curves for point in curve.points]
         tokens = " TOK: recorded tokens of the k samples." if any(point.tokens for point in points) else ""
         fewer = (
-            " Fewer than k: questions in % of which all samples are drawn." if any(p.bounded for p in points) else ""
+            " Fewer than k: % of questions with fewer than k samples, which are all drawn."
+            if any(p.bounded for p in points)
+            else ""
         )
         return (
-            f"{self.questions:,} questions. Accuracy in % of choosing among k recorded samples, the exact mean over "
-            f"all draws of k; 95% intervals over questions.{tokens}{fewer}"
+            f"{self.questions:,} questions. Accuracy of choosing among k recorded samples, in %: exact means over all "
+            f"draws of k, with 95% intervals over questions.{tokens}{fewer}"
         )
 
 
@@ -167,7 +169,7 @@ def select(
     for name, (_, critic) in loaded.items():
         if critic.reads_peers:
             raise ConfigError(
-                f"critic {name!r} compares the samples of a draw, so its values for all samples are not those of k; "
+                f"critic {name!r} compares the samples of a draw, so a sample has no fixed value; "
                 "use search.compare with bon:K and several seeds"
             )
     bench = Bench(items, source.mas, None, (0,), concurrency, store, recorded=source)

@@ -101,7 +101,7 @@ class _StopAt(StopRule):
     check: int
 
     def reason(self, evidence: Evidence) -> str | None:
-        return "as calibration asks" if evidence.check == self.check else None
+        return "stop check of calibration" if evidence.check == self.check else None
 
 
 def calibrate_stop(
@@ -225,7 +225,7 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
     right = np.array([check.right for check, _ in pairs], dtype=bool)
     if not pairs or right.all() or not right.any():
         which = "right" if right.any() else "wrong"
-        got = f"all of {len(pairs):,} {which}" if pairs else "none: the searches end at their first answer"
+        got = f"all of {len(pairs):,} {which}" if pairs else "none, because the searches end at their first answer"
         raise ConfigError(
             f"expected checks with right and with wrong answers, got {got}; use other or more dev problems"
         )
@@ -303,7 +303,7 @@ def _check_sklearn() -> None:
         import sklearn  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"calibrating stop rules needs scikit-learn ({error}): pip install 'mas-gym[train]'; using a map does not"
+            f"calibrating stop rules needs scikit-learn ({error}): install it with: pip install 'mas-gym[train]'"
         ) from error
 
 

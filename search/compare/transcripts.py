@@ -90,14 +90,16 @@ class LabelledTranscript:
             speaker = None if dynamics.is_terminal(state) else system.agents[state.acting].name
             if speaker is None or (self.agents and speaker != self.agents[place]):
                 expected = "no more steps" if speaker is None else f"a step of {speaker}"
-                of = f" of {shown(self.agents[place])}" if self.agents else ""
+                got = f"a step of {shown(self.agents[place])}" if self.agents else "another step"
                 raise DataError(
-                    f"{self.id}: expected {expected} at place {place} of an episode of {system.name}, got one{of}; "
-                    "choose the system that wrote it with --mas"
+                    f"{self.id}: step {place}: expected {expected} in an episode of {system.name}, got {got}; "
+                    "pass the system of this transcript with --mas"
                 )
             found.append(dynamics.transition(state, Action(step, system.ALL)))
         if not dynamics.is_terminal(found[-1]):
-            raise DataError(f"{self.id}: the episode of {system.name} continues after its last step")
+            raise DataError(
+                f"{self.id}: expected more steps: the episode of {system.name} does not end at its last step"
+            )
         return system, found[1:]
 
     def _as_program(self) -> tuple[MAS, list[MASState]]:
@@ -163,7 +165,7 @@ def _transcript(row: object, place: str) -> LabelledTranscript:
     logprobs = _each(row.get("logprobs"), "logprobs", lambda x: x is None or (is_number(x) and x <= 0))
     for what, column in (("agents", agents), ("tokens", tokens), ("logprobs", logprobs)):
         if column and len(column) != len(texts):
-            raise BadRow(f"expected {len(texts)} {what}, one for each step, got {len(column)}")
+            raise BadRow(f"expected {len(texts)} {what}, one per step, got {len(column)}")
     mas, part = row.get("mas"), row.get("split")
     if mas is not None:
         _check_shipped(mas)
@@ -182,7 +184,7 @@ def _each(values: object, name: str, fits: Callable[[Any], bool]) -> list[Any]:
         raise BadRow(f"expected a list of {name}, got {shown(values)}")
     wrong = next((value for value in values if not fits(value)), values)
     if wrong is not values:
-        raise BadRow(f"{name}: got {shown(wrong)}")
+        raise BadRow(f"{name}: expected valid values, got {shown(wrong)}")
     return values
 
 
@@ -204,7 +206,7 @@ def divide(
     """
     dev = [one for one in transcripts if one.split in _DEV]
     if dev:
-        return dev, [one for one in transcripts if one.split not in _DEV], "rows whose split is dev"
+        return dev, [one for one in transcripts if one.split not in _DEV], "rows with split dev"
     dev = [one for one in transcripts if _bucket(one.problem) == 0]
     rest = [one for one in transcripts if _bucket(one.problem) != 0]
     return dev, rest, f"a fifth of the questions, by hash ({len(dev):,} transcripts)"
@@ -261,7 +263,9 @@ def score_transcripts(
     """
     critic = as_critic(critic)
     if critic.reads_peers:
-        raise ConfigError(f"critic {critic.name!r} compares states of one search; a transcript has none to compare")
+        raise ConfigError(
+            f"expected a critic that scores single states, got {critic.name!r}, which compares states of one search"
+        )
     found: list[Scored] = []
     cost = Cost()
     waiting: dict[Hashable, Sequence[ScoringContext]] = {}

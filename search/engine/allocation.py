@@ -131,7 +131,7 @@ class Allocation:
     def shortage(self, spent: Cost) -> str:
         """Return the reason for not starting searches."""
         left = ", ".join(f"{part:{form}} {unit}" for unit, form, part in self._stated(self._rest(spent)))
-        return f"budget of {self} spent: the {left} left do not pay for the first answer of another search"
+        return f"budget of {self} spent: the remaining {left} are too few for another search"
 
     def __str__(self) -> str:
         """Return the limits."""
@@ -183,7 +183,7 @@ def check_allocated(budget: Budget, each: Budget) -> None:
     if budget.calls is None and budget.tokens is None and budget.usd is None:
         raise ConfigError("allocate: expected a run budget of calls, tokens or usd to allocate, such as tokens=50000")
     if budget.seconds is not None or each.seconds is not None:
-        raise ConfigError("allocate: expected budgets without seconds, which would make the allocation depend on speed")
+        raise ConfigError("allocate: expected a budget without seconds, because seconds depend on the machine's speed")
 
 
 def check_allocation(setup: Setup, problems: Any, budget: Budget) -> None:

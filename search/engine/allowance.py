@@ -89,9 +89,9 @@ class Allowance:
             if left <= 0 or left < max(cost, least):
                 form = ".0f" if least else "g"
                 spent_up = f"budget of {limit:{form}} {name} spent"
-                more = f": the {left:{form}} left do not pay for another search, which takes up to {cost:{form}}"
+                more = f": {left:{form}} left, and another search takes up to {cost:{form}}"
                 return spent_up + (more if left >= least and left > 0 and cost < math.inf else "")
-        return "the budget does not pay for another search"
+        return "the remaining budget is too small for another search"
 
 
 def _limits(budget: Budget) -> Cost:

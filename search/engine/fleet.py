@@ -156,8 +156,8 @@ def _check_picklable(**arguments: object) -> None:
             cloudpickle.dumps(value)
         except Exception as error:
             raise ConfigError(
-                f"{name}: expected something that can be pickled and sent to the actors, got {line_of(error)}; "
-                "pass a function of a module, or functools.partial of one, that opens files and connections itself"
+                f"{name}: expected an object that can be pickled, got the error {line_of(error)}; pass a module-level "
+                "function, or functools.partial of one, that opens files and connections itself"
             ) from None
 
 
@@ -483,10 +483,10 @@ class ActorPool:
         self._deaths += 1
         if self._deaths > self._fleet.replacements:
             raise EngineUnavailableError(
-                f"{self._deaths} actors died, one more than may be replaced; the last: {cause or line_of(error)}. "
-                "Fix the cause and repeat the command; what a run with a store has finished is kept in it"
+                f"{self._deaths} actors died, and at most {self._fleet.replacements} are replaced; the last error: "
+                f"{cause or line_of(error)}. Fix the cause and repeat the command; a store keeps finished searches"
             ) from error
-        logger.warning("an actor died and is replaced, %d searches start again: %s", len(member.open), line_of(error))
+        logger.warning("replaced an actor that died; restarting its %d searches: %s", len(member.open), line_of(error))
         self._hire()
 
 

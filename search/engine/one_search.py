@@ -266,7 +266,7 @@ class ActiveSearch:
             if refusal is None:
                 return requests
             requests = _checked(self._generator.throw(refusal))
-        raise SearchError(f"planner {self._planner_name}: it repeats requests that no recorded message answers")
+        raise SearchError(f"planner {self._planner_name}: it repeats requests that have no recorded message left")
 
     def _refusal(self, requests: Sequence[Request]) -> BudgetError | None:
         """Return the error for requests that exceed the budget or find no recorded message left, else None.
@@ -433,8 +433,8 @@ class ActiveSearch:
         if arm:
             known = f"the arms {', '.join(arms)}" if arms else "a policy without arms"
             raise SearchError(
-                f"planner {self._planner_name}: it requested the arm {arm!r} of the agent {agent!r}, which has "
-                f"{known}; request search.Arms(state) for their names"
+                f"planner {self._planner_name}: expected an arm of the agent {agent!r}, got {arm!r}; the agent has "
+                f"{known}; request search.Arms(state) for the names"
             )
         # The order differs between states, so that planners that draw once per state use every arm.
         first = derive_seed(self.setup.seed, self.problem.id, state.digest, _TURN) + start
@@ -459,7 +459,7 @@ class ActiveSearch:
     def _collect(self, states: Sequence[MASState], scoring: dict[bytes, ScoringContext]) -> None:
         critic = self.setup.critic
         if critic is None:
-            raise CriticError("the planner requests values, but the run has no critic: pass critic=load_critic(...)")
+            raise CriticError("the planner requests values, but the run has no critic; pass critic=load_critic(...)")
         hits = 0
         reads = critic.reads_peers
         answers = self._all_answers(states) if reads else ()
@@ -504,7 +504,7 @@ class ActiveSearch:
     def _rewarded(self, states: Sequence[MASState]) -> list[str]:
         """Return the messages to grade for the true reward of terminal states."""
         if not self.setup.training:
-            raise SearchError("the true reward is not available at evaluation; training runs set training=True")
+            raise SearchError("the true reward is not available at evaluation; for a training run, pass training=True")
         for state in states:
             if not self.setup.dynamics.is_terminal(state):
                 raise SearchError(f"the true reward is defined on terminal states only, got one at turn {state.depth}")

@@ -37,7 +37,7 @@ def checked_plan(plan: object, root: MASState, dynamics: Dynamics, planner: str,
     for candidate in plan.candidates:
         if candidate.state.path()[0] != root:
             raise SearchError(
-                f"planner {planner}: expected candidates that start at the root of the search, got others"
+                f"planner {planner}: expected candidates that start at the root of the search, got another start"
             )
         if not dynamics.is_terminal(candidate.state):
             raise SearchError(

@@ -107,7 +107,9 @@ def run(
     recording = None if recorded is None else as_recorded(recorded)
     if recording is not None:
         if mas is not None or program is not None or policy is not None or training:
-            raise ConfigError("recorded= replaces mas=, program= and policy=, and has no training=; leave them out")
+            raise ConfigError(
+                "expected recorded= without mas=, program=, policy= and training=, got both; leave those out"
+            )
         problems, policy = recording if problems is None else problems, recording.policy
     if problems is None:
         raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")

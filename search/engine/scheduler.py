@@ -574,7 +574,7 @@ class Scheduler:
         elif self._open:
             self.wait(timeout)
         else:
-            raise SearchError("searches are open and wait for nothing: a policy or critic has lost a request")
+            raise SearchError("deadlock of open searches: a policy or critic dropped a request")
 
     def _read_mail(self) -> bool:
         """Process all mail from other threads; return whether it contained an outcome."""

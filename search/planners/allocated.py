@@ -49,7 +49,7 @@ class Allocated(StopRule):
         """Return the rule's reason, or a reason if no gain is expected."""
         found = self.rule.reason(evidence)
         if found is None and evidence.check < self.size and not self.further(evidence) > 0:
-            return "no gain expected from more"
+            return "no expected gain from further search"
         return found
 
     def further(self, evidence: Evidence) -> float:
@@ -85,6 +85,8 @@ def allocated(planner: Planner) -> Planner:
     if not isinstance(rule, Confident) or rule.calibrated is None:
         raise ConfigError(f"allocate: {planner_spec(planner)} has no calibrated stop rule; {_REMEDY}")
     if not rule.calibrated.growth:
-        raise ConfigError(f"allocate: {rule} states no expected gains, as older files; run mas-gym calibrate again")
+        raise ConfigError(
+            f"allocate: {rule} has no expected gains, because an older version wrote it; run mas-gym calibrate again"
+        )
     changed: Planner = replace(planner, stop=Allocated(rule))  # type: ignore[type-var]
     return changed

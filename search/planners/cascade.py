@@ -47,7 +47,7 @@ class Cascade(Planner):
         if len(stages) < 2 or len(rules) != len(stages) - 1:
             raise ConfigError(
                 f"cascade: expected at least two planners and a threshold for each after the first, got {len(stages)} "
-                f"and {len(rules)}; write cascade:single>mcts:20,2@0.8"
+                f"planners and {len(rules)} thresholds; write cascade:single>mcts:20,2@0.8"
             )
         for rule in rules:
             if not isinstance(rule, Confident):
@@ -67,7 +67,7 @@ class Cascade(Planner):
     def for_run(self, critic: Critic | None, training: bool) -> Cascade:
         """Bind the stages and the rules to the critic."""
         if critic is None:
-            raise ConfigError("cascade needs a critic that states its doubts: pass critic=load_critic(...)")
+            raise ConfigError("cascade needs a critic: pass critic=load_critic(...)")
         stages = tuple(as_planner(stage.for_run(critic, training)) for stage in self.stages)
         bound = [
             stop_for_run(stage, rule, critic, training)

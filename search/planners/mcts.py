@@ -147,7 +147,9 @@ class MCTS(Planner):
         if terminal_only and self.leaf == "bootstrap":
             raise ConfigError(f"MCTS: values={self.values!r} are defined on terminal states only: use leaf='rollout'")
         if terminal_only and self.virtual_visits:
-            raise ConfigError(f"MCTS: no virtual visits with values={self.values!r}: new children have no value")
+            raise ConfigError(
+                f"MCTS: expected no virtual visits with values={self.values!r}: new children have no value"
+            )
 
     def for_run(self, critic: Critic | None, training: bool) -> MCTS:
         """Return the planner with the kind of values that the run provides."""

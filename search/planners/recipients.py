@@ -75,7 +75,7 @@ class ChosenRecipients(Planner):
         if self.recipients == "critic":
             step_values("recipients=critic", critic, training)
             if critic is not None and critic.scores_actions:
-                problem = "policy likelihood rates messages, not their recipients"
+                problem = "policy likelihood does not depend on the recipients"
                 raise ConfigError(f"recipients=critic: {problem}; use a process critic, such as masprm")
         return replace(self, planner=self.planner.for_run(critic, training))
 

@@ -244,7 +244,7 @@ class Confident(StopRule):
         if known is not None and (known.planner, known.critic) != got:
             raise ConfigError(
                 f"stop: {self.source} was calibrated for {known.planner} with critic {known.critic}, got {got[0]} with "
-                f"{got[1] or 'none'}; probabilities of others mean nothing here: run mas-gym calibrate for these"
+                f"{got[1] or 'none'}; run mas-gym calibrate with this planner and critic"
             )
         return replace(self, likelihood=kind == "likelihood")
 
@@ -379,11 +379,13 @@ def stop_for_run(
         return None
     kind = value_kind(critic, training)
     if kind is None or kind == "reward":
-        raise ConfigError(f"{planner_name(planner)}: stop={rule} judges answers by a critic; leave out stop")
+        raise ConfigError(
+            f"{planner_name(planner)}: stop={rule} needs critic values, and this run has none; leave out stop"
+        )
     if at_turns and not rule.at_turns:
         raise ConfigError(
-            f"{planner_name(planner)}: stop={rule} compares answers, which this planner has only at the end; use a "
-            "probability or a file from mas-gym calibrate"
+            f"{planner_name(planner)}: stop={rule} compares answers, and this planner has none before its end; use "
+            "a probability or a file from mas-gym calibrate"
         )
     return rule.for_run(planner, critic, kind)
 

@@ -28,10 +28,10 @@ _SCROLLS = "tabindex=0 role=region"
 _FIGURES = ("Hit@1", "95% interval", "TOK", "AC", "RC")
 _LEGEND = (
     ("Hit@1", "share of problems whose chosen answer is right, in %"),
-    ("95% interval", "of Hit@1, over problems"),
+    ("95% interval", "interval of Hit@1 over problems"),
     ("TOK", "generated tokens per problem"),
     ("AC", "agent calls per problem"),
-    ("RC", "reward calls per problem, one forward of the critic each"),
+    ("RC", "reward calls per problem; each is one critic forward pass"),
 )
 
 

@@ -99,7 +99,7 @@ def read_reports(
     reports = [_read(store, setting, baseline, prices) for setting in settings(found)]
     rows = [row for report in reports for row in report.comparison.rows]
     if baseline and not any(baseline in (row.label, row.planner) for row in rows):
-        labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "no row, for no search has ended"
+        labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "no rows, because no search has ended"
         raise ConfigError(f"baseline: expected one of {labels}, got {baseline!r}")
     return reports
 
@@ -322,7 +322,7 @@ _CAPTIONS = {
     "accuracy-calls": "Accuracy against agent calls.",
     "anytime": "Accuracy if every search had stopped at the same budget, with 95% bands over problems.",
     "hits": "Hit@k: a right answer among the first k candidates.",
-    "calibration": "Calibration by agent: the mean share of right answers below states of similar value after its "
+    "calibration": "Calibration by agent: the share of right answers below states of similar value after the agent's "
     "messages, in bins of about equally many states. A useful critic rises from left to right after every agent.",
 }
 
@@ -371,7 +371,7 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
         return []
     note = (
         "Searches that a stop rule ended early. If the expected share of right answers is outside the interval, the "
-        "threshold does not fit these problems: calibrate again."
+        "threshold does not fit these problems; calibrate again."
     )
     head = ("search", "settled early", "searches", "right, %", "expected, %", "TOK")
     return [f"<p>{note}</p>" + _table(head, lines)]
@@ -386,8 +386,8 @@ def _blame_table(report: SettingReport) -> str:
     names = [*agents, "nobody"]
     lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (
-        'Wrong answers by the agent whose message lowered the value most; "nobody" where no fall is clear '
-        f"(confidence below {CONFIDENT:g}). The messages: mas-gym blame."
+        'Wrong answers by the agent whose message lowered the value most; "nobody" if no fall is clear '
+        f"(confidence below {CONFIDENT:g}). To list the messages, run mas-gym blame."
     )
     return f"<p>{escape(note)}</p>" + _table(("search", *names), lines)
 

@@ -35,15 +35,15 @@ COLUMNS = (
     *("TOK", "USD", "AC", "RC", "Critic TOK", "Judge TOK", "Bound", "Failed"),
 )
 PROBLEM_MARKS = (
-    "Problems: rows marked S1, S2 and so on ran on different sets of problems, so only their paired differences "
-    "compare them; * marks a row whose seeds ran on different problems."
+    "Problems: rows marked S1, S2 and so on ran on different sets of problems; compare them only by paired "
+    "differences. * marks a row whose seeds ran on different problems."
 )
 _RARE = {
     "Problems": f" {PROBLEM_MARKS}",
     "USD": " USD: cost per problem at the given prices, without grading.",
-    "Critic TOK": " Critic TOK: tokens of judges that guide the search, no part of TOK.",
-    "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, no part of TOK.",
-    "Bound": " Bound: searches in % that asked for more messages than were recorded.",
+    "Critic TOK": " Critic TOK: tokens of judges that guide the search, not included in TOK.",
+    "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, not included in TOK.",
+    "Bound": " Bound: % of searches that requested more messages than were recorded.",
 }
 """Optional columns, and their explanations for the caption."""
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {

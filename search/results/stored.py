@@ -133,7 +133,7 @@ def stored_comparison(
         listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
         raise ConfigError(
             f"expected runs that differ only in planner, critic and seed, got {len(groups)} settings "
-            f"({listed or 'no run'}); choose the runs of one with runs=[...]"
+            f"({listed or 'no run'}); choose runs with the same settings with runs=[...]"
         )
     setting = groups[0]
     outcomes = [

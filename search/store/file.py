@@ -124,7 +124,7 @@ CONTENT = {"nodes": "node", "candidates": "rank", "moments": "step", "requests":
 
 
 class Damage(Exception):
-    """A stored row differs from what was written."""
+    """A stored row is corrupt: it does not match its checksum, or cannot be read."""
 
 
 def digest(*parts: str) -> bytes:

@@ -139,7 +139,7 @@ def regrade(
             listen(len(found))
     if lost or wrong:
         raise StoreError(
-            f"store {path}: {', '.join(lost[:10]) or wrong}: damaged, and not graded; {len(found):,} searches were"
+            f"store {path}: damaged and not graded: {', '.join(lost[:10]) or wrong}; graded {len(found):,} searches"
         )
     before, after = (sum(bool(change[place]) for change in found) for place in (2, 4))
     return Regrade(run, grading, len(found), before, after, tuple(c for c in found if c[1:3] != c[3:]), failed)
@@ -212,7 +212,7 @@ def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
         before, after = 0, 0
         for correct, *row in connection.execute(query, (run.run, grading.grading)):
             if not _whole(row):
-                raise StoreError(f"the grades by {grading.label!a} are not what was written; make them again")
+                raise StoreError(f"the grades by {grading.label!a} are damaged; grade again with: mas-gym regrade")
             first = next(iter(_nodes(row[2])), None)
             before, after = before + bool(correct), after + (first is not None and bool(first[2]))
         found.append(Regraded(run.label, grading.label, grading.searches, before, after))
@@ -228,7 +228,7 @@ def gradings(connection: sqlite3.Connection, run: str) -> list[Grading]:
     found = []
     for key, label, identity, made, count in connection.execute(query, (run,)):
         if digest_of(identity) != key or not isinstance(label, str) or not isinstance(made, str):
-            raise StoreError(f"the grading {key!a} is not what was written; grade again with: mas-gym regrade")
+            raise StoreError(f"the grading {key!a} is damaged; grade again with: mas-gym regrade")
         found.append(Grading(key, label, made, count))
     return sorted(found, key=lambda grading: (grading.made, grading.grading))
 
@@ -243,7 +243,7 @@ def find_grading(connection: sqlite3.Connection, run: str, name: str) -> Grading
     found = [grading for grading in known if name == grading.label or grading.grading.startswith(name)]
     if not found:
         labels = ", ".join(dict.fromkeys(grading.label for grading in known)) or "none; make one with: mas-gym regrade"
-        raise StoreError(f"no grading {name!r} of this run; there are {labels}")
+        raise StoreError(f"expected a grading of this run, got {name!r}; its gradings: {labels}")
     return found[-1]
 
 
@@ -258,7 +258,7 @@ def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: 
     query = f"SELECT * FROM grades WHERE grading = ? AND search IN ({marks})"
     for row in connection.execute(query, (grading, *searches)):
         if not _whole(row):
-            raise Damage("its grades are not what was written")
+            raise Damage("its grades do not match their checksum")
         found[row[0]] = {node: (answer, correct) for node, answer, correct, _ in _nodes(row[2])}
     return found
 

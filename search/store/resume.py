@@ -105,7 +105,7 @@ class RunRecord:
         # Resuming with more problems increases the number of problems.
         wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
         if found is not None and (wrong := self._reader.searches(self.run)[1]):
-            logger.warning("store %s: %s; those that were lost are run again", self.path, wrong)
+            logger.warning("store %s: %s; the lost searches run again", self.path, wrong)
             self._connection.execute("REINDEX searches")
         # Read the table itself, because a corrupt index may miss rows.
         count = "(SELECT count({}) FROM searches NOT INDEXED WHERE run = ?1)"
@@ -120,7 +120,7 @@ class RunRecord:
         try:
             return read_run(self._connection, self.run)
         except Damage as damage:
-            logger.warning("store %s: the facts of this run are damaged (%s) and are written anew", self.path, damage)
+            logger.warning("store %s: the facts of this run are damaged (%s) and are rewritten", self.path, damage)
             return None
 
     def _check_name(self, name: str | None, config: JSONMapping) -> None:
@@ -134,7 +134,7 @@ class RunRecord:
         assert old is not None
         changed = "; ".join(differences(old.config, config))
         raise StoreError(
-            f"store {self.path}: the run {name!r} was made with other settings: {changed}; "
+            f"store {self.path}: the run {name!r} has other settings: {changed}; "
             "use the same settings, another name, or another store"
         )
 

@@ -81,7 +81,8 @@ def metadata_text(problem: Problem) -> str:
         return json.dumps(dict(problem.metadata), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"problem {problem.id!r}: expected JSON-able metadata, got {error}; drop the rest, or run without a store"
+            f"problem {problem.id!r}: expected metadata that JSON can store, got {error}; remove the rest, or run "
+            "without a store"
         ) from error
 
 
@@ -218,7 +219,7 @@ class Reader:
     def lost(self, run: str, found: int) -> str:
         """Return a message if a run's number of searches differs from those found; else ``""``."""
         [wanted] = self._connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [found]
-        return "" if wanted == found else f"expected {wanted} searches as they were written, found {found}"
+        return "" if wanted == found else f"expected {wanted} searches, found {found}"
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -235,7 +236,7 @@ class Reader:
                 raise Damage(str(error)) from error
             raise
         except (MASGymError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise Damage(f"its rows are not those of a search: {error}") from error
+            raise Damage(f"its rows are not a valid search: {error}") from error
 
     def row(self, search: int) -> dict[str, Any] | None:
         """Return a row of ``searches`` with its texts resolved; None if there is none."""
@@ -314,7 +315,7 @@ class Reader:
         """Return the verified content of rows of ``searches``."""
         found = content_of(self._connection, [row["id"] for row in rows])
         if any(checksum(content) != row["content"] for row, content in zip(rows, found, strict=True)):
-            raise Damage("its tree, candidates, curve or requests are not what was written")
+            raise Damage("its tree, candidates, curve or requests do not match their checksum")
         return found
 
     def _known_texts(self, keys: Iterable[bytes | None]) -> dict[bytes | None, str | None]:
@@ -333,7 +334,7 @@ class Reader:
 def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
     """Return a verified row of ``searches`` with unresolved texts."""
     if checksum(values[:-1]) != values[-1]:
-        raise Damage("its row is not what was written")
+        raise Damage("its row does not match its checksum")
     row = dict(zip(names, values, strict=True))
     row["problem"] = readable(row["problem"])
     row["error"] = None if row["error"] is None else readable(row["error"])
@@ -343,7 +344,7 @@ def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any
 
 def _checked(key: bytes, stored: str | bytes) -> str:
     if not isinstance(stored, str | bytes) or digest(text := readable(stored)) != key:
-        raise Damage("a text is not what was written")
+        raise Damage("a text does not match its checksum")
     return text
 
 
@@ -412,16 +413,16 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     """Read a run's row; None if there is none.
 
     Raises:
-        Damage: The row differs from what was written.
+        Damage: The row is corrupt.
     """
     values = connection.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
     if values is None:
         return None
     run, name, config, facts, searches, failed, mark = values
     if checksum(values[:-1]) != mark:
-        raise Damage("its row is not what was written")
+        raise Damage("its row does not match its checksum")
     if digest(config).hex() != run:
-        raise Damage("its config is not what was written")
+        raise Damage("its config does not match its checksum")
     try:
         read = json.loads(facts)
         info = RunInfo(run, name, json.loads(config), read, searches, failed)

@@ -59,7 +59,7 @@ def _locked(path: str) -> IO[bytes] | None:
         try:
             file = open(path, "a+b")  # noqa: SIM115 - held until the lock is released
         except OSError as error:
-            raise StoreError(f"store lock {path}: {error.strerror}; check that its folder may be written") from error
+            raise StoreError(f"store lock {path}: {error.strerror}; check that its folder is writable") from error
         if not _lock(file):
             file.close()
             return None

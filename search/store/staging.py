@@ -134,7 +134,7 @@ class Staging:
         sample, first = json.dumps(one.sample_id), json.dumps(one.messages[0].speaker)
         query = "SELECT 1 FROM samples WHERE question = ? AND sample = ? AND digest = ?"
         if one.sample_id is not None and self._connection.execute(query, (key, sample, mark)).fetchone():
-            self.broken(BrokenLine(one.place, f"the sample {one.sample_id!a} is there twice"))
+            self.broken(BrokenLine(one.place, f"expected distinct sample ids, got {one.sample_id!a} twice"))
             return
         for speaker in one.speakers:
             prompt = one.agents.get(speaker)
@@ -158,7 +158,7 @@ class Staging:
             known = self._connection.execute(query, (key,)).fetchone()
             if known is None:
                 self._connection.execute("INSERT INTO questions VALUES (?, ?, ?, ?)", (key, *row, one.kind))
-                self._dropped.update(["question id that another question has"] if number > 1 else [])
+                self._dropped.update(["question id of another question"] if number > 1 else [])
             if known in (None, row):
                 return key
         raise AssertionError("unreachable")

@@ -417,7 +417,7 @@ class Store:
         shown = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
         what = f"searches are damaged: {shown}" if lost else f"searches are lost: {wrong}"
         return StoreError(
-            f"store {self.path}: {what}; the others can be read, and running the same command again replaces these"
+            f"store {self.path}: {what}; the others are readable; run the same command again to replace these"
         )
 
     def preferences(
@@ -454,7 +454,9 @@ class Store:
                 "search.run(..., training=True)"
             )
         if mas.program:
-            raise StoreError(f"store {self.path}: the prompts of {mas.name} are not stored: it is a program")
+            raise StoreError(
+                f"store {self.path}: expected a run of a MAS, got the program {mas.name}, whose prompts are not stored"
+            )
         rule = same_rule(rule_of(str(info.facts.get("task"))) if same is None else same)
         rows = []
         for plan in self.plans(info.run):

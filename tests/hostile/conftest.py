@@ -1,4 +1,4 @@
-"""Every test of this folder carries the marker ``hostile``."""
+"""Every test in this folder has the marker ``hostile``."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Chat templates from outside: whatever they do, rendering ends soon with a text or a `PolicyError`."""
+"""Untrusted chat templates: rendering always ends soon, with a text or a `PolicyError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions of edges: no pattern that loads can hold up a run, whatever a message says."""
+"""Edge conditions: no valid pattern can block a run, for any message."""
 
 import time
 

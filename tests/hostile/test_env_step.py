@@ -1,4 +1,4 @@
-"""`MASEnv.step` takes any pair of a str and an int: it answers, or refuses through the info, and never raises."""
+"""`MASEnv.step` accepts any pair of a str and an int; it reports invalid actions in the info and never raises."""
 
 import warnings
 
@@ -37,7 +37,7 @@ WORDS = ["5 people sitting around the circular table without restrictions whatso
 PIECES = st.sampled_from(
     [*NUMBERS, *LATEX, *WORDS, "Final Answer: ", "The answer is ", "####", "\n", " ", "\x00", "\ud800"]
 )
-# Surrogates included: a damaged reply may hold them.
+# Surrogates included: a damaged reply may contain them.
 TEXTS = st.lists(PIECES | st.text(max_size=20) | st.characters(), max_size=8).map("".join)
 RECIPIENTS = st.integers(-3, 12) | st.sampled_from([10**5000, -(10**5000), 2**63, True]) | st.integers()
 

@@ -79,7 +79,7 @@ def fault(use: Use) -> str | None:
 
 
 def steep(use: Use, small: str, large: str) -> bool:
-    """Say whether time grows faster than the text, or is up."""
+    """Return whether time grows faster than the text or exceeds its limit."""
     try:
         with cpu_limit(0.25):
             before = seconds(use, small, 3)
@@ -184,7 +184,7 @@ def test_natural_sentences_are_graded_in_bounded_time() -> None:
         normalise(text)
         if time.perf_counter() - start > 0.05:
             slow.append(text)
-    # what was slow because another process had the machine is fast a second time
+    # a check that was slow because of another process is fast a second time
     for text in slow:
         normalise.cache_clear()
         start = time.thread_time()
@@ -236,7 +236,7 @@ def test_comparison_is_bounded_in_time_on_any_thread() -> None:
     thread.start()
     thread.join(120)
     assert verdicts == ["timed out"]
-    # two questions of 2 CPU seconds each at most, beside whatever else the machine does
+    # at most two questions of 2 CPU seconds each, on a machine that may be busy
     assert time.perf_counter() - start < 60
 
 

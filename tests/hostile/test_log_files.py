@@ -157,7 +157,7 @@ def test_span_cycles_missing_parents_and_duplicates_are_counted(tmp_path: Path) 
     assert not broken
     assert one.dropped["cycle of parent spans"] == 2
     assert one.dropped["link to a missing parent span"] == 1
-    assert one.dropped["span with the id of another"] == 1
+    assert one.dropped["span with a duplicate id"] == 1
     assert len(one.messages) == 6
 
 
@@ -217,7 +217,7 @@ def test_colliding_ids_lose_no_transcript(tmp_path: Path) -> None:
     path.write_bytes(b"".join(map(line, rows)))
     done = search.import_transcripts(path, tmp_path / "runs.db")
     assert done.transcripts + done.broken == len(rows)
-    assert [one.place.rpartition(":")[2] for one in done.lines if "there twice" in one.reason] == ["5"]
+    assert [one.place.rpartition(":")[2] for one in done.lines if "twice" in one.reason] == ["5"]
     with search.open_store(tmp_path / "runs.db") as store:
         held = [(problem.question, len(plan.candidates)) for problem, plan in store.searches()]
     assert sum(number for _, number in held) == done.transcripts

@@ -1,4 +1,4 @@
-"""MAS configs from outside: whatever a file or a dict holds is loaded or refused, soon, by a short `ConfigError`."""
+"""Untrusted MAS configs: any file or dict soon loads or raises a short `ConfigError`."""
 
 import json
 import string
@@ -40,9 +40,9 @@ def test_yaml_tags_that_do_not_fit_their_values_are_rejected(tag: str, value: st
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: !!bool x\n", "own.yaml: line 1: 'x' is no valid bool: put a text in quotes"),
-        ("name: !!timestamp soon\n", "own.yaml: line 1: 'soon' is no valid timestamp"),
-        ("name: !!int ''\n", "own.yaml: line 1: '' is no valid int"),
+        ("name: !!bool x\n", "own.yaml: line 1: 'x' is not a valid bool: put a text in quotes"),
+        ("name: !!timestamp soon\n", "own.yaml: line 1: 'soon' is not a valid timestamp"),
+        ("name: !!int ''\n", "own.yaml: line 1: '' is not a valid int"),
         ("name: " + "9" * 100_000, "own.yaml: line 1: 100000 characters are too many for int"),
         ("name: 0x" + "f" * 100_000, "own.yaml: line 1: 100002 characters are too many for int"),
         ("name: 1" + ":00" * 300_000, "own.yaml: line 1: 900001 characters are too many for int"),
@@ -78,7 +78,7 @@ def test_config_with_many_edges_is_read_in_linear_time(tmp_path) -> None:
     path = tmp_path / "large.yaml"
     path.write_text(f"agents:\n{agents}edges: {json.dumps(edges, separators=(',', ':'))}\n", encoding="utf-8")
     begin = time.process_time()
-    # A file of this size has no room for the edges of the first agents, so the graph is refused after reading it all.
+    # A file of this size has no room for the edges of the first agents, so the graph is rejected after it was read.
     with pytest.raises(ConfigError, match="no agent reads A0, and A1 acts after it"):
         load_mas(path)
     assert time.process_time() - begin < SECONDS
@@ -87,7 +87,7 @@ def test_config_with_many_edges_is_read_in_linear_time(tmp_path) -> None:
 def test_many_faults_give_a_short_message(tmp_path) -> None:
     edges = ", ".join(f"[Agnt, B{i}]" for i in range(40_000))
     message = refused(f"agents: [{{name: Agent, system_prompt: x}}]\nedges: [[q, Agent], {edges}]\n", tmp_path)
-    assert message.splitlines()[0] == "MAS config 'own' has 80000 faults:"
+    assert message.splitlines()[0] == "MAS config 'own' has 80000 errors:"
     assert "did you mean 'Agent'?" in message.splitlines()[1]
     assert message.splitlines()[-1] == f"  ... and {80_000 - MOST_SHOWN} more; correct these first"
     assert len(message.splitlines()) == MOST_SHOWN + 2

@@ -1,4 +1,4 @@
-"""Data, graders and code of one's own that are broken, endless or meant to harm: a typed error, in bounded time."""
+"""Broken, endless or malicious custom data, graders and code raise a typed error in bounded time."""
 
 import json
 import os
@@ -115,7 +115,7 @@ BROKEN = {
     "a header alone": (b"question,answer\n", "found none"),
     "nothing": (b"", "found none"),
     "semicolons": (b"question;answer\nA?;1\n", "are its cells separated by commas"),
-    "too many cells": (b"question,answer\nA?,1,2\n", "expected 2 cells, one for each column, got 3"),
+    "too many cells": (b"question,answer\nA?,1,2\n", "expected 2 cells"),
     "one column": (b"question\nA?\n", "no column 'answer'; its columns are 'question'"),
 }
 
@@ -220,7 +220,7 @@ def test_grader_hanging_in_compiled_code_is_killed(tmp_path: Path, monkeypatch: 
     )
     monkeypatch.setattr("mas_gym.tasks.grading.graders.GRADER_SECONDS", 1.0)
     task = load_task(tmp_path / "my.csv", grader=f"{tmp_path}/my.py:grade")
-    for text, complaint in (("hang", "no grade after 1 seconds"), ("die", "its process ended before it answered")):
+    for text, complaint in (("hang", "within 1 seconds"), ("die", "its process ended")):
         with pytest.raises(UserCodeError, match=complaint):
             task.grade(task[0], text)
     assert task.grade(task[0], "fine \ud800").correct

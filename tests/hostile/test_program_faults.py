@@ -52,7 +52,7 @@ async def ask(client: Any, text: str = "q") -> str:
 
 
 def failed_with(plans: list[Plan], words: str) -> None:
-    """Each search ends with a terminal state of reward -1 that carries the error."""
+    """Each search ends with a terminal state of reward -1 that contains the error."""
     for plan in plans:
         assert plan.error is None and plan.correct is False and plan.answer is None, plan.error_details
         assert plan.text is not None and "[program failed]" in plan.text and words in plan.text
@@ -328,7 +328,7 @@ def test_command_program_gives_the_plans_of_a_function(tmp_path: Path, words: li
     ids=["exit", "raise", "flood", "flood-errors", "hang", "deaf", "killed"],
 )
 def test_failing_command_reports_its_error_and_leaves_no_process(tmp_path: Path, body: str, words: str) -> None:
-    # On a busy machine a second may pass before a command says anything.
+    # On a busy machine, a second may pass before a command prints anything.
     patience = 1 if words.startswith("for 1") else 30
     failed_with(searched(command(tmp_path, body, timeout=patience), "single", count=1), words)
     assert not _children()
@@ -419,7 +419,7 @@ def test_failing_service_reports_its_error(service: str) -> None:
         assert plan.error is not None and words in plan.error
 
 
-# ---- what is left behind
+# ---- resources left open
 
 
 def held() -> dict[str, int]:
@@ -462,12 +462,12 @@ def test_searches_leave_no_threads_tasks_or_files(kind: str, tmp_path: Path, ser
         if kind == "command"
         else Program(f"{service}/json", agents=["Solver"])
     )
-    # What is loaded at first use stays.
+    # Modules loaded at first use stay loaded.
     searched(program, "single", count=1)
     before = held()
     plans = searched(program, "sc:2", count={"command": 3, "url": 8}.get(kind, 30))
     assert all(plan.error is None for plan in plans)
-    # So does what a run drops: this one stops in the middle of its searches.
+    # The same applies to dropped searches: this run stops in the middle of its searches.
     run = search.run("sc:2", [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(9)],
                      program=program, policy=policy(), concurrency=3)  # fmt: skip
     next(run)
@@ -501,7 +501,7 @@ def test_gateway_closes_connections_of_ended_programs(monkeypatch: Any) -> None:
         deadline = time.monotonic() + 5
         while held()["files"] > before + 4 and time.monotonic() < deadline:
             time.sleep(0.05)
-        # What is left are their own ends, and the connection of the program that still waits for a reply.
+        # Only their own ends remain, and the connection of the program that still waits for a reply.
         assert held()["files"] <= before + 4
         assert first.after(root, "1").text == "1"
         # A connection may wait for its first request.

@@ -1,4 +1,4 @@
-"""Whatever a server replies, a request ends soon and in bounded memory, with a sample or a `PolicyError`."""
+"""For any server reply, a request ends soon and in bounded memory, with a sample or a `PolicyError`."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Server:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            # Reset, so that bytes that nobody reads keep no connection open.
+            # Reset, so that unread bytes keep no connection open.
             sock = writer.get_extra_info("socket")
             if self.mode is RESET:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -321,7 +321,7 @@ def test_retry_after_is_respected_up_to_the_patience(place: tuple[Server, str], 
     assert time.monotonic() - started >= 0.3
     server.mode = waiting(status, "6")
     started = time.monotonic()
-    with pytest.raises(PolicyError, match="it asks to wait 6 s, patience is 5 s"):
+    with pytest.raises(PolicyError, match=r"6 s\b.*patience is 5 s"):
         ask(policy(url, timeout=5.0, patience=5.0, max_attempts=10))
     assert time.monotonic() - started < 2.0
 
@@ -345,12 +345,12 @@ def test_reply_with_one_bad_number_is_retried(place: tuple[Server, str]) -> None
 def test_redirects_are_not_followed_and_end_the_run(place: tuple[Server, str], mode: str) -> None:
     server, url = place
     server.mode, server.posts = MODES[mode], 0
-    with pytest.raises(EngineUnavailableError, match="give the address that it redirects to"):
+    with pytest.raises(EngineUnavailableError, match="edirect"):
         ask(policy(url, max_attempts=5))
     assert server.posts == 1
 
 
-def test_server_with_ever_new_rejections_is_given_up(place: tuple[Server, str]) -> None:
+def test_server_that_keeps_rejecting_requests_fails(place: tuple[Server, str]) -> None:
     server, url = place
     caps = iter(range(10**6, 0, -1))
 

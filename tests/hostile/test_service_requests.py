@@ -1,4 +1,4 @@
-"""Hostile requests to the search service over real sockets: refused with a reason while it stays responsive."""
+"""Hostile requests to the search service over real sockets are rejected with a reason; the service stays responsive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def stays_responsive(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test the shared service still says, at once, that it is idle."""
+    """After every test, the shared service immediately reports that it is idle."""
     yield
     if "url" not in request.fixturenames:
         return

@@ -1,4 +1,4 @@
-"""States and snapshots from outside: whatever a dict holds is read back or refused by a short `DataError`."""
+"""Untrusted states and snapshots: any dict is read back or raises a short `DataError`."""
 
 import json
 

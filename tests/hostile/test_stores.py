@@ -1,4 +1,4 @@
-"""Damaged store files, every region flipped or cut: nothing but our errors, and no value that has changed."""
+"""Store files with any region flipped or cut raise only typed errors and never return a changed value."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_resuming_a_damaged_store_reports_the_damage(whole: Path, tmp_path: Path
 
 
 def test_damaged_log_is_reported(whole: Path, tmp_path: Path, told: Told) -> None:
-    """Commits that are not in the file yet: SQLite drops those from the damaged one on, and what is left is whole."""
+    """Commits that are not in the file yet: SQLite drops those from the damaged one on; the rest is intact."""
     path, copy = tmp_path / "a.db", tmp_path / "copy" / "a.db"
     copy.parent.mkdir()
     shutil.copy(whole, path)
@@ -319,11 +319,11 @@ def test_missing_search_is_reported(whole: Path, tmp_path: Path, told: Told) -> 
     execute(path, "DELETE FROM searches WHERE problem = 'toy/1'")
     with (
         open_store(path) as store,
-        pytest.raises(StoreError, match="expected 2 searches as they were written, found 1"),
+        pytest.raises(StoreError, match="expected 2 searches, found 1"),
     ):
         list(store.plans("votes"))
     assert len(list(votes(path))) == 2
-    assert "expected 2 searches as they were written, found 1" in told.said[-1]
+    assert "expected 2 searches, found 1" in told.said[-1]
     with open_store(path) as store:
         assert len(list(store.plans("votes"))) == 2
 
@@ -334,7 +334,7 @@ def test_damaged_run_leaves_the_others_readable(whole: Path, tmp_path: Path, tol
     execute(path, "UPDATE runs SET facts = json_set(facts, '$.problems', 9) WHERE name = 'votes'")
     with open_store(path) as store:
         assert [info.name for info in store.runs()] == [None]
-        assert "is damaged: its row is not what was written" in told.said[-1]
+        assert "is damaged" in told.said[-1]
         with pytest.raises(StoreError, match="expected one run 'votes', found 0"):
             store.find("votes")
     assert len(list(votes(path))) == 2
@@ -374,7 +374,7 @@ def test_endless_statement_is_stopped(whole: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def unwritable(whole: Path, tmp_path: Path) -> Path:
-    """A store in WAL mode where SQLite cannot make its files, whatever the user's rights."""
+    """A store in WAL mode in a folder in which no user can create files."""
     path = tmp_path / "read?only%20.db"
     shutil.copy(whole, path)
     execute(path, "PRAGMA journal_mode=WAL")
@@ -388,7 +388,7 @@ def test_read_only_store_is_read(whole: Path, unwritable: Path) -> None:
     with open_store(whole) as store, open_store(unwritable) as there:
         assert plans(there) == plans(store)
         assert questions(there) == questions(store)
-    with pytest.raises(StoreError, match="both may be written"):
+    with pytest.raises(StoreError, match="writable"):
         list(trees(unwritable))
 
 

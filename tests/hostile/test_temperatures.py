@@ -1,4 +1,4 @@
-"""Temperatures near 0 decode greedily wherever one is given; what is no temperature is refused."""
+"""Temperatures near 0 decode greedily everywhere; invalid temperatures are rejected."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ from mas_gym.policies import SamplingRequest, ScriptedPolicy
 CLEAR, TITLE, LINK = "\x1b[2J\x1b[1;1H", "\x1b]0;owned\x07", "\x1b]8;;http://evil.example\x1b\\"
 EVIL = f"{CLEAR}{TITLE}{LINK}\x9b31m\r\x08\x00\u202e\u2066\u2028\ud800[red]:smile:[/red][bold"
 NAME = "\x1b[31m\u202e[red]\rName"
-"""What fits in a name: no lone surrogate, which a file name or YAML cannot hold."""
+"""Text of a name, without lone surrogates, which file names and YAML cannot contain."""
 
 
 def assert_clean(text: str, shown: str = "[red]") -> None:
-    """Every character is printable or ends a line; what was markup is still readable."""
+    """Every character is printable or ends a line, and markup is readable."""
     steering = {c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c != "\n"}
     steering |= {c for c in text if c in "\u061c\u200e\u200f" or "\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069"}
     assert not steering, repr(text)

@@ -86,7 +86,7 @@ def test_other_errors_are_raised_with_the_sub_environment_number(kind: type[Exce
         envs.step([0] * 5)
     with pytest.raises(EpisodeOverError, match="without reset_mask"):
         envs.reset(options={"reset_mask": np.arange(5) == 0})
-    # What is lost is the step, not the environment.
+    # Only the step is lost; the environment continues.
     envs.reset(options={"problem_id": "sum/1"})
     for _ in range(4):
         terminated = envs.step([0] * 5)[2]

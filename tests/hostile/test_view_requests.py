@@ -1,4 +1,4 @@
-"""Hostile requests to ``mas-gym view`` over real sockets, damaged stores, and what a click costs."""
+"""Hostile requests to ``mas-gym view`` over real sockets, damaged stores, and the cost of a click."""
 
 from __future__ import annotations
 

@@ -378,8 +378,8 @@ class ChatFormat:
         dropped = len(ids) - len(short)
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
-        text = "a prompt of %d tokens does not fit the window of %d: %d tokens of its oldest text were cut; %s"
-        hint = "each reply counts its own in dropped_tokens; later cuts are logged at debug level"
+        text = "a prompt of %d tokens does not fit the window of %d: %d of its oldest tokens were dropped; %s"
+        hint = "dropped_tokens counts them for each reply; later cases are logged at debug level"
         logger.log(level, text, len(ids), self.window, dropped, hint)
         return Prompt(short, self.window - len(short), dropped)
 

@@ -128,7 +128,7 @@ def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
 NEEDS = {
     "code": "kind 'code' runs code that a model wrote, isolated by bubblewrap; if you accept that, pass "
     "allow_code=True or --allow-code",
-    "judge": "kind 'judge' needs a policy that decides; pass judge='openai:MODEL@URL' or --judge",
+    "judge": "kind 'judge' needs a policy that grades answers; pass judge='openai:MODEL@URL' or --judge",
 }
 """Requirements of the kinds that need more than the message."""
 

@@ -222,7 +222,7 @@ class FileGrader(OwnGrader):
             raise _too_slow(repr(self.spec)) from None
         except EOFError:
             raise UserCodeError(
-                f"grader {self.spec!r}: its process ended before it answered; check for sys.exit()"
+                f"grader {self.spec!r}: its process ended before it returned a grade; check for sys.exit()"
             ) from None
         if "error" in reply:
             failure = UserCodeError(f"grader {self.spec!r}: {reply['error']}")
@@ -292,7 +292,7 @@ def _stated(problem: Problem) -> list[object]:
     try:
         metadata = json.loads(json.dumps(dict(problem.metadata)))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"problem {problem.id!r}: a grader needs JSON-able metadata, got {error}") from error
+        raise ConfigError(f"problem {problem.id!r}: expected metadata that JSON can store, got {error}") from error
     return [problem.id, problem.question, problem.answer, problem.kind, metadata]
 
 
@@ -301,7 +301,9 @@ def _name(function: Function) -> str:
 
 
 def _too_slow(name: str) -> UserCodeError:
-    return UserCodeError(f"grader {name}: no grade after {GRADER_SECONDS:g} seconds; check for an endless loop")
+    return UserCodeError(
+        f"grader {name}: expected a grade within {GRADER_SECONDS:g} seconds, got none; check for an endless loop"
+    )
 
 
 def serve() -> None:

@@ -149,7 +149,9 @@ class Judge:
                 return future.result(JUDGE_SECONDS)
             except TimeoutError:
                 future.cancel()
-                raise PolicyError(f"judge {self.policy.name}: no verdict in {JUDGE_SECONDS:g} seconds") from None
+                raise PolicyError(
+                    f"judge {self.policy.name}: expected a verdict within {JUDGE_SECONDS:g} seconds, got none"
+                ) from None
         with self._policy_lock:
             [reply] = self.policy.sample([request])
         return reply

@@ -58,7 +58,7 @@ _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/ni
 _FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _ALTERNATIVE = (
-    "or pass sandbox='none' or --sandbox none to run it with the rights of your account (it can then read your files "
+    "or pass sandbox='none' or --sandbox none to run it with your permissions (it can then read your files "
     "and API keys, and use the network)"
 )
 
@@ -181,7 +181,7 @@ def _run(work: JSONObject, limits: Limits, lines: int) -> tuple[bytes, bool, int
         The reported lines, whether the process timed out, its exit status, and the token that the reports contain.
     """
     if os.name != "posix":
-        raise ConfigError("running the code of messages needs an operating system with resource limits (Linux, macOS)")
+        raise ConfigError("running code from messages needs an operating system with resource limits (Linux, macOS)")
     token = secrets.token_hex(16)
     limit = {"seconds": limits.seconds, "memory": limits.memory_bytes, "file": limits.file_bytes}
     work = work | {"token": token, "limits": limit, "packages": _packages()}
@@ -261,12 +261,12 @@ def _bubblewrap() -> list[str]:
     bwrap = shutil.which("bwrap")
     if not supported():
         raise ConfigError(
-            "running the code of messages: bubblewrap isolates it on Linux on x86-64 and ARM64 only; grade on such a "
+            "running code from messages: bubblewrap isolates it only on Linux on x86-64 and ARM64; grade on such a "
             f"machine, {_ALTERNATIVE}"
         )
     if bwrap is None:
         raise ConfigError(
-            "running the code of messages: expected the program bwrap, which isolates it; install it with "
+            "running code from messages: expected the program bwrap, which isolates it; install it with "
             f"'apt install bubblewrap' (or the package bubblewrap of your system), {_ALTERNATIVE}"
         )
     names = "--unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent --new-session"
@@ -285,9 +285,9 @@ def _bubblewrap() -> list[str]:
 def _cannot_isolate(sandbox: Sandbox, reason: str) -> ConfigError:
     said = one_line(reason)
     if sandbox == "none":
-        return ConfigError(f"running the code of messages: its process does not start: {said}")
+        return ConfigError(f"running code from messages: its process did not start: {said}")
     return ConfigError(
-        f"running the code of messages: bubblewrap 0.7 or newer cannot isolate it here: {said}; allow user namespaces "
+        f"running code from messages: bubblewrap 0.7 or newer cannot isolate it here: {said}; allow user namespaces "
         "(on Ubuntu, an AppArmor profile for bwrap; in a container, docker run --security-opt seccomp=unconfined "
         f"--security-opt apparmor=unconfined), {_ALTERNATIVE}"
     )
