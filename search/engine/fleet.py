@@ -26,8 +26,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task, as_problems
-from search.budget import Budget
-from search.engine.allowance import Allowance, Cost
+from search.budget import Allowance, Budget, Cost
 from search.engine.progress import Journal, Listener, Progress, listener
 from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
