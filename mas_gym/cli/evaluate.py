@@ -324,14 +324,7 @@ def measure(
     look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
     watch: Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every arm with every seed, showing progress; see `search.compare.measure`.
-
-    Args:
-        arms: The rows.
-        bench: The setup shared by all rows.
-        look: Called with every plan.
-        watch: Called with every progress update.
-    """
+    """Run every arm with every seed, showing progress; see `search.compare.measure`."""
     from search.compare.arms import measure as measure_arms
 
     stopped: dict[str, Progress] = {}

@@ -84,14 +84,7 @@ def addressed(mas: MAS, state: MASState, text: str, number: int) -> str:
 
 
 def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Random) -> list[MASState]:
-    """Return the states of one random episode, from the initial to the terminal one.
-
-    Args:
-        model: The dynamics.
-        question: The question.
-        texts: The messages that agents may send.
-        rng: Chooses texts and recipients.
-    """
+    """Return the states of one random episode, from the initial to the terminal one."""
     states = [model.initial_state(question)]
     while not model.is_terminal(states[-1]):
         text = rng.choice(texts)

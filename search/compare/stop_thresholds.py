@@ -257,13 +257,7 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
 def _growth(
     searches: Sequence[Checked], scaled: NDArray[np.float64], index: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], float]:
-    """Fit the change of the index with further checks, ridge-regularised like the map; return weights and constant.
-
-    Args:
-        searches: The searches.
-        scaled: The scaled features of all checks.
-        index: Their index.
-    """
+    """Fit the change of the index with further checks, ridge-regularised like the map; return weights and constant."""
     from scipy.optimize import minimize
     from scipy.special import expit
 

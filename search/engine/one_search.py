@@ -177,7 +177,9 @@ class ActiveSearch:
         self.failure: BaseException | None = None
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
         self.session = runner.session(problem.question) if runner is not None else None
-        self._root = None if runner is not None else self._initial_state()
+        self._root: MASState | None = None
+        if runner is None:
+            self._root = setup.dynamics.initial_state(problem.question) if world is None else world.root
         self._account, self._on_message, self._arms = account, on_message, arms
         self._generator: PlanGenerator | None = None
         self._requests: Sequence[Request] = []
@@ -196,9 +198,6 @@ class ActiveSearch:
         self._found: Plan | None = None
         self._ended: float | None = None
         self._billed = Usage()
-
-    def _initial_state(self) -> MASState:
-        return self.setup.dynamics.initial_state(self.problem.question) if self.world is None else self.world.root
 
     @property
     def usage(self) -> Usage:

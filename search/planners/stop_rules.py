@@ -364,13 +364,6 @@ def stop_for_run(
 ) -> StopRule | None:
     """Return a planner's rule, adapted to the run.
 
-    Args:
-        planner: The planner.
-        stop: Its rule.
-        critic: The run's critic.
-        training: Whether values are the true reward.
-        at_turns: Whether the planner works turn by turn.
-
     Raises:
         ConfigError: The rule is incompatible with the run.
     """

@@ -108,12 +108,7 @@ def _problem_cells(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def table_cells(rows: Sequence[ResultRow], deviations: bool = True) -> list[tuple[str, ...]]:
-    """Return the cells of each row as text, in the order of `COLUMNS`.
-
-    Args:
-        rows: The rows.
-        deviations: Whether to show deviations over seeds.
-    """
+    """Return the cells of each row as text, in the order of `COLUMNS`."""
     return [_cells(row, problems, deviations) for row, problems in zip(rows, _problem_cells(rows), strict=True)]
 
 
@@ -463,11 +458,6 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
 
     A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the frontier: the
     rows that no other row outperforms at the same or lower cost.
-
-    Args:
-        rows: From `search.compare.summarise`.
-        title: Title of the figure.
-        cost: ``"tokens"`` or ``"agent_calls"``.
 
     Raises:
         ConfigError: No row has a finished search.
