@@ -328,7 +328,7 @@ def test_play_combines_a_person_with_a_policy(run: Run, recording: str) -> None:
 def test_play_accepts_a_recipient_where_several_are_legal(run: Run) -> None:
     turns = "plan one\n\nBob\n\nSolver_B\nwork\n\nFinal Answer: 1\n\n"
     result = run("play", "MAS-Arithmetic-Consensus-v0", input=turns)
-    assert "'Bob' is none of" in result.stdout
+    assert "got 'Bob'" in result.stdout
     assert result.exit_code == 0
 
 
@@ -369,7 +369,7 @@ def test_training_reads_the_store_of_rollouts(run: Run, recording: str, tmp_path
 def test_rollouts_do_not_read_the_test_split(run: Run, tmp_path: Path) -> None:
     result = run("rollouts", "--store", tmp_path / "x.db", "--split", "test")
     assert result.exit_code == 2
-    assert "would leak it" in result.stderr
+    assert "would leak" in result.stderr
 
 
 def test_training_rejects_a_store_without_true_rewards(run: Run, recording: str, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_large_token_limit_does_not_truncate_a_fitting_prompt(words: int, kept: 
 
 
 @pytest.mark.parametrize(
-    ("model", "error", "words"), [("absent", EngineUnavailableError, "expected a server that has")]
+    ("model", "error", "words"), [("absent", EngineUnavailableError, "expected a server with the model")]
 )
 def test_unknown_model_ends_the_run_immediately(url: str, model: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"(?i){words} the model 'absent'.*/v1/models"):

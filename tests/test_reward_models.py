@@ -329,7 +329,7 @@ def test_too_long_transcripts_are_rejected(models: dict[str, Path]) -> None:
     critic = load_critic(f"prm:{models['qwen']}#max_length=100")
     with pytest.raises(CriticError, match="at most 100 tokens"):
         critic.score([context("a " * 200)])
-    with pytest.raises(CriticError, match="without any"):
+    with pytest.raises(CriticError, match="at least one message"):
         critic.score([ScoringContext(DYNAMICS.initial_state("q"), RPSV, None)])
 
 

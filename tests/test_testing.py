@@ -418,7 +418,7 @@ class Silent(Wide):
 def test_planner_identity_contains_its_settings() -> None:
     check_planner(Wide())
     check_planner(Wide(), other=Wide([5]))
-    assert "widths changes what it does and not its identity" in breaches(check_planner, Silent())
+    assert "widths changes its results but not its identity" in breaches(check_planner, Silent())
 
 
 class Hidden(Greedy):

@@ -13,7 +13,7 @@ sampling parameters are unchanged. A component can define its identity::
 Most components need no such method, because `identity_of` derives their identity: from the
 fields of a dataclass, from the attributes of another object, and for user-defined functions and
 classes from their file, the user's files that it imports, and the versions of the installed
-distributions that these import. A distribution is identified by its metadata, wherever it is
+distributions that these import. A distribution is identified by its metadata, regardless of where it is
 installed; a distribution in editable mode is treated as the user's files. If `identity_of` cannot
 determine the identity, for example of an open connection, it raises `IdentityError` with the path
 to the attribute. In that case define ``identity``, or run without a store.

@@ -327,8 +327,8 @@ class Purpose:
             return None
         made = " and ".join(f"{name} ({', '.join(graphs)})" for name, graphs in self.graphs.items())
         if task is None and not known:
-            return f"made for {made}; this question has words outside its vocabulary, so its answers mean little here"
-        return f"made for {made}; its answers to {task or 'this question'} with {mas} mean little"
+            return f"made for {made}; this question has words outside its vocabulary, so its answers are not meaningful"
+        return f"made for {made}; its answers to {task or 'this question'} with {mas} are not meaningful"
 
 
 class PolicyBase:

@@ -2,7 +2,7 @@
 
 Each sample is one HTTP call with the seed of that sample, so a message depends only on
 its prompt and seed, as far as the server allows. ``choices="n"`` requests all samples of a
-prompt in one call, for servers that ignore seeds and bill the prompt per call. If the server
+prompt in one call, for servers that ignore seeds and charge for the prompt per call. If the server
 rejects a prompt as too long, the oldest input is shortened.
 """
 

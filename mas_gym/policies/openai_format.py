@@ -1,6 +1,6 @@
 """Request format of OpenAI-compatible servers, validation of their replies, and classification of their errors.
 
-Replies are untrusted. Every body is read up to a size limit, whatever its status; the limit
+Replies are untrusted. Every body is read up to a size limit, for every status; the limit
 also applies after decompression. The structure, the number of choices, every token count and
 every log-probability are then checked. An invalid reply raises a `BadReply` with the reason,
 and the caller retries.

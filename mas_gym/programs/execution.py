@@ -381,8 +381,7 @@ class Execution:
             self._abort(
                 DivergenceError(
                     f"call {self._asked + 1}: expected no path of the world's copy, got {self.copy}, which differs in "
-                    "each "
-                    "execution; use paths relative to it, or mask it with normalise="
+                    "each execution; use paths relative to it, or mask it with normalise="
                 )
             )
             raise ProgramStopped
@@ -586,9 +585,8 @@ class Execution:
         got = ordered[0].call
         return DivergenceError(
             f"the program made a different call in a replay, at call {self._answered + 1}; - is the recorded call, + "
-            "the "
-            f"new one:\n{difference(step.call.text, got.text)}\nUsual causes are the time, random ids and the order of "
-            "sets; mask them with normalise="
+            f"the new one:\n{difference(step.call.text, got.text)}\nUsual causes are the time, random ids and the "
+            "order of sets; mask them with normalise="
         )
 
     def _late(self, seconds: float) -> None:

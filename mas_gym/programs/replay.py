@@ -368,8 +368,7 @@ class Session:
         if not isinstance(found, MASState):
             raise SearchError(
                 "expected the action of a Proposal made at this state, got another; a program's next state is known "
-                "only "
-                "for proposed replies"
+                "only for proposed replies"
             )
         return found
 
@@ -565,8 +564,7 @@ class Session:
             names = self.mas.node_name(along.acting), self.mas.node_name(acting)
             raise ProgramError(
                 f"expected {names[0]} to act after {self.mas.node_name(state.acting)} in the system {self.mas.name!r}, "
-                "got "
-                f"{names[1]} from the program; leave out mas=, or pass the system that matches the program"
+                f"got {names[1]} from the program; leave out mas=, or pass the system that matches the program"
             )
         return direct
 

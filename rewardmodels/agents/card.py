@@ -34,8 +34,7 @@ def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int
             f"# Agents trained by {config.method.upper()}: {', '.join(agents)}",
             "",
             f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} Correctness was "
-            "determined "
-            "by the reference answers of the training split.",
+            "determined by the reference answers of the training split.",
             "",
             "```console",
             "mas-gym eval --policy transformers:PATH/TO/THIS/FOLDER",

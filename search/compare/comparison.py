@@ -141,7 +141,7 @@ def matched(
         bench: The shared settings.
         match: The cost.
         problems: The calibration problems.
-        refused: Called with the reason for each arm that is left out because it cannot be sized.
+        refused: Called with the reason for each arm that is skipped because it cannot be sized.
 
     Raises:
         ConfigError: No arm is left.

@@ -112,7 +112,7 @@ class Totals(NamedTuple):
     Attributes:
         right: Number of searches with a right answer.
         tokens: Generated tokens, including those of failed searches.
-        sound: The cost of the searches that did not fail.
+        sound: The cost of the successful searches.
         reasons: Number of failed searches by error.
         active: Seconds with at least one search in progress, including failed ones.
         last: End time of the last search, in Unix time; None if there is none.

@@ -476,7 +476,7 @@ class Store:
         Args:
             runs: One or more runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
-            grading: A grading of these runs (`gradings`) in place of their own grades.
+            grading: A grading of these runs (`gradings`) instead of the runs' grades.
             prices: Prices of the models, as for `search.run`; they add the column USD.
 
         Raises:

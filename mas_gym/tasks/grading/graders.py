@@ -255,7 +255,7 @@ def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Gra
 
 
 def call(function: Function, problem: Problem, text: str, answer: str | None) -> Grade:
-    """Call a grader's function and check what it returns.
+    """Call a grader's function and check its result.
 
     Args:
         function: The function.
