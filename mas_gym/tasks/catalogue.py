@@ -107,7 +107,7 @@ def load_task(
     *,
     columns: Mapping[str, object] | str | None = None,
     kind: str | None = None,
-    grader: object = None,
+    grader: str | Function | Grader | None = None,
     judge: object = None,
     allow_code: bool = False,
     sandbox: str = "bubblewrap",
