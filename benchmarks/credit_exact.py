@@ -213,11 +213,25 @@ class Enumerated:
         return Plan(tree=tree, problem_id=self.problem.id, mas=self.model.mas)
 
 
-def enumerate_problems(enumerator: Enumerator, task: Task, model: Dynamics) -> list[Enumerated]:
-    """Return the problems of a task with every reply, turn by turn for all problems at once."""
+def enumerate_problems(
+    enumerator: Enumerator, task: Task, model: Dynamics, reached: Iterable[MASState] = ()
+) -> list[Enumerated]:
+    """Return the problems of a task with every reply, turn by turn for all problems at once.
+
+    Args:
+        enumerator: Finds the replies.
+        task: The problems.
+        model: The system's dynamics.
+        reached: States that were sampled; the replies that follow are found even if a message before is too unlikely.
+    """
     found = [Enumerated(problem, task, model) for problem in task]
+    asking = {one.problem.question: one for one in found}
+    sampled: dict[int, list[MASState]] = defaultdict(list)
+    for state in reached:
+        sampled[state.depth].append(state)
     states = [(one, model.initial_state(one.problem.question)) for one in found]
-    for _ in range(model.max_depth):
+    for depth in range(model.max_depth):
+        states += [(asking[state.question], state) for state in sampled[depth]]
         asked = {(one.problem.id, one.prompt(state)): (one, state) for one, state in states}
         states = []
         replies = enumerator.replies([prompt for _, prompt in asked])

@@ -6,14 +6,20 @@ share of the budget is used, and trains the agents on the result. Agents that wr
 a little. After each round the agents are evaluated by single passes on the same dev problems, which gives the curves.
 
 * ``sft`` and ``dpo``: the searches are MCTS(20, 3) with the true reward.
-* ``grpo``: ``leave-one-out`` and ``value baseline`` sample trees of siblings, ``shared outcome`` independent
-  transcripts. With ``MASPRM's rewards`` the shipped critic's value of the final state replaces the true reward. With
-  ``agents scaled`` the advantages of each agent have the same root mean square; an agent at the end of the tree has
-  more messages than one at its beginning.
+* ``grpo`` with each credit of `search.credit`: ``leave-one-out``, ``value baseline`` and ``per agent and turn`` sample
+  trees of siblings, ``control variate`` trees with spare first messages, and the others eight independent transcripts
+  per problem. Values are those of the shipped MASPRM. ``exact`` uses the true expected rewards instead: every reply of
+  the current agents is enumerated, which generates no tokens (`benchmarks.credit_exact`).
+* With ``transcripts`` and ``early siblings`` the same credit is computed on trees with more siblings at the first
+  agents. With ``MASPRM's rewards`` the shipped critic's value of the final state replaces the true reward.
 
-All rows are evaluated on the same test problems, which were used for no choice: a single pass, a single pass on stories
-in another wording and on harder ones, self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM,
-which was trained on the original agents. ``--retrained`` adds MCTS with a MASPRM trained on searches by the new agents.
+The agents of the round with the highest dev accuracy are evaluated. All rows are evaluated on the same test problems,
+which were used for no choice: a single pass, a single pass on stories in another wording and on harder ones,
+self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM, which was trained on the original
+agents. ``--retrained`` adds MCTS with a MASPRM trained on searches by the agents of the first training seed.
+
+The natural agents, whose errors are not designed, are trained by ``--base transformers:benchmarks/tiny/tiny-natural
+--task stories-4``. No shipped critic knows them.
 
 All results are stored in ``--out``; repeating the command resumes it.
 """
@@ -30,13 +36,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mas_gym
-from benchmarks.learning_page import Point, Row, write_page
+from benchmarks.credit_exact import Enumerator, enumerate_problems
+from benchmarks.learning_page import Point, Row, chosen, write_page
 from benchmarks.tiny.stories import generated
 from benchmarks.tiny.truth import first_error
+from mas_gym.errors import DataError
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.tasks import ProblemTask
 from rewardmodels.agents import CreditedSample, credited_samples, demonstrations, sibling_pairs, train_agents
 from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
+from search import Critic
 from search.catalogue import load_critic
 from search.compare import Bench, measure, named_planners
 from search.compare.arms import Arm
@@ -46,6 +57,7 @@ from search.store import open_store
 
 PAGE = Path(__file__).parent / "pages" / "training" / "learning.md"
 SHIPPED = "tiny-masprm"
+ARITHMETIC = "arithmetic"
 
 
 class Method(NamedTuple):
@@ -58,7 +70,7 @@ class Method(NamedTuple):
         tokens: Expected tokens per problem of that search, for the number of problems to begin with.
         settings: Fields of `AgentConfig`.
         reward: Name of the critic whose values replace the true rewards; ``""`` for none.
-        equal: Scale the advantages of each agent to the same root mean square.
+        exact: Compute the credit from true expected rewards.
     """
 
     name: str
@@ -67,7 +79,7 @@ class Method(NamedTuple):
     tokens: int
     settings: dict[str, Any]
     reward: str = ""
-    equal: bool = False
+    exact: bool = False
 
     def folder(self, args: argparse.Namespace, seed: int) -> Path:
         """Return the folder of a training."""
@@ -75,25 +87,33 @@ class Method(NamedTuple):
         return Path(args.out / f"{words}-{seed}")
 
 
-GRPO = {"learning_rate": 3e-4}
+RATE = {"learning_rate": 1e-3}
+SIBLINGS, TRANSCRIPTS = ("siblings:2", 420), ("sc:8", 560)
+MCTS = ("mcts:20,3", 1020)
+
+
+def grpo(name: str, credit: str, planner: tuple[str, int] = SIBLINGS, **options: Any) -> Method:
+    """Return a row of GRPO."""
+    return Method(f"grpo, {name}", "grpo", *planner, {**RATE, "credit": credit}, **options)
+
+
 METHODS = {
     one.name: one
     for one in (
-        Method("grpo, leave-one-out", "grpo", "siblings:2", 420, {**GRPO, "credit": "leave-one-out"}),
-        Method("grpo, shared outcome", "grpo", "sc:8", 560, {**GRPO, "credit": "shared-outcome"}),
-        Method("sft", "sft", "mcts:20,3", 1020, {"best": 2}),
-        Method("dpo", "dpo", "mcts:20,3", 1020, {"learning_rate": 3e-4, "epochs": 2.0}),
-        Method("sft, batches of 16", "sft", "mcts:20,3", 1020, {"best": 2, "batch_size": 16}),
-        Method("grpo, value baseline", "grpo", "siblings:2", 420, {**GRPO, "credit": "value-baseline"}),
-        Method(
-            "grpo, leave-one-out, agents scaled",
-            "grpo",
-            "siblings:2",
-            420,
-            {**GRPO, "credit": "leave-one-out"},
-            equal=True,
-        ),
-        Method("grpo, MASPRM's rewards", "grpo", "siblings:2", 420, {**GRPO, "credit": "leave-one-out"}, SHIPPED),
+        grpo("leave-one-out", "leave-one-out"),
+        grpo("shared outcome", "shared-outcome", TRANSCRIPTS),
+        Method("sft", "sft", *MCTS, {**RATE, "best": 2, "batch_size": 8}),
+        Method("dpo", "dpo", *MCTS, {**RATE, "epochs": 2.0}),
+        grpo("per agent", "per-agent", TRANSCRIPTS),
+        grpo("per agent and turn", "per-agent-turn"),
+        grpo("value", "value", TRANSCRIPTS),
+        grpo("control variate", "control-variate", ("siblings:2,spare=4", 480)),
+        grpo("value baseline", "value-baseline"),
+        grpo("exact", "value", TRANSCRIPTS, exact=True),
+        grpo("value baseline, transcripts", "value-baseline", ("siblings:8,turns=1", 450)),
+        grpo("leave-one-out, early siblings", "leave-one-out", ("siblings:3,turns=2", 420)),
+        grpo("value baseline, early siblings", "value-baseline", ("siblings:3,turns=2", 420)),
+        grpo("MASPRM's rewards", "leave-one-out", reward=SHIPPED),
     )
 }
 
@@ -110,15 +130,17 @@ def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
         last, out = points[-1], folder / f"agents-{number}"
         store = folder / f"round-{number}.db"
         say(f"{row.name}, seed {seed}, round {number}: {row.planner} with {last.policy}")
-        tokens, problems = explore(row, last, store, args.tokens * number // args.rounds - last.tokens, seed)
-        if row.method == "sft":
-            examples: Sequence[Any] = demonstrations(store, row.settings["best"])
-        elif row.method == "dpo":
-            examples = sibling_pairs(store, 0.5)
+        budget = args.tokens * number // args.rounds - last.tokens
+        tokens, problems = explore(row, last, store, budget, seed, args.task)
+        try:
+            examples = examples_of(row, store, last.policy)
+        except DataError as error:
+            # Agents that are right on every problem of a round have no differences to learn from.
+            say(f"{row.name}, seed {seed}, round {number}: the agents stay the same, {error}")
+            policy = last.policy
         else:
-            examples = samples(row, store)
-        base = last.policy.removeprefix("transformers:")
-        policy = train_agents(examples, out, row.method, base, log=say, seed=seed, **row.settings).policy
+            base = last.policy.removeprefix("transformers:")
+            policy = train_agents(examples, out, row.method, base, log=say, seed=seed, **row.settings).policy
         single = passes(policy, folder / f"dev-{number}.db", args)
         points.append(Point(last.tokens + tokens, last.problems + problems, policy, *single))
         curve.write_text(json.dumps([one._asdict() for one in points[1:]]), encoding="utf-8")
@@ -126,31 +148,63 @@ def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
     return points
 
 
-def samples(row: Method, store: Path) -> list[CreditedSample]:
-    """Return the samples of a round of GRPO with their advantages."""
+def examples_of(row: Method, store: Path, policy: str) -> Sequence[Any]:
+    """Return the training examples of a round; ``policy`` wrote the messages.
+
+    Raises:
+        DataError: There are none.
+    """
+    if row.method == "sft":
+        return demonstrations(store, row.settings["best"])
+    if row.method == "dpo":
+        return sibling_pairs(store, 0.5)
+    return samples(row, store, policy)
+
+
+def samples(row: Method, store: Path, policy: str) -> list[CreditedSample]:
+    """Return the samples of a round of GRPO with their advantages; ``policy`` wrote the messages."""
     reward = load_critic(row.reward) if row.reward else None
-    found = credited_samples(store, beside(store), row.settings["credit"], load_critic(SHIPPED), reward=reward)
-    if row.equal:
-        groups: dict[str, list[float]] = {}
-        for one in found:
-            groups.setdefault(one.agent, []).append(one.advantage**2)
-        scales = {agent: (sum(squares) / len(squares)) ** 0.5 for agent, squares in groups.items()}
-        found = [one._replace(advantage=one.advantage / scales[one.agent]) for one in found]
-    return found
+    critic: Critic = Truth(store, policy) if row.exact else load_critic(SHIPPED)
+    return credited_samples(store, beside(store), row.settings["credit"], critic, reward=reward)
+
+
+class Truth:
+    """The true expected reward of states in a store, as a critic; every reply of the agents is enumerated.
+
+    A critic scores no initial state. The first messages of a question are therefore compared with their mean.
+    """
+
+    name = "truth"
+    max_batch = 1_000_000
+
+    def __init__(self, store: Path, policy: str) -> None:
+        """Enumerate the replies after each state of the store."""
+        with open_store(store) as opened:
+            plans = [plan for info in opened.runs() for plan in opened.plans(info.run) if plan.tree is not None]
+        model = Dynamics(mas_gym.load_mas("rpsv"))
+        train = mas_gym.load_task("arithmetic", split="train")
+        task = ProblemTask.of([train.problem(plan.problem_id) for plan in plans])
+        states = [state for plan in plans if plan.tree is not None for state in plan.tree.states]
+        found = enumerate_problems(Enumerator(load_policy(policy), 0.01), task, model, states)
+        self.problems = {one.problem.question: one for one in found}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the expected reward of each state."""
+        return [self.problems[one.state.question].truth(one.state) for one in contexts]
 
 
 def before(args: argparse.Namespace) -> Point:
     """Return the untrained agents' point."""
-    return Point(0, 0, "tiny", *passes("tiny", args.out / "dev-0.db", args))
+    return Point(0, 0, args.base, *passes(args.base, args.out / "dev-0.db", args))
 
 
-def explore(row: Method, last: Point, store: Path, budget: int, seed: int) -> tuple[int, int]:
+def explore(row: Method, last: Point, store: Path, budget: int, seed: int, task: str) -> tuple[int, int]:
     """Search new training problems until a budget is used, and return the generated tokens and the problems."""
     spent, done = 0, 0
     count = max(1, int(0.8 * budget / row.tokens))
     while count:
         start = last.problems + done
-        bench = bench_of(last.policy, "train", start + count, (seed,), store)
+        bench = bench_of(last.policy, "train", start + count, (seed,), store, task)
         policy = traced(bench.policy, beside(store)) if row.method == "grpo" else bench.policy
         if (stop := grow(replace(bench, task=bench.task[start:], policy=policy), row.planner)) is not None:
             raise stop
@@ -162,10 +216,13 @@ def explore(row: Method, last: Point, store: Path, budget: int, seed: int) -> tu
 
 
 def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
-    """Return whether a single pass solves each dev problem, and the shipped MASPRM's value of its final state."""
+    """Return whether a single pass solves each dev problem, and the shipped MASPRM's value of its final state.
+
+    The shipped MASPRM knows only the bundled agents on Arithmetic; other agents have no values.
+    """
     kept = store.with_suffix(".json")
     if not kept.exists():
-        bench = bench_of(policy, "dev", args.dev, (14,), store)
+        bench = bench_of(policy, "dev", args.dev, (14,), store, args.task)
         [(name, planner)] = named_planners(["single"]).items()
         outcomes, stop = measure([Arm(name, planner)], bench)
         if stop is not None:
@@ -178,24 +235,26 @@ def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str
                 for plan in opened.plans(info.run)
                 if plan.candidates
             }
-        values = dict(zip(contexts, load_critic(SHIPPED).score(list(contexts.values())), strict=True))
+        values = {}
+        if args.task == ARITHMETIC:
+            values = dict(zip(contexts, load_critic(SHIPPED).score(list(contexts.values())), strict=True))
         kept.write_text(json.dumps([right, values]), encoding="utf-8")
     right, values = json.loads(kept.read_text(encoding="utf-8"))
     return right, values
 
 
-def first_errors(store: Path) -> dict[str, float]:
+def first_errors(store: Path, task: str) -> dict[str, float]:
     """Return for each agent the share of a store's single passes in which it made the first error."""
     found: dict[str, float] = {}
     with open_store(store) as opened:
         [info] = opened.runs()
-        task = mas_gym.load_task("arithmetic", split="dev")
+        problems = problems_of(task, "dev", 1_000)
         names = [agent.name for agent in info.mas.agents]
         plans = list(opened.plans(info.run))
         for plan in plans:
             if plan.candidates and not plan.candidates[0].correct:
                 messages = [(names[state.speaker], state.text) for state in plan.candidates[0].state.path()[1:]]
-                if (error := first_error(task.problem(plan.problem_id), messages)) is not None:
+                if (error := first_error(problems.problem(plan.problem_id), messages)) is not None:
                     found[error.speaker] = found.get(error.speaker, 0) + 1 / len(plans)
     return {name: found.get(name, 0.0) for name in names}
 
@@ -203,20 +262,26 @@ def first_errors(store: Path) -> dict[str, float]:
 def weights(row: Method, seed: int, args: argparse.Namespace) -> dict[str, float]:
     """Return each agent's share of the squared advantages in the first round of a training by GRPO."""
     found: dict[str, float] = {}
-    for one in samples(row, row.folder(args, seed) / "round-1.db"):
+    for one in samples(row, row.folder(args, seed) / "round-1.db", args.base):
         found[one.agent] = found.get(one.agent, 0.0) + one.advantage**2
     return {name: share / sum(found.values()) for name, share in found.items()}
 
 
-def bench_of(policy: str, split: str, number: int, seeds: Sequence[int], store: Path, task: str = "") -> Bench:
-    """Return problems with RPSV and its agents: of Arithmetic, or of one of its wordings and difficulties."""
-    problems = generated(task, split)[:number] if task else mas_gym.load_task("arithmetic", split=split, limit=number)
-    return Bench(problems, mas_gym.load_mas("rpsv"), load_policy(policy), seeds, store=store)
+def problems_of(task: str, split: str, number: int) -> Any:
+    """Return problems of Arithmetic, or of one of its wordings and difficulties."""
+    if task == ARITHMETIC:
+        return mas_gym.load_task(ARITHMETIC, split=split, limit=number)
+    return generated(task, split)[:number]
+
+
+def bench_of(policy: str, split: str, number: int, seeds: Sequence[int], store: Path, task: str) -> Bench:
+    """Return problems with RPSV and its agents."""
+    return Bench(problems_of(task, split, number), mas_gym.load_mas("rpsv"), load_policy(policy), seeds, store=store)
 
 
 def evaluate(policy: str, planner: str, critic: str, number: int, args: Any, task: str = "") -> list[Outcome]:
-    """Return the outcomes of one planner on test problems."""
-    bench = bench_of(policy, args.split, number, args.run_seeds, args.out / "test.db", task)
+    """Return the outcomes of one planner on test problems, by default of the task of the training."""
+    bench = bench_of(policy, args.split, number, args.run_seeds, args.out / "test.db", task or args.task)
     [(name, loaded)] = named_planners([planner]).items()
     outcomes, stop = measure([Arm(name, loaded, load_critic(critic) if critic else None, critic)], bench)
     if stop is not None:
@@ -224,9 +289,11 @@ def evaluate(policy: str, planner: str, critic: str, number: int, args: Any, tas
     return outcomes
 
 
-def retrained(policy: str, folder: Path, seed: int, args: argparse.Namespace) -> str:
-    """Train a MASPRM on searches by the new agents, and return its folder."""
-    bench = bench_of(policy, "train", args.retrain, (seed,), folder / "critic.db")
+def retrained(policy: str, row: str, seed: int, args: argparse.Namespace) -> str:
+    """Train a MASPRM on searches by the agents of a row, and return its folder."""
+    folder = (METHODS[row].folder(args, seed) if row in METHODS else args.out / row) / "critic"
+    folder.mkdir(parents=True, exist_ok=True)
+    bench = bench_of(policy, "train", args.retrain, (seed,), folder / "critic.db", args.task)
     if (stop := grow(bench, "mcts:20,3")) is not None:
         raise stop
     teach(lambda: trees(bench), folder / "masprm", "masprm", "bt", log=say, seed=seed)
@@ -247,11 +314,14 @@ def main(args: argparse.Namespace) -> None:
     planned = sorted((place, name) for name in seeds for place in range(len(seeds[name])))
     curves = {(name, args.seeds[place]): train(METHODS[name], args.seeds[place], args) for place, name in planned}
     rows += [Row(name, [curves[name, seed] for seed in seeds[name]]) for name in seeds]
-    rows[0].errors = [first_errors(args.out / "dev-0.db")]
+    rows[0].errors = [first_errors(args.out / "dev-0.db", args.task)]
     for row in rows[1:]:
         method = METHODS[row.name]
-        folders = [method.folder(args, seed) for seed in seeds[row.name]]
-        row.errors = [first_errors(folder / f"dev-{args.rounds}.db") for folder in folders]
+        stores = [
+            method.folder(args, seed) / f"dev-{chosen(points)}.db" if chosen(points) else args.out / "dev-0.db"
+            for seed, points in zip(seeds[row.name], row.curves, strict=True)
+        ]
+        row.errors = [first_errors(store, args.task) for store in stores]
         if method.method == "grpo":
             row.weights = [weights(method, seed, args) for seed in seeds[row.name]]
     kinds = {
@@ -263,16 +333,19 @@ def main(args: argparse.Namespace) -> None:
         "retrained": lambda policy, critic: evaluate(policy, "mcts:20,2", critic, args.searched, args),
     }
     for kind, outcomes in kinds.items():
+        if kind in ("retold", "hard") and not args.held_out:
+            continue
         for row in rows:
             if kind in ("vote", "mcts") and row.name not in args.search_rows:
                 continue
             if kind == "retrained" and row.name not in args.retrained:
                 continue
-            for seed, points in zip(seeds.get(row.name, args.seeds[:1]), row.curves, strict=True):
-                policy, critic = points[-1].policy, ""
+            trainings = list(zip(seeds.get(row.name, args.seeds[:1]), row.curves, strict=True))
+            for seed, points in trainings[:1] if kind == "retrained" else trainings:
+                policy, critic = points[chosen(points)].policy, ""
                 say(f"{row.name}, seed {seed}: {kind}")
                 if kind == "retrained":
-                    critic = retrained(policy, METHODS[row.name].folder(args, seed) / "critic", seed, args)
+                    critic = retrained(policy, row.name, seed, args)
                 row.found.setdefault(kind, []).append(outcomes(policy, critic))
         write_page(rows, args)
         say(f"wrote {args.page}")
@@ -285,9 +358,11 @@ def parser() -> argparse.ArgumentParser:
     names = lambda text: [name for name in text.split(";") if name]  # noqa: E731
     out.add_argument("--out", type=Path, default=Path("learning"), help="folder for stores and models")
     out.add_argument("--page", type=Path, default=PAGE)
+    out.add_argument("--base", default="tiny", help="the agents before training")
+    out.add_argument("--task", default=ARITHMETIC, help="or a task of benchmarks.tiny.stories")
     out.add_argument("--rows", type=names, default=list(METHODS)[:3], help="separated by ;")
     out.add_argument("--once", type=names, default=list(METHODS)[3:], help="rows trained with the first seed only")
-    out.add_argument("--tokens", type=int, default=32_000, help="generated tokens of training searches per row")
+    out.add_argument("--tokens", type=int, default=16_000, help="generated tokens of training searches per row")
     out.add_argument("--rounds", type=int, default=4, help="of searching and training")
     out.add_argument("--seeds", type=numbers, default=(0, 1, 2), help="training seeds")
     out.add_argument("--run-seeds", type=numbers, default=(14,), help="seeds of the evaluation")

@@ -61,6 +61,11 @@ class Point(NamedTuple):
         return sum(self.right.values()) / len(self.right)
 
 
+def chosen(points: Sequence[Point]) -> int:
+    """Return the round with the highest dev accuracy, the first of equal ones; its agents are evaluated."""
+    return max(range(len(points)), key=lambda number: (points[number].accuracy, -number))
+
+
 @dataclass
 class Row:
     """Agents trained by one method.
@@ -98,7 +103,8 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
     lines = [
         "# Agents that learn from search",
         "",
-        "The bundled RPSV agents are trained on Arithmetic with several methods, each with the same budget of tokens.",
+        f"The RPSV agents of {args.base} are trained on {args.task} with several methods, each with the same budget of "
+        "tokens.",
         "",
         "```console",
         f"python -m benchmarks.learning {args.words}".rstrip(),
@@ -109,10 +115,11 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
         f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; run seeds "
         f"{', '.join(map(str, args.run_seeds))}",
+        "- agents of each training: those of the round with the highest dev accuracy",
         "- Hit@1 in percent, mean over training seeds, with 95% bootstrap intervals over problems and trainings; TOK "
         "is generated tokens per problem",
         "",
-        "![dev accuracy of single passes against generated tokens](learning.png)",
+        f"![dev accuracy of single passes against generated tokens]({args.page.stem}.png)",
         "",
         "Single passes on dev problems; the bands reach from the lowest to the highest training seed.",
         "",
@@ -137,21 +144,24 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",
         "",
         *_errors(rows),
-        "",
-        "## Reward hacking",
-        "",
-        "Single passes on dev problems during training: mean true reward, mean value of the final states by the",
-        "shipped MASPRM, and the AUC with which this value separates right from wrong final states. If the value rises",
-        "and the reward does not, the agents exploit the critic.",
-        "",
-        *_hacking(rows),
     ]
+    if rows[0].curves[0][0].values:
+        lines += [
+            "",
+            "## Reward hacking",
+            "",
+            "Single passes on dev problems during training: mean true reward, mean value of the final states by the",
+            "shipped MASPRM, and the AUC with which this value separates right from wrong final states. If the value",
+            "rises and the reward does not, the agents exploit the critic.",
+            "",
+            *_hacking(rows),
+        ]
     notes = "Nothing is written here yet.\n"
     if args.page.exists() and REASONS in (old := args.page.read_text(encoding="utf-8")):
         notes = old.split(f"{REASONS}\n\n", 1)[1]
     args.page.parent.mkdir(parents=True, exist_ok=True)
     args.page.write_text("\n".join([*lines, "", REASONS, "", notes]), encoding="utf-8")
-    draw(rows, args.page.parent / "learning.png")
+    draw(rows, args.page.with_suffix(".png"))
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -278,21 +288,30 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
     if SHARED not in named:
         return
     shared = named[SHARED]
-    yield f"Generated tokens at which a row's mean dev curve reaches what {SHARED} has at the end of its budget, as a"
-    yield "share of that budget; 95% bootstrap intervals over problems and trainings. The goal is at most 40%."
+    yield f"Generated tokens at which a row's mean dev curve reaches the end and the maximum of the curve of {SHARED},"
+    yield "as a share of the tokens of that point; 95% bootstrap intervals over problems and trainings. The goal is at"
+    yield "most 40%."
     yield ""
 
-    def share(curves: list[tuple[Floats, Floats]]) -> float:
-        (tokens, right), (_, ours) = curves[0], curves[1]
-        return crossing(curves[1][0], ours, float(right[-1])) / float(tokens[-1])
+    def share(best: bool) -> Statistic:
+        def statistic(curves: list[tuple[Floats, Floats]]) -> float:
+            (tokens, right), (own, ours) = curves[0], curves[1]
+            place = 1 + int(right[1:].argmax()) if best else -1
+            return crossing(own, ours, float(right[place])) / float(tokens[place])
+
+        return statistic
 
     lines = []
     for row in rows[1:]:
-        if row is not shared:
-            here, low, high = _drawn([shared, row], share)
-            shown = [f"{100 * one:.0f}%" if math.isfinite(one) else "not reached" for one in (here, low, high)]
-            lines.append([row.name, shown[0], f"{shown[1]} to {shown[2]}"])
-    yield from _table(["agents", "share of the tokens", "95% interval"], lines)
+        if row is shared:
+            continue
+        cells = [row.name]
+        for best in (False, True):
+            found = _drawn([shared, row], share(best))
+            shown = [f"{100 * one:.0f}%" if math.isfinite(one) else "not reached" for one in found]
+            cells.append(f"{shown[0]} ({shown[1]} to {shown[2]})")
+        lines.append(cells)
+    yield from _table(["agents", "of the tokens to its end", "of the tokens to its maximum"], lines)
 
 
 def _errors(rows: Sequence[Row]) -> Iterator[str]:

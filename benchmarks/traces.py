@@ -2,8 +2,11 @@
 
 The script searches the same problems without and with traces, and prints the CPU seconds of both and the bytes per
 message. Then it checks every trace: the ids decode to the message in the store, and the log-probabilities sum to the
-stored one and equal those of a forward pass of the model up to their grid. The last line is the number of messages for
-which tokenising the text again would give different ids.
+stored one and equal those of a forward pass of the model in transformers. For a local model they may differ by half of
+the grid. The last line is the number of messages for which tokenising the text again would give different ids.
+
+``--policy`` selects another engine for the same weights, such as ``vllm:FOLDER`` or ``openai:NAME@URL``. The CPU
+seconds are those of this process, without those of a server or of vLLM's engine.
 """
 
 from __future__ import annotations
@@ -51,9 +54,10 @@ def largest_gap(policy: Any, traces: Traces, rows: range) -> float:
     return max(gaps)
 
 
-def main(problems: int, folder: Path) -> None:
+def main(problems: int, spec: str, folder: Path) -> None:
     """Search, check and print."""
-    policy = load_policy("tiny")
+    local: Any = load_policy("tiny")
+    policy = local if spec == "tiny" else load_policy(spec)
     searched(policy, 8, folder / "warm.db")
     store = folder / "traced.db"
     plain = searched(policy, problems, folder / "plain.db")
@@ -65,18 +69,18 @@ def main(problems: int, folder: Path) -> None:
     )
     print(f"{size / len(traces):.0f} bytes per message on disk; the store has {store.stat().st_size / len(traces):.0f}")
     differ = sums = again = 0
-    tokenizer = policy.format.tokenizer
+    tokenizer = local.format.tokenizer
     with search.open_store(store) as opened:
         seeds = dict(opened.message_seeds())
         for plan in opened.plans():
             for node in list(plan.tree)[1:]:
                 trace = traces.find(seeds[plan.problem_id][node.id]).trace
-                differ += policy.format.decode(trace.completion) != node.state.text
+                differ += local.format.decode(trace.completion) != node.state.text
                 sums += abs(sum(trace.logprobs) - node.logprob) > 0.02 + TOKEN_GRID / 2 * node.tokens
                 said = tokenizer(node.state.text, add_special_tokens=False)["input_ids"]
-                again += tuple(said) != tuple(one for one in trace.completion if one not in policy.end_tokens)
+                again += tuple(said) != tuple(one for one in trace.completion if one not in local.end_tokens)
     batches = [range(start, min(start + 256, len(traces))) for start in range(0, len(traces), 256)]
-    gap = max(largest_gap(policy, traces, rows) for rows in batches)
+    gap = max(largest_gap(local, traces, rows) for rows in batches)
     print(f"{differ} of {len(traces):,} differ from the message in the store, {sums} from its log-probability")
     print(f"largest difference from a forward pass: {gap:.5f} nats; half of the grid is {TOKEN_GRID / 2:.5f}")
     print(f"{again} of {len(traces):,} texts would be tokenised to other ids")
@@ -85,5 +89,7 @@ def main(problems: int, folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.traces", description="Check and price token traces.")
     parser.add_argument("-n", "--problems", type=int, default=334, help="problems; each has 30 calls")
+    parser.add_argument("--policy", default="tiny", help="engine with the weights of tiny")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        main(parser.parse_args().problems, Path(place))
+        main(given.problems, given.policy, Path(place))

@@ -372,6 +372,7 @@ def test_improve_evaluates_each_generation_once(improved: tuple[Path, list[Any]]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert run_improve(out) == rounds
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
+    assert (out / "curves.png").stat().st_size > 10_000
     assert list((out / "curves").glob("events*")) and len(json.loads((out / "rounds.json").read_text())) == 2
     with pytest.raises(ConfigError, match="another training run"):
         improve(
@@ -405,8 +406,13 @@ def test_improve_resumes_after_sigkill_with_equal_weights(improved: tuple[Path, 
     whole, rounds = improved
     code = "import sys; from pathlib import Path; from test_agents import run_improve; run_improve(Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    # Files of a running stage: traces, a critic's and the agents' checkpoints, a search of the second round.
-    signs = ("runs.db.traces/*.arrows", "generation-0/masprm/run.json", "generation-1/agents/training/run.json")
+    # Files of a running stage: traces, a critic's run, the finished critic (evaluation), the agents' run.
+    signs = (
+        "runs.db.traces/*.arrows",
+        "generation-0/masprm/run.json",
+        "generation-0/masprm/critic.json",
+        "generation-1/agents/training/run.json",
+    )
     for sign in signs:
         child = subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path)], env=environment, stderr=subprocess.DEVNULL

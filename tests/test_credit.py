@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import Action, MASState
-from search import Candidate, Plan, Tree
+from search import Candidate, Plan, ScoringContext, Tree
 from search.credit import (
     METHODS,
     Credit,
@@ -351,3 +352,22 @@ def test_enumerated_replies_match_sampled_frequencies() -> None:
     # Half the sum of differences is below 0.2 for 400 draws from up to 60 equally likely replies.
     assert sum(abs(one.probability - counts[one.text] / 400) for one in replies) / 2 < 0.2
     assert all(tokens[one.text] == one.tokens for one in replies if one.text in tokens)
+
+
+@pytest.mark.slow
+def test_truth_of_a_state_is_the_mean_reward_of_its_continuations(tmp_path: Path) -> None:
+    from benchmarks.learning import Truth
+
+    task = mas_gym.load_task("arithmetic", split="train", limit=1)
+    store = tmp_path / "runs.db"
+    [plan] = search.run("siblings:40,turns=1", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store)
+    tree = plan.tree
+    contexts = [ScoringContext(state, plan.mas, None) for state in tree.states[1:]]
+    truths = [math.nan, *Truth(store, "tiny").score(contexts)]
+    rewards = {one.node: 1.0 if one.correct else -1.0 for one in plan.candidates}
+    assert all(truths[node] == reward for node, reward in rewards.items())
+    for turn in (1, 2, 3):
+        # Each of the 40 rewards has this state's truth as its expectation.
+        gaps = [reward - truths[tree.path(node)[turn]] for node, reward in rewards.items()]
+        assert abs(sum(gaps) / len(gaps)) < 0.4
+    assert len({round(one, 6) for one in truths[1:]}) > 5

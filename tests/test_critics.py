@@ -411,7 +411,7 @@ def test_critic_may_load_weights_at_the_first_score(folders: dict[str, Path], tm
 def test_unknown_option_error_suggests_names(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"takes view, force, prefixes, device, dtype, memory, max_batch"):
         load_critic(str(folders["masprm"]), gpu=1)
-    with pytest.raises(ConfigError, match="expected dtype"):
+    with pytest.raises(ConfigError, match="dtype: expected"):
         load_critic(str(folders["masprm"]), dtype="int8")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the page has a picture: pip install 'mas-gym[plot]'")
 
-from benchmarks.learning_page import Point, Row, crossing, write_page
+from benchmarks.learning_page import Point, Row, chosen, crossing, write_page
 from search.results.outcomes import Outcome
 
 
@@ -39,14 +39,19 @@ def test_page_states_tokens_to_the_level_and_keeps_the_notes(tmp_path: Path) -> 
     page = tmp_path / "learning.md"
     page.write_text("# Old\n\n## Notes\n\n- A note.\n", encoding="utf-8")
     args = argparse.Namespace(
-        page=page, words="", tokens=2000, rounds=2, seeds=(0, 1), number=10, split="test", held_out=0, searched=0,
+        page=page, words="", base="tiny", task="arithmetic",
+        tokens=2000, rounds=2, seeds=(0, 1), number=10, split="test", held_out=0, searched=0,
         dev=10, run_seeds=(14,),
     )  # fmt: skip
     rows = [row("before", [0.4], 1), row("grpo, shared outcome", [0.4, 0.5, 0.7], 2), row("sft", [0.4, 0.9, 0.8], 2)]
     write_page(rows, args)
     text = page.read_text(encoding="utf-8")
     assert "| grpo, shared outcome | 2,000 | 1,500 (" in text and "| sft | 2,000 | 400 (" in text
-    # 70% is reached at 600 of 2,000 tokens.
-    assert "| sft | 30% |" in text
+    # 70% is reached at 600 of 2,000 tokens; the shared outcome's maximum is its end.
+    assert text.count("| sft | 30% (") == 1 and "30% (30% to 30%) | 30% (30% to 30%) |" in text
     assert "| sft: single pass over the agents before | +40.0 |" in text
     assert text.endswith("## Notes\n\n- A note.\n") and (tmp_path / "learning.png").stat().st_size > 10_000
+
+
+def test_chosen_round_is_the_first_best_on_dev() -> None:
+    assert [chosen(row("sft", accuracies, 1).curves[0]) for accuracies in ([0.4, 0.9, 0.9], [0.4, 0.3, 0.3])] == [1, 0]

@@ -175,7 +175,7 @@ def test_inferred_kind_is_reported_in_one_line(rows: Rows, caplog: pytest.LogCap
 
 
 def test_unknown_kind_is_rejected(rows: Rows) -> None:
-    with pytest.raises(ConfigError, match=r"kind: expected one of number, .*got 'txt'; did you mean 'text'"):
+    with pytest.raises(ConfigError, match=r"kind: expected one of 'number', .*got 'txt'; did you mean 'text'"):
         load_task(rows(capitals()), kind="txt")
     file = rows([{"question": "?", "answer": "4", "kind": "essay"}])
     with pytest.raises(DataError, match=r"expected a kind of number, .*got 'essay'"):

@@ -311,8 +311,8 @@ def test_invalid_setting_error_names_it(models: dict[str, Path]) -> None:
         ("format=qwenn", "did you mean 'qwen'"),
         ("aggregate=max", "unknown aggregate"),
         ("agregate=min", "it takes format, aggregate"),
-        ("dtype=int8", "expected dtype"),
-        ("max_batch=0", "positive integer"),
+        ("dtype=int8", "dtype: expected"),
+        ("max_batch=0", "at least 1"),
     ):
         with pytest.raises((ConfigError, UnknownNameError), match=message):
             load_critic(f"prm:{models['qwen']}#{wrong}")

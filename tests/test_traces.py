@@ -27,6 +27,7 @@ from mas_gym.policies.openai_format import SEED_MASK, BadReply, parse_reply, pay
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.policies.traces import Traces, beside, traced
 from mas_gym.systems.prompts import chat_messages
+from search.planners.registry import load_planner, planner_spec
 
 TASK = mas_gym.load_task("arithmetic", split="train", limit=3)
 
@@ -250,8 +251,30 @@ def test_siblings_samples_a_whole_tree_with_rewards(store: Path) -> None:
 def test_siblings_needs_no_critic_and_no_reward_outside_training(policy: Any) -> None:
     [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=policy)
     assert plan.error is None and not any(plan.tree.visits)
-    with pytest.raises(ConfigError, match="k to be a whole number"):
+    with pytest.raises(ConfigError, match="k: expected a whole number"):
         search.Siblings(0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "widths", "answers"),
+    [("siblings:3,turns=2", [1, 3, 9, 9, 9], 9), ("siblings:2,spare=1", [1, 3, 4, 8, 16], 16)],
+)
+def test_siblings_with_turns_or_spare_messages_has_these_widths(
+    policy: Any, spec: str, widths: list[int], answers: int
+) -> None:
+    [plan] = search.run(spec, TASK[:1], mas="rpsv", policy=policy, training=True)
+    tree = plan.tree
+    assert [sum(tree.depth(node) == turn for node in range(len(tree))) for turn in range(5)] == widths
+    assert len(plan.candidates) == answers and plan.error is None
+    assert planner_spec(load_planner(spec)) == spec
+
+
+def test_spare_messages_do_not_change_the_other_seeds(policy: Any) -> None:
+    found = []
+    for spec in ("siblings:2", "siblings:2,spare=2"):
+        [plan] = search.run(spec, TASK[:1], mas="rpsv", policy=policy, training=True)
+        found.append([one.text for one in plan.candidates])
+    assert found[0] == found[1]
 
 
 def test_siblings_stays_within_a_budget(policy: Any) -> None:

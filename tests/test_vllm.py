@@ -242,6 +242,69 @@ def test_program_receives_json_that_matches_its_schema(tiny_agents: VLLMPolicy) 
         texts_with(tools=[])
 
 
+def drifts(found: Any, model: Any, end: set[int]) -> list[float]:
+    """Check the ids of every trace and return the differences of its log-probabilities from a forward pass."""
+    import torch
+
+    gaps = []
+    for row in range(len(found)):
+        prompt, completion, logprobs = found[row].trace
+        assert prompt and len(completion) == len(logprobs)
+        assert completion[-1] in end or len(completion) == 256
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        own = logits.log_softmax(1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+        gaps += (own - torch.tensor(logprobs)).abs().tolist()
+    return gaps
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
+    folder: Path, adapters: list[Path], both: tuple[VLLMPolicy, ...], tmp_path: Path, lora: bool
+) -> None:
+    import mas_gym
+    import search
+    from mas_gym.policies.traces import Traces, beside, traced
+
+    reference: Any = load_policy(f"transformers:{folder}")
+    model = reference.model
+    if lora:
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        model = peft.PeftModel.from_pretrained(model, adapters[0]).eval()
+    task = mas_gym.load_task("arithmetic", split="train", limit=2)
+    store = tmp_path / "runs.db"
+    recorded = traced(both[lora], beside(store))
+    plans = list(search.run("siblings:2", task, mas="rpsv", policy=recorded, training=True, store=store))
+    assert not any(plan.error for plan in plans)
+    found = Traces(beside(store))
+    assert len(found) == sum(plan.usage.agent_calls for plan in plans) == 60
+    with search.open_store(store) as opened:
+        seeds = dict(opened.message_seeds())
+    for plan in plans:
+        for node in list(plan.tree)[1:]:
+            trace = found.find(seeds[plan.problem_id][node.id]).trace
+            assert reference.format.decode(trace.completion) == node.state.text
+    assert max(drifts(found, model, set(reference.end_tokens))) < 1e-3
+
+
+def test_traces_of_a_server_equal_those_of_the_engine(
+    folder: Path, server: str, both: tuple[VLLMPolicy, ...], tmp_path: Path
+) -> None:
+    from mas_gym.policies.traces import Traces, traced
+
+    requests = [request(i) for i in range(8)]
+    for name, policy in (("engine", both[0]), ("server", load_policy(f"openai:served@{server}"))):
+        recorded: Any = traced(policy, tmp_path / name)  # type: ignore[arg-type]
+        ask(recorded, requests)
+        recorded.close()
+    ours, theirs = Traces(tmp_path / "engine"), Traces(tmp_path / "server")
+    assert len(ours) == len(theirs) == 24
+    for seed in (seed for one in requests for seed in one.seeds):
+        mine, other = ours.find(seed).trace, theirs.find(seed).trace
+        assert mine.prompt == other.prompt and mine.completion == other.completion
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
 def test_searches_are_equal_at_concurrency_1_and_256(both: tuple[VLLMPolicy, ...]) -> None:
     import mas_gym
     import search

@@ -102,4 +102,5 @@ def _show(rounds: Sequence[Round], evaluated: int, out: Path) -> None:
     console = stdout()
     console.print(table)
     console.print(Text(f"Agents: {rounds[-1].policy}"))
-    console.print(Text(f"Curves: tensorboard --logdir {out}; figures: {out / 'rounds.json'}", style="dim"))
+    console.print(Text(f"Curves: {out / 'curves.png'}, tensorboard --logdir {out}", style="dim"))
+    console.print(Text(f"Figures: {out / 'rounds.json'}", style="dim"))

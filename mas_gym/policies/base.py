@@ -406,6 +406,22 @@ class StreamingPolicy(Policy):
     def open(self) -> SamplingSession:
         """Start a session. Each request gets the same reply as from `sample`."""
 
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
+        """Return the reply to every request, in order, from one session. Raises `mas_gym.errors.PolicyError`."""
+        session = self.open()
+        try:
+            for place, request in enumerate(requests):
+                session.submit(place, request)
+            replies: dict[Hashable, SamplingReply] = {}
+            while session.pending:
+                for key, reply in session.step():
+                    if isinstance(reply, PolicyError):
+                        raise reply
+                    replies[key] = reply
+        finally:
+            session.close()
+        return [replies[place] for place in range(len(requests))]
+
 
 class AsyncPolicy(PolicyBase, ABC):
     """A policy that processes single requests; the engine keeps up to ``max_concurrency`` of them open.

@@ -24,6 +24,7 @@ from search.compare.arms import Arm, Bench, measure, named_planners
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
+from search.results.display import COLOURS, HEIGHT, WIDTH, dress, figure_class, plain, save_figure
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarise
 from search.store import open_store
@@ -111,8 +112,8 @@ def improve(
     Args:
         bench: Training problems (as ``task``) and system; policy, store and seeds are set here.
         held_out: Problems for the evaluation, such as a dev split.
-        out: Folder: one store with its token traces, the models of each round, ``rounds.json`` and TensorBoard
-            ``curves``.
+        out: Folder: one store with its token traces, the models of each round, ``rounds.json``, TensorBoard
+            ``curves``, and ``curves.png``.
         config: The settings.
         start: The agents of generation 0: ``"tiny"``, or a folder or hub id.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
@@ -127,7 +128,8 @@ def improve(
         DataError: The searches yield no training examples.
         TrainingError: A loss is not a number, or the disk is full.
     """
-    need("tensorboard", "improve", "agents")
+    for package in ("tensorboard", "matplotlib"):
+        need(package, "improve", "agents")
     choice("method", config.method, TRAINING_METHODS)
     whole_number("rounds", config.rounds, at_least=1)
     whole_number("problems", config.problems, at_least=2)
@@ -275,7 +277,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _report(out: Path, rounds: Sequence[Round]) -> None:
-    """Rewrite ``rounds.json`` and the curves."""
+    """Rewrite ``rounds.json`` and the curves, for TensorBoard and as a picture."""
     from torch.utils.tensorboard import SummaryWriter
 
     try:
@@ -289,7 +291,24 @@ def _report(out: Path, rounds: Sequence[Round]) -> None:
                 for name, value in one.values.items():
                     writer.add_scalar(f"final states/{name}", value, one.number)
                 writer.add_scalar("training tokens", one.tokens, one.number)
+        _draw(rounds, out / f"{CURVES}.png")
     except OSError as error:
         raise TrainingError(
             f"cannot write to {out}: {error}; free some space and run the same command again"
         ) from error
+
+
+def _draw(rounds: Sequence[Round], path: Path) -> None:
+    """Draw Hit@1 of each planner by generation, with 95% intervals."""
+    figure = figure_class()(figsize=(WIDTH, HEIGHT), dpi=200, layout="constrained")
+    axes = figure.subplots()
+    numbers = [one.number for one in rounds]
+    for rows, colour in zip(zip(*(one.rows for one in rounds), strict=True), COLOURS, strict=False):
+        ends = [[100 * row.interval.low for row in rows], [100 * row.interval.high for row in rows]]
+        axes.fill_between(numbers, *ends, color=colour, alpha=0.15, lw=0)
+        hits = [100 * row.hits[1].mean for row in rows]
+        axes.plot(numbers, hits, color=colour, marker="o", ms=4, label=plain(rows[0].label))
+    axes.set_xticks(numbers)
+    dress(axes, "generation", "Hit@1 (%)")
+    axes.legend(frameon=False)
+    save_figure(figure, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -47,6 +47,11 @@ class Bin(NamedTuple):
     value: float
     right: float
     states: int
+
+
+def gap(bins: Sequence[Bin]) -> float:
+    """Return the mean distance between value and ``2 right - 1`` over states in bins."""
+    return sum(abs(one.value - (2 * one.right - 1)) * one.states for one in bins) / sum(one.states for one in bins)
 
 
 def scored_states(tree: TreeValues) -> list[ScoredState]:

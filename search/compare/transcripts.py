@@ -8,7 +8,7 @@ policy), ``split`` and ``id``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,11 +25,12 @@ from mas_gym.errors import (
     is_number,
     shown,
 )
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.files import read_file
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.rows import BadRow, read_rows
 from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.tree import Proposal
 
@@ -42,7 +43,6 @@ NOBODY = -1
 """The label of a transcript without an error."""
 
 _DEV_SHARE = 5
-_MOST_FAULTS = 10
 _DEV = ("dev", "val", "validation")
 
 
@@ -128,28 +128,14 @@ def read_transcripts(path: str | Path) -> list[LabelledTranscript]:
         raise DataNotFoundError(f"{file}: expected a file with columns problem, steps and label; there is none")
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'!r}")
-    found: list[LabelledTranscript] = []
-    faults: list[str] = []
     rows = read_file(file, "transcripts")
-    for place, value in rows:
-        try:
-            found.append(_transcript(value, place))
-        except BadRow as fault:
-            faults.append(f"{place}: {fault}")
-    if faults:
-        more = [f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else []
-        listed = "\n  ".join([*faults[:_MOST_FAULTS], *more])
-        raise DataError(f"{len(faults)} of {len(rows)} rows are not labelled transcripts; correct them:\n  {listed}")
+    found = read_rows("labelled transcripts", rows, lambda number, row: _transcript(row, rows[number].place))
     if not found:
         raise DataError(f"{file}: expected at least one transcript, got none")
     return found
 
 
-def _transcript(row: object, place: str) -> LabelledTranscript:
-    if isinstance(row, BadRow):
-        raise row
-    if not isinstance(row, Mapping):
-        raise BadRow(f"expected an object with problem, steps and label, got {shown(row)}")
+def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     problem, steps, label = (row.get(name) for name in ("problem", "steps", "label"))
     if not isinstance(problem, str) or not problem.strip():
         raise BadRow(f"expected a text as problem, got {shown(problem)}")
@@ -268,14 +254,18 @@ def score_transcripts(
         )
     found: list[Scored] = []
     cost = Cost()
-    waiting: dict[Hashable, Sequence[ScoringContext]] = {}
+    waiting: dict[int, Sequence[ScoringContext]] = {}
     checked: set[str] = set()
 
     def flush() -> None:
         nonlocal cost
-        for place, outcome in _outcomes(critic, waiting):
+        for place, outcome in score_batch(critic, waiting) if waiting else ():
+            if isinstance(outcome, EngineUnavailableError):
+                raise outcome
             found.append(_scored(transcripts[place], outcome))
-            cost = _added(cost, outcome, 0 if critic.free else critic.calls)
+            if isinstance(outcome, Scores):
+                spent = (0 if critic.free else critic.calls * len(outcome)), *outcome.cost()
+                cost = Cost(*(before + more for before, more in zip(cost, spent, strict=True)))
         waiting.clear()
         listen(len(found))
 
@@ -305,31 +295,9 @@ def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], las
     return contexts[-1:] if last_alone else contexts
 
 
-def _outcomes(
-    critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]
-) -> Iterator[tuple[int, Scores | Exception]]:
-    for key, outcome in score_batch(critic, batch) if batch else ():
-        if isinstance(outcome, EngineUnavailableError):
-            raise outcome
-        assert isinstance(key, int)
-        yield key, outcome
-
-
 def _scored(transcript: LabelledTranscript, outcome: Scores | Exception) -> Scored:
     if isinstance(outcome, Exception):
         reason = str(outcome) if isinstance(outcome, MASGymError) else f"{type(outcome).__name__}: {outcome}"
         return Scored(transcript, (), reason or type(outcome).__name__)
     failed = next(filter(None, outcome.reasons), None)
     return Scored(transcript, tuple(outcome.values)) if failed is None else Scored(transcript, (), failed)
-
-
-def _added(cost: Cost, outcome: Scores | Exception, calls: int) -> Cost:
-    if isinstance(outcome, Exception):
-        return cost
-    tokens, read, unread = outcome.cost()
-    return Cost(
-        cost.reward_calls + calls * len(outcome),
-        cost.critic_tokens + tokens,
-        cost.critic_prompt_tokens + read,
-        cost.unread_verdicts + unread,
-    )

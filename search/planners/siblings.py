@@ -22,9 +22,15 @@ class Siblings(Planner):
     schedule of D turns AC = k + k^2 + ... + k^D. Training runs count each leaf's true reward as a visit to every
     message on its path.
 
+    ``turns`` moves samples from the last agents to the first. ``"siblings:8,turns=1"`` samples eight transcripts as
+    one tree, and ``"siblings:3,turns=2"`` three messages per state in the first two turns and one in each later state.
+    ``spare`` messages are only compared by their values, with the credit method ``control-variate``.
+
     Attributes:
         k: Messages per state.
         values: ``"reward"`` requests the true rewards, ``"none"`` does not; ``"auto"``: only in training runs.
+        turns: Turns with ``k`` messages per state; later states get one. 0 for all turns.
+        spare: Further messages in the initial state that are not continued.
     """
 
     needs_critic = False
@@ -32,10 +38,13 @@ class Siblings(Planner):
 
     k: int = 2
     values: Literal["auto", "none", "reward"] = "auto"
+    turns: int = 0
+    spare: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_at_least(self, 1, k=self.k)
+        check_at_least(self, 0, turns=self.turns, spare=self.spare)
 
     def for_run(self, critic: Critic | None, training: bool) -> Siblings:
         """Return the planner with the kind of values that the run provides."""
@@ -43,10 +52,14 @@ class Siblings(Planner):
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Grow the tree turn by turn; its leaves are the candidates."""
-        tree, growing, ends = Tree(root), [0], list[int]()
+        tree, growing, ends, turn = Tree(root), [0], list[int](), 0
         while growing:
-            grown = yield from widen(tree, model, dict.fromkeys(growing, self.k), answered=bool(ends))
-            fresh = [child for children in grown.values() for child in children]
+            count = 1 if 0 < self.turns <= turn else self.k
+            wanted = dict.fromkeys(growing, count if turn else count + self.spare)
+            grown = yield from widen(tree, model, wanted, answered=bool(ends))
+            # Continued messages come first; the number of spare ones does not change their seeds.
+            fresh = [child for children in grown.values() for child in children[:count]]
+            turn += 1
             ends += [node for node in fresh if tree.is_terminal(node)]
             growing = [node for node in fresh if not tree.is_terminal(node)]
         if self.values == "reward":
