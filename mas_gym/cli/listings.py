@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -114,7 +114,7 @@ def tasks(json: AsJSON = False) -> None:
     _show(made, json, f"--task NAME:SETTINGS, such as arithmetic:difficulty=5, or -o option=value\n{own}", "task")
 
 
-def _entry(name: str, make: Callable[..., Any]) -> Entry:
+def _entry(name: str, make: Callable[..., object]) -> Entry:
     lines = (inspect.getdoc(make) or "").splitlines()
     parameters = inspect.signature(make).parameters.values()
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
