@@ -107,11 +107,11 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
             raise NotResetError(f"no episode has started, so there are no {name}: call reset() first")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def observation_space(self, agent: str) -> object:
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
         """Return an agent's observation space, always the same object."""
         return self.observation_spaces[agent]
 
-    def action_space(self, agent: str) -> object:
+    def action_space(self, agent: str) -> spaces.Space[Any]:
         """Return an agent's action space, always the same object."""
         return self.action_spaces[agent]
 
