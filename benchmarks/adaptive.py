@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from scipy.stats import rankdata
+
 import mas_gym
 import search
 from benchmarks.paper.lab import weights
@@ -247,6 +249,8 @@ def family(lab: Lab, spec: str, critic: str) -> Iterator[str]:
     if missed:
         yield f"\nNo tested X keeps the Hit@1 of the complete search on dev with {' or '.join(missed)}."
     yield from transfer_of_stops(known, test)
+    size = fixed_size(dev, fixed(10**9))
+    yield from bounds(size[1] if size else fixed(10**9), known, test)
 
 
 def rules_chosen(dev: Sequence[Trace], known: StopMap, likelihood: bool = False) -> tuple[dict[str, Rule], list[str]]:
@@ -297,6 +301,45 @@ def coverage(stop_map: StopMap, traces: Sequence[Trace]) -> tuple[str, ...]:
     share = stopped.spent / fmean(trace.tokens for trace in traces)
     hits = f"{100 * stopped.hit:.1f}", f"{100 * whole:.1f}"
     return (f"{100 * len(stops) / len(traces):.0f}", *means, *hits, f"{share:.2f}")
+
+
+def first_right(trace: Trace) -> tuple[bool, int, bool]:
+    """The rule of a search that stops at its first right answer, which only the truth can tell; a bound."""
+    found = next((point for point in trace.points if point.right), None)
+    return (trace.right, trace.tokens, False) if found is None else (True, found.tokens, True)
+
+
+def kept_right(trace: Trace) -> tuple[bool, int, bool]:
+    """The rule of a search that ends right, stops at its first right answer, and otherwise does not stop; a bound."""
+    return first_right(trace) if trace.right else (False, trace.tokens, False)
+
+
+def separation(stop_map: StopMap, traces: Sequence[Trace]) -> float:
+    """Return the AUC of the calibrated probability of right and wrong answers, over all checks of the searches."""
+    pairs = [(stop_map.probability(p.evidence.features), p.right) for trace in traces for p in trace.points]
+    ranks = rankdata([probability for probability, _ in pairs])
+    right = sum(mark for _, mark in pairs)
+    wrong = len(pairs) - right
+    if not right or not wrong:
+        return math.nan
+    total = sum(rank for rank, (_, mark) in zip(ranks, pairs, strict=True) if mark)
+    return float((total - right * (right + 1) / 2) / (right * wrong))
+
+
+def bounds(size: Rule, known: StopMap, test: Sequence[Trace]) -> Iterator[str]:
+    """Yield the largest saving of any rule that stops at right answers only, against a fixed size, and the AUC."""
+    at_size, whole = scored(test, size), scored(test, fixed(10**9))
+    yield "\nUpper bounds on test, from rules that read the truth, compared with the fixed size of the first row:\n"
+    yield "| rule | Hit@1 | 95% interval | TOK | against the fixed size |"
+    yield "|---|---:|---:|---:|---|"
+    for name, rule in (("stops at the first right answer", first_right), ("as above, if the whole search ends right",
+                       kept_right)):  # fmt: skip
+        found = scored(test, rule)
+        yield f"| {name} | {' | '.join(reached(found))} | {against(found, at_size)} |"
+    wrong = [trace for trace in test if not any(point.right for point in trace.points) and not trace.right]
+    share = sum(trace.tokens for trace in wrong) / (whole.spent * len(test))
+    yield f"\n{len(wrong)} of {len(test)} searches never have a right answer; they use {100 * share:.0f}% of the tokens"
+    yield f"of whole searches. AUC of the calibrated probability over all checks: {separation(known, test):.2f}."
 
 
 def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]:
@@ -434,6 +477,36 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def allocated_runs(lab: Lab, specs: Mapping[str, str | None], number: int) -> Iterator[str]:
+    """Yield the table of runs with a budget that is allocated or divided equally, for planners without traces."""
+    yield "\n## A run budget for all questions: votes and cascades\n"
+    yield f"{number} test problems. Budgets are shares of the tokens of complete searches. Nothing was chosen."
+    yield "Differences are paired, against the equal budget for each question.\n"
+    yield "| search | budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
+    yield "|---|---:|---|---:|---:|---:|---|"
+    for spec, critic in specs.items():
+        guide = None if critic is None else load_critic(critic)
+        options: dict[str, Any] = {"mas": "rpsv", "policy": lab.policy, "critic": guide, "seed": SEED, "progress": True}
+        problems = lab.problems("test", number=number)
+        whole = plain_scores(search.run(spec, problems, **options))
+        yield f"| {spec} | none | | {' | '.join(reached(whole))} | |"
+        for share in SHARES[::2]:
+            budget = share * whole.spent
+            equal = plain_scores(search.run(spec, problems, budget=search.Budget(tokens=round(budget)), **options))
+            total = search.Budget(tokens=round(budget * number))
+            found = plain_scores(search.run(spec, problems, run_budget=total, allocate=True, **options))
+            yield f"| {spec} | {budget:,.0f} | equal | {' | '.join(reached(equal))} | |"
+            compared = against(found, equal)
+            yield f"| {spec} | {budget:,.0f} | allocated | {' | '.join(reached(found))} | {compared} |"
+
+
+def plain_scores(plans: Iterable[search.Plan]) -> Scores:
+    """Return what a run reaches and spends by problem."""
+    found = {plan.problem_id: plan for plan in plans}
+    hits = {key: float(bool(plan.correct)) for key, plan in found.items()}
+    return Scores(hits, {key: float(plan.usage.generated_tokens) for key, plan in found.items()})
+
+
 def best_of_n(lab: Lab) -> Iterator[str]:
     """Yield MCTS that stops against best-of-N with the ORM at equal accuracy on dev."""
     runs = {split: (lab.traces("mcts:20,3", "tiny-masprm", split), lab.traces("bon:20", "tiny-orm", split)) for split in
@@ -487,6 +560,7 @@ def game24(data: Path, spec: str) -> Iterator[str]:
         critic = Lookup(GPT4, recorded_values, recordings)
         traces = traced(spec, critic, by_message=True, recorded=search.Recorded(store, distinct=True))
     halves = (traces[::2], traces[1::2])
+    truths: list[list[str]] = []
     found: dict[str, list[Scores]] = defaultdict(list)
     others: dict[str, list[Scores]] = defaultdict(list)
     for dev, test in (halves, halves[::-1]):
@@ -496,6 +570,8 @@ def game24(data: Path, spec: str) -> Iterator[str]:
             found[form].append(scored(test, rule))
             size = fixed_size(dev, rule)
             others[form].append(scored(test, size[1] if size else fixed(10**9)))
+        size = fixed_size(dev, fixed(10**9))
+        truths.append([*bounds(size[1] if size else fixed(10**9), known, test)])
     yield f"{len(traces)} puzzles; the settings of each half are chosen on the other half. Messages are counted,"
     yield "because tokens were not recorded.\n"
     yield "| rule | Hit@1 | 95% interval | messages | against the fixed size chosen | against the whole search |"
@@ -506,6 +582,9 @@ def game24(data: Path, spec: str) -> Iterator[str]:
             Scores(*({**a, **b} for a, b in zip(*parts, strict=True))) for parts in (found[form], others[form])
         )
         yield f"| {form} | {' | '.join(reached(one))} | {against(one, other)} | {against(one, whole)} |"
+    for number, lines in enumerate(truths, 1):
+        yield f"\nHalf {number}:"
+        yield from lines
 
 
 def reached(found: Scores) -> tuple[str, str, str]:
@@ -521,6 +600,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=100, help="test problems")
     parser.add_argument("--cascade", type=int, nargs=2, default=(100, 100), help="dev and test problems of cascades")
     parser.add_argument("--difficulty", type=int, default=60, help="problems per difficulty and split")
+    parser.add_argument("--others", type=int, default=50, help="test problems of votes and cascades with a run budget")
     parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, help="measure these sections alone")
     parser.add_argument("--natural", type=int, nargs=2, default=(60, 60), help="dev and test problems, natural agents")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
@@ -535,6 +615,7 @@ def main() -> None:
         "best-of-n": lambda: best_of_n(lab),
         "allocation-bon": lambda: allocations(lab, "bon:20", "tiny-orm"),
         "allocation-mcts": lambda: allocations(lab, "mcts:20,3", "tiny-masprm"),
+        "allocation-other": lambda: allocated_runs(lab, OTHERS, options.others),
         "horizon": lambda: horizons(lab, "mcts:20,3", "tiny-masprm", (None, 30, 60)),
         "natural-bon": lambda: family(natural(), "bon:20", "policy-likelihood"),
         "natural-mcts": lambda: family(natural(), "mcts:20,3", "policy-likelihood"),
@@ -549,7 +630,18 @@ def main() -> None:
         print(sections[part], flush=True)
 
 
-PARTS = ("bon", "mcts", "best-of-n", "allocation-bon", "allocation-mcts", "transfer", "cascade", "horizon")
+OTHERS = {"sc:20": None, "cascade:single>mcts:20,3@0.9": "tiny-masprm"}
+PARTS = (
+    "bon",
+    "mcts",
+    "best-of-n",
+    "allocation-bon",
+    "allocation-mcts",
+    "allocation-other",
+    "transfer",
+    "cascade",
+    "horizon",
+)
 PARTS += ("natural-bon", "natural-mcts", "game24")
 MARK = "\n\n<!-- part: {} -->\n"
 

@@ -1,14 +1,17 @@
-r"""A small and a larger model as arms of one policy, compared with each model alone at equal cost.
+r"""A small and a three times larger model as arms of one policy, compared with the large model alone.
 
-    python -m benchmarks.tiny.natural --out models/natural-large --steps 800 --hidden 192 --layers 4 \
-        --init mas_gym/tiny/weights --lr 1e-3 --bf16 --compile
-    python -m benchmarks.arms --large models/natural-large --cache replies.db
+    python -m benchmarks.arms --cache replies.db
 
-Both models are natural agents (`benchmarks.tiny.natural`), trained only on correct transcripts, so that their errors
-are not designed. The cost of a token that a model reads or writes is the model's number of parameters. The reference is
-the large model alone. Every other row has the largest size whose mean cost on dev is at most 60% of the reference's
-cost on dev, or size 1. Its accuracy and cost on test are compared with the reference's, paired over problems. The large
-model of the page is the checkpoint after 600 of the 800 steps.
+Both models are part of this repository, so nothing is trained. The small one (`benchmarks/tiny/tiny-natural`) has no
+designed errors, but it was trained only on stories of up to four events. The large one (`mas_gym/tiny/weights`) errs by
+design at all difficulties. The problems are of three difficulties. For these, the large model is right more often in
+one pass on dev, although the small model is better at the easiest of them.
+
+The cost of a search is the number of tokens that the agents read and write, each multiplied by the number of parameters
+of its model, in millions. Reward calls (RC) are not included. The reference is the large model alone with the planner
+of `PLANNERS` that has the highest Hit@1 on dev. Every other row has the largest size whose mean cost on dev is at most
+60% of the reference's, or size 1; a cascade has the thresholds and sizes with the highest Hit@1 on dev within this
+cost. Accuracy and cost on test are compared with the reference, paired over problems.
 """
 
 from __future__ import annotations
@@ -17,30 +20,39 @@ import argparse
 import json
 import math
 import struct
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import mas_gym
 import search
 from benchmarks.paper.lab import weights_file
 from benchmarks.stopping import Scores, against
-from benchmarks.tiny.stories import generated
+from mas_gym.errors import CriticError
 from mas_gym.policies import load_policy
 from mas_gym.policies.arms import ArmsPolicy
 from rewardmodels import load_critic
 from search.compare import accuracy_interval
-from search.protocol import Critic, Planner
+from search.protocol import Critic, Planner, ScoringContext
 from search.usage import Usage
 
 PAGE = Path(__file__).with_name("pages") / "search" / "arms.md"
 SEED = 14
 SHARE = 0.6
 SMALL = Path(__file__).parent / "tiny" / "tiny-natural"
+LARGE = Path(mas_gym.__file__).parent / "tiny" / "weights"
+LEVELS = (3, 4, 5)
 LARGEST = 64
 BOTH = ("small", "large")
+PLANNERS = ("mcts:10,3", "adaptive:15")
+PROCESS, OUTCOME = "tiny-masprm", "tiny-orm"
+CASCADE = "cascade:{first},arms=only:small>{last},arms=only:large@{threshold:g}"
+THRESHOLDS = (0.5, 0.8)
 
 
 def parameters(folder: Path) -> int:
@@ -51,88 +63,123 @@ def parameters(folder: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class Entry:
     """A row of the table.
 
     Attributes:
         name: Its name in the table, with ``{}`` for the size.
         make: Returns the planner of a size.
         arms: The arms that it may use.
+        critic: The critic that guides it.
         together: Whether searches run concurrently; TreeQuest draws from a generator that all searches share.
     """
 
     name: str
     make: Callable[[int], Planner]
-    arms: tuple[str, ...]
+    arms: tuple[str, ...] = BOTH
+    critic: str = PROCESS
     together: bool = True
 
+    @property
+    def label(self) -> str:
+        """The name with the arm, if there is only one."""
+        return self.name if len(self.arms) > 1 else f"{self.name}, {self.arms[0]} alone"
 
-def row(spec: str, *arms: str) -> Row:
+
+def entry(spec: str, *arms: str, critic: str = PROCESS) -> Entry:
     """Return the row of a planner's short form with ``{}`` for the size."""
-    return Row(spec, lambda size: search.load_planner(spec.format(size)), arms or BOTH)
+    return Entry(spec, lambda size: search.load_planner(spec.format(size)), arms or BOTH, critic)
 
 
-def treequest_row() -> list[Row]:
-    """Return the row of TreeQuest's AB-MCTS-A over both arms; none if TreeQuest is not installed."""
-    try:
-        import treequest
-    except ImportError:
-        return []
-    return [Row("TreeQuest ABMCTSA, {} trials", lambda size: search.AskTell(treequest.ABMCTSA(), size), BOTH, False)]
+def treequest_entry(name: str) -> Entry:
+    """Return the row of an algorithm of TreeQuest over both arms."""
+    import treequest
+
+    algorithm = getattr(treequest, name)
+    make: Callable[[int], Planner] = lambda size: search.AskTell(algorithm(), size)  # noqa: E731
+    return Entry(f"TreeQuest {name}, {{}} trials", make, together=False)
+
+
+class Memory(Critic):
+    """A critic that scores each state once, because rows share most of their states.
+
+    A state with a message that is too long for the critic has the value -1; the small model writes such messages on
+    stories that are longer than those of its training.
+    """
+
+    def __init__(self, critic: Critic) -> None:
+        """Wrap a critic."""
+        self.critic, self._known = critic, dict[Any, float]()
+        for name in ("name", "terminal_only", "free", "scores_actions", "reads_peers"):
+            setattr(self, name, getattr(critic, name))
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the values of the states."""
+        new = {one.state: one for one in contexts if one.state not in self._known}
+        try:
+            self._known |= dict(zip(new, self.critic.score([*new.values()]), strict=True))
+        except CriticError:
+            for state, context in new.items():
+                self._known[state] = self._alone(context)
+        return [self._known[one.state] for one in contexts]
+
+    def _alone(self, context: ScoringContext) -> float:
+        try:
+            return float(self.critic.score([context])[0])
+        except CriticError:
+            return -1.0
 
 
 @dataclass(frozen=True)
 class Lab:
-    """The models, the critic and the problems."""
+    """The models, the critics and the problems.
 
-    large: Path
-    task: str
-    critic_name: str
-    dev: int
-    test: int
+    Attributes:
+        cache: Response cache.
+        numbers: Problems per difficulty by split.
+    """
+
     cache: str
+    numbers: dict[str, int]
+    critics: dict[str, Critic] = field(default_factory=dict)
 
     @cached_property
     def models(self) -> dict[str, Any]:
         """The policy of each arm, behind the response cache."""
-        folders = {"small": SMALL, "large": self.large}
-        return {arm: load_policy(f"transformers:{folder}", cache=self.cache) for arm, folder in folders.items()}
+        specs = {"small": f"transformers:{SMALL}", "large": f"transformers:{LARGE}"}
+        return {arm: load_policy(spec, cache=self.cache) for arm, spec in specs.items()}
 
-    @cached_property
-    def critic(self) -> Critic:
-        """The critic."""
-        critic: Critic = load_critic(self.critic_name)
-        return critic
+    def problems(self, split: str) -> list[Any]:
+        """Return the problems of a split."""
+        tasks = [mas_gym.load_task("arithmetic", split=split, difficulty=level) for level in LEVELS]
+        return [problem for task in tasks for problem in task[: self.numbers[split]]]
 
-    @cached_property
-    def prices(self) -> dict[str, dict[str, float]]:
-        """Prices in parameters per token, in millions."""
-        sizes = {"small": parameters(SMALL) / 1e6, "large": parameters(self.large) / 1e6}
-        found = {arm: {"prompt": size, "generated": size} for arm, size in sizes.items()}
-        return {**found, self.critic.name: {"forward": 0.0}}
-
-    def plans(self, one: Row, size: int, split: str) -> list[search.Plan]:
+    def plans(self, one: Entry, size: int, split: str, limit: int | None = None) -> list[search.Plan]:
         """Search the problems of a split."""
         import numpy as np
 
         np.random.seed(SEED)
-        problems = generated(self.task, split)[: self.dev if split == "dev" else self.test]
+        critic = self.critics.setdefault(one.critic, Memory(load_critic(one.critic)))
+        sizes = {"small": parameters(SMALL) / 1e6, "large": parameters(LARGE) / 1e6}
+        prices: Any = {arm: {"prompt": size, "generated": size} for arm, size in sizes.items()}
         policy = ArmsPolicy({arm: self.models[arm] for arm in one.arms})
-        options: dict[str, Any] = {"mas": "rpsv", "policy": policy, "critic": self.critic, "prices": self.prices}
+        options: dict[str, Any] = {"mas": "rpsv", "policy": policy, "critic": critic}
+        options["prices"] = prices | {critic.name: {"forward": 0.0}}
         options["concurrency"] = 32 if one.together else 1
+        problems = self.problems(split)[:: 1 if limit is None else -(-3 * self.numbers[split] // limit)]
         found = search.run(one.make(size), problems, seed=SEED, raise_errors=True, progress=True, **options)
         return sorted(found, key=lambda plan: plan.problem_id)
 
-    def cost(self, one: Row, size: int) -> float:
-        """Return the mean cost on dev."""
-        return fmean(plan.usd or 0.0 for plan in self.plans(one, size, "dev"))
+    def dev(self, one: Entry, size: int) -> Scores:
+        """Return accuracy and cost on dev."""
+        return scores(self.plans(one, size, "dev"))
 
-    def size_for(self, one: Row, most: float) -> int:
+    def size_for(self, one: Entry, most: float) -> int:
         """Return the largest size whose mean cost on dev is at most ``most``; at least 1."""
         low, high = 1, LARGEST
-        guess = 12
+        guess = 4
         while low < high:
-            spent = self.cost(one, guess)
+            spent = self.dev(one, guess).spent
             low, high = (guess, high) if spent <= most else (low, max(low, guess - 1))
             if high <= low:
                 break
@@ -147,76 +194,120 @@ def scores(plans: Sequence[search.Plan]) -> Scores:
     return Scores(hits, {plan.problem_id: plan.usd or 0.0 for plan in plans})
 
 
+HEAD = "| search | Hit@1 | 95% interval | cost | TOK | RC | large, % of AC | of answers | against the reference |"
+
+
 def line(name: str, plans: Sequence[search.Plan], reference: Scores | None) -> str:
-    """Return a row of the table."""
+    """Return a row of the table; the reference is restricted to the row's problems."""
     found = scores(plans)
     span = accuracy_interval([*found.hits.values()], len(found.hits))
     usage = sum((plan.usage for plan in plans), Usage())
-    large = sum(arm.calls for arm in usage.arms if arm.arm == "large") / usage.agent_calls
-    chosen = sum(arm.chosen for arm in usage.arms if arm.arm == "large") / sum(arm.chosen for arm in usage.arms)
+    large = [arm for arm in usage.arms if arm.arm == "large"]
+    compared = ""
+    if reference is not None:
+        same = Scores(*({key: part[key] for key in found.hits} for part in reference))
+        compared = against(found, same).replace("tokens x", "cost x")
     cells = (
         name,
         f"{100 * found.hit:.1f}",
         f"{100 * span.low:.1f} to {100 * span.high:.1f}",
+        f"{1e6 * found.spent:,.0f}",
         f"{usage.generated_tokens / len(plans):,.0f}",
-        f"{100 * large:.0f}",
-        f"{100 * chosen:.0f}",
-        "" if reference is None else against(found, reference).replace("tokens x", "cost x"),
+        f"{usage.reward_calls / len(plans):,.0f}",
+        f"{100 * sum(arm.calls for arm in large) / usage.agent_calls:.0f}",
+        f"{100 * sum(arm.chosen for arm in large) / sum(arm.chosen for arm in usage.arms):.0f}",
+        compared,
     )
     return f"| {' | '.join(cells)} |"
 
 
-def table(lab: Lab, reference: Row, size: int, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of the table."""
-    most = SHARE * lab.cost(reference, size)
-    whole = lab.plans(reference, size, "test")
-    yield "| search | Hit@1 | 95% interval | TOK | large, % of AC | large, % of answers | against the reference |"
-    yield "|---|---:|---:|---:|---:|---:|---|"
-    yield line(f"{reference.name.format(size)}, large alone (reference)", whole, None)
-    passes = {arm: row("bon:{}", arm) for arm in BOTH}
-    for arm, one in passes.items():
-        yield line(f"single pass, {arm} alone", lab.plans(one, 1, "test"), scores(whole))
+def cascade(lab: Lab, last: str, most: float) -> Entry | None:
+    """Return the cascade from the small to the large model with the highest dev Hit@1 within a cost, if any."""
+    firsts = ("single", "mcts:5,3")
+    found: list[tuple[float, float, str]] = []
+    for first, threshold in product(firsts, THRESHOLDS):
+        spec = CASCADE.format(first=first, last=last, threshold=threshold)
+        dev = lab.dev(entry(spec), 0)
+        if dev.spent <= most:
+            found.append((-dev.hit, dev.spent, spec))
+    return entry(min(found)[2]) if found else None
+
+
+def table(lab: Lab, trials: int) -> Iterator[str]:
+    """Yield the lines of the page's table, and the choices."""
+    alone = {spec: lab.dev(entry(spec, "large"), 0) for spec in PLANNERS}
+    best = max(alone, key=lambda spec: (alone[spec].hit, -alone[spec].spent))
+    most = SHARE * alone[best].spent
+    tried = ", ".join(f"{spec} {100 * found.hit:.1f} at cost {1e6 * found.spent:,.0f}" for spec, found in alone.items())
+    yield f"Large model alone on dev: {tried}.\n"
+    yield HEAD
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---|"
+    plans = lab.plans(entry(best, "large"), 0, "test")
+    whole = scores(plans)
+    yield line(f"{best}, large alone (reference)", plans, None)
+    for arm in BOTH:
+        yield line(f"single pass, {arm} alone", lab.plans(entry("single", arm), 0, "test"), whole)
+    name, _, settings = best.partition(":")
+    spec = f"{name}:{{}}{''.join(f',{one}' for one in settings.split(',')[1:])}"
+    rows = [entry(spec, arm) for arm in BOTH]
+    rows += [entry(spec), *(entry(f"{spec},arms={rule}") for rule in ("thompson", "cost"))]
     for one in rows:
-        best = lab.size_for(one, most)
-        who = "" if len(one.arms) > 1 else f", {one.arms[0]} alone"
-        yield line(f"{one.name.format(best)}{who}", lab.plans(one, best, "test"), scores(whole))
+        size = lab.size_for(one, most)
+        yield line(one.label.format(size), lab.plans(one, size, "test"), whole)
+    chosen = cascade(lab, best, most)
+    if chosen is not None:
+        yield line(chosen.name, lab.plans(chosen, 0, "test"), whole)
+    rows = [entry("bon:{}", *arms, critic=OUTCOME) for arms in (BOTH, ("large",), ("small",))]
+    for one in (treequest_entry("ABMCTSA"), *rows):
+        size = lab.size_for(one, most)
+        yield line(one.label.format(size), lab.plans(one, size, "test"), whole)
+    if trials:
+        one, size = treequest_entry("ABMCTSM"), lab.size_for(treequest_entry("ABMCTSA"), most)
+        yield line(f"{one.label.format(size)}, {trials} problems", lab.plans(one, size, "test", trials), whole)
+    if chosen is None:
+        yield f"\nNo cascade of the tested sizes and thresholds costs at most {SHARE:.0%} of the reference on dev."
+
+
+def contained(lab: Lab, specs: Sequence[str]) -> Iterator[str]:
+    """Yield how often trees on test contain a right answer, to separate errors of the critic from missing answers."""
+    yield "| search | a right answer in the tree, % | chosen answer right, % |"
+    yield "|---|---:|---:|"
+    for spec in specs:
+        plans = lab.plans(entry(spec), 0, "test")
+        found = fmean(any(one.correct for one in plan.candidates) for plan in plans)
+        yield f"| {spec} | {100 * found:.1f} | {100 * fmean(bool(plan.correct) for plan in plans):.1f} |"
 
 
 def main() -> None:
     """Choose sizes on dev, measure on test, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--large", type=Path, required=True, help="folder of the larger model")
-    parser.add_argument("--tasks", nargs="+", default=["stories-4", "stories-5"], help="of benchmarks.tiny.stories")
-    parser.add_argument("--critic", default="policy-likelihood", help="critic that guides all rows")
-    parser.add_argument("--reference", default="adaptive:{}", help="planner of the reference and of the rows with arms")
-    parser.add_argument("--size", type=int, default=15, help="size of the reference")
-    parser.add_argument("--dev", type=int, default=30, help="dev problems")
-    parser.add_argument("--test", type=int, default=100, help="test problems")
+    parser.add_argument("--dev", type=int, default=8, help="dev problems per difficulty")
+    parser.add_argument("--test", type=int, default=20, help="test problems per difficulty")
+    parser.add_argument("--abmctsm", type=int, default=0, help="test problems of TreeQuest's ABMCTSM, which is slow")
+    parser.add_argument("--contained", nargs="+", help="only print how often the trees of these planners are right")
     parser.add_argument("--cache", required=True, help="response cache; the rows share messages through it")
     parser.add_argument("--out", type=Path, default=PAGE, help="page to write")
     options = parser.parse_args()
-    spec = options.reference
-    comma = "," if ":" in spec else ":"
-    rows = [row(spec, arm) for arm in BOTH]
-    rows += [row(spec), *(row(f"{spec}{comma}arms={rule}") for rule in ("thompson", "cost")), *treequest_row()]
-    rows += [row("bon:{}", "small"), row("bon:{}", "large"), row("bon:{}")]
-    lines: list[str] = []
-    for task in options.tasks:
-        lab = Lab(options.large, task, options.critic, options.dev, options.test, options.cache)
-        lines += ["", f"## {task}", ""]
-        for text in table(lab, row(spec, "large"), options.size, rows):
+    warnings.simplefilter("ignore")
+    lab = Lab(options.cache, {"dev": options.dev, "test": options.test})
+    if options.contained:
+        for text in contained(lab, options.contained):
             print(text, flush=True)
-            lines.append(text)
-            options.out.write_text(page(lab, lines), encoding="utf-8")
+        return
+    lines: list[str] = []
+    for text in table(lab, options.abmctsm):
+        print(text, flush=True)
+        lines.append(text)
+        options.out.write_text(page(lab, lines), encoding="utf-8")
 
 
 def page(lab: Lab, lines: Sequence[str]) -> str:
     """Return the page."""
     about = (__doc__ or "").partition("\n\n")[2]
     command, text = about.partition("\n\n")[::2]
-    small, large = (parameters(folder) for folder in (SMALL, lab.large))
+    small, large = parameters(SMALL), parameters(LARGE)
     facts = "\n".join(part.removeprefix("    ") for part in command.splitlines())
-    sums = {name: weights_file(str(folder)) for name, folder in (("small", SMALL), ("large", lab.large))}
+    sums = {name: weights_file(str(folder)) for name, folder in (("small", SMALL), ("large", LARGE))}
     stated = ", ".join(f"{name} {digest(file)}" for name, file in sums.items() if file is not None)
     return f"""# Two models as arms
 
@@ -226,11 +317,12 @@ def page(lab: Lab, lines: Sequence[str]) -> str:
 {facts}
 ```
 
-{lab.dev} dev and {lab.test} test problems per task, run seed {SEED}, MAS rpsv, critic {lab.critic_name}, at no cost.
+Arithmetic of difficulties {", ".join(map(str, LEVELS))} with {lab.numbers["dev"]} dev and {lab.numbers["test"]} test
+problems each, run seed {SEED}, MAS rpsv. The critic is {PROCESS}; for `bon` it is {OUTCOME}.
 Parameters: small {small:,}, large {large:,}, a ratio of {large / small:.2f}. Weights: {stated}.
 Rows without "alone" have both arms, in turn unless `arms=` says otherwise. The last columns contain the share of the
 messages and of the chosen answers' messages that the large model wrote, and the paired differences on test.
-Stories of 4 and 5 events; both models were trained on stories of up to 4.
+
 {chr(10).join(lines)}
 """
 

@@ -50,7 +50,7 @@ from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
 from search import Critic
 from search.catalogue import load_critic
 from search.compare import Bench, measure, named_planners
-from search.compare.arms import Arm
+from search.compare.rows import Row as SearchRow
 from search.protocol import ScoringContext
 from search.results.outcomes import Outcome
 from search.store import open_store
@@ -224,7 +224,7 @@ def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str
     if not kept.exists():
         bench = bench_of(policy, "dev", args.dev, (14,), store, args.task)
         [(name, planner)] = named_planners(["single"]).items()
-        outcomes, stop = measure([Arm(name, planner)], bench)
+        outcomes, stop = measure([SearchRow(name, planner)], bench)
         if stop is not None:
             raise stop
         right = {one.problem_id: float(one.correct) for one in outcomes}
@@ -283,7 +283,7 @@ def evaluate(policy: str, planner: str, critic: str, number: int, args: Any, tas
     """Return the outcomes of one planner on test problems, by default of the task of the training."""
     bench = bench_of(policy, args.split, number, args.run_seeds, args.out / "test.db", task or args.task)
     [(name, loaded)] = named_planners([planner]).items()
-    outcomes, stop = measure([Arm(name, loaded, load_critic(critic) if critic else None, critic)], bench)
+    outcomes, stop = measure([SearchRow(name, loaded, load_critic(critic) if critic else None, critic)], bench)
     if stop is not None:
         raise stop
     return outcomes

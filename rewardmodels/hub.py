@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDependencyError, shown
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need, shown
 from rewardmodels.model.folder import META, check_folder, model_card, read_info
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -46,7 +46,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
     folder = Path(folder).expanduser()
     info = read_info(folder)
     check_folder(folder)
-    hub = _library()
+    hub = need("huggingface_hub", "the hub", "local")
     own = folder / _CARD
     card = own.read_text(encoding="utf-8") if own.is_file() else model_card(info)
     files = {path.name: path for pattern in _FILES for path in sorted(folder.glob(pattern)) if path.name != _CARD}
@@ -76,7 +76,7 @@ def download(name: str, revision: str | None = None) -> Path:
         DataNotFoundError: The hub does not have it or cannot be reached.
         MissingDependencyError: huggingface_hub is not installed.
     """
-    hub = _library()
+    hub = need("huggingface_hub", "the hub", "local")
     try:
         folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
     except Exception as error:
@@ -84,16 +84,6 @@ def download(name: str, revision: str | None = None) -> Path:
     if not (folder / META).is_file():
         raise DataError(f"{name!r} on the hub is not a MAS-Gym critic: expected {META}; publish one with push_to_hub")
     return folder
-
-
-def _library() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise MissingDependencyError(
-            "the hub needs huggingface_hub; install it with: pip install 'mas-gym[local]'"
-        ) from error
-    return huggingface_hub
 
 
 def _refused(hub: Any, error: Exception, what: str) -> Exception:

@@ -47,13 +47,14 @@ class Curve:
         if not known:
             return math.nan
         if self.at:
-            return _interpolated(math.fsum(known) / len(known), self.at, self.level)
+            return interpolated(math.fsum(known) / len(known), self.at, self.level)
         row = standardised(values, self.mean, self.scale)
         logit = self.bias + math.fsum(w * x for w, x in zip(self.weights, row, strict=True))
         return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
 
 
-def _interpolated(x: float, at: Sequence[float], level: Sequence[float]) -> float:
+def interpolated(x: float, at: Sequence[float], level: Sequence[float]) -> float:
+    """Return the level at ``x``: linear between the points, constant outside."""
     place = bisect_right(at, x)
     if place in (0, len(at)):
         return level[max(0, place - 1)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 import re
 from collections.abc import Callable
@@ -186,12 +185,9 @@ def _likelihood(argument: str) -> PolicyLikelihood:
 def _constant(argument: str) -> ConstantCritic:
     """The same value for every state."""
     try:
-        value = float(argument or "0")
+        return ConstantCritic(float(argument or "0"))
     except ValueError as error:
-        raise ConfigError(f'expected a number, as in "constant:0.5", got {argument!r}') from error
-    if not math.isfinite(value):
-        raise ConfigError(f"expected a finite number, got {argument!r}")
-    return ConstantCritic(value)
+        raise ConfigError(f'expected a finite number, as in "constant:0.5", got {argument!r}') from error
 
 
 def _uncertainty(argument: str) -> Uncertainty:

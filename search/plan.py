@@ -172,6 +172,7 @@ class Plan:
             value=[node.value for node in nodes],
             logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
             tokens=[node.tokens for node in nodes],
+            arm=[node.arm for node in nodes] if self.tree.arms else None,
             answer=[graded[i][0] if i in graded else None for i in range(len(nodes))],
             correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
         )

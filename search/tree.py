@@ -64,6 +64,7 @@ class Node(NamedTuple):
         tokens: Generated tokens of the message.
         logprob: Sum of its token log-probabilities; None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
+        arm: Name of the model that wrote the message; empty for a policy with one model.
     """
 
     id: int
@@ -76,6 +77,7 @@ class Node(NamedTuple):
     tokens: int
     logprob: float | None
     finish_reason: str
+    arm: str = ""
 
 
 class Tree:
@@ -93,10 +95,12 @@ class Tree:
         values: The value of each state; NaN if unknown.
         tokens: Generated tokens of each node's message.
         logprobs: Log-probabilities of each node's message; NaN if unknown.
+        arms: Name of the model that wrote a node's message, by node; empty for a policy with one model.
     """
 
     __slots__ = (
-        "_cut", "_late", "first", "last", "logprobs", "parents", "states", "tokens", "totals", "values", "visits",
+        "_cut", "_late", "arms", "first", "last", "logprobs", "parents", "states", "tokens", "totals", "values",
+        "visits",
     )  # fmt: skip
 
     def __init__(self, root: MASState) -> None:
@@ -111,6 +115,7 @@ class Tree:
         self.values = array("d", [_NAN])
         self.tokens = array("i", [0])
         self.logprobs = array("d", [_NAN])
+        self.arms: dict[int, str] = {}
         self._cut = bytearray(1)
         self._late: dict[int, list[int]] = {}
 
@@ -133,6 +138,7 @@ class Tree:
             self.tokens[index],
             None if math.isnan(logprob) else logprob,
             "length" if self._cut[index] else "stop",
+            self.arms.get(index, ""),
         )
 
     def __iter__(self) -> Iterator[Node]:
@@ -148,7 +154,7 @@ class Tree:
         Args:
             parent: Index of the parent.
             state: The child's state.
-            proposal: The message of the child, for its tokens and log-probability.
+            proposal: The message of the child, for its tokens, log-probability and arm.
             terminal: Whether the state is terminal.
         """
         index = len(self.states)
@@ -163,6 +169,8 @@ class Tree:
         self.tokens.append(proposal.tokens if proposal is not None else 0)
         self.logprobs.append(proposal.logprob if known else _NAN)  # type: ignore[union-attr, arg-type]
         self._cut.append(proposal is not None and proposal.finish_reason == "length")
+        if proposal is not None and proposal.arm:
+            self.arms[index] = proposal.arm
         if self.first[parent] == 0:
             self.first[parent] = index
             self.last[parent] = index + 1
@@ -203,6 +211,7 @@ class Tree:
         """Return a JSON-able form with columns and each text stored once; `from_dict` reads it back."""
         texts: dict[str, int] = {}
         rest = self.states[1:]
+        arms = {"arm": [self.arms.get(index, "") for index in range(len(self))]} if self.arms else {}
         return {
             "schema": SCHEMA,
             "root": self.states[0].to_dict(),
@@ -216,6 +225,7 @@ class Tree:
             "tokens": self.tokens.tolist(),
             "logprob": [None if math.isnan(v) else v for v in self.logprobs],
             "truncated": [index for index, cut in enumerate(self._cut) if cut],
+            **arms,
         }
 
     @classmethod
@@ -234,12 +244,14 @@ class Tree:
         try:
             tree = cls(model.state_from_dict(data["root"]))
             cut = set(data["truncated"])
+            arms = data.get("arm") or [""] * len(data["parent"])
             for index, parent in enumerate(data["parent"][1:], 1):
                 if not 0 <= parent < index:
                     raise DataError(f"node {index}: expected an earlier node as its parent, got {parent}")
                 text, recipients = data["texts"][data["text"][index - 1]], tuple(data["recipients"][index - 1])
                 finish = "length" if index in cut else "stop"
-                proposal = Proposal(Action(text, -1), data["tokens"][index], data["logprob"][index], finish)
+                message = Action(text, -1), data["tokens"][index], data["logprob"][index]
+                proposal = Proposal(*message, finish, arm=str(arms[index]))
                 state = model.replay(tree.states[parent], text, recipients)
                 tree.add(parent, state, proposal, model.is_terminal(state))
             tree.visits[:] = [int(v) for v in data["visits"]]

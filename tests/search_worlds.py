@@ -21,7 +21,22 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent, Edge
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search import MCTS, Arm, Arms, Critic, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, run
+from search import (
+    MCTS,
+    Arm,
+    Arms,
+    Continue,
+    Critic,
+    Evaluate,
+    Extract,
+    Plan,
+    Progress,
+    Proposal,
+    Propose,
+    Remaining,
+    Reward,
+    run,
+)
 from search.store.file import FORMAT
 
 
@@ -101,6 +116,8 @@ class World:
                 return None
             case Arms():
                 return (Arm(""),)
+        if isinstance(request, Continue):
+            return None
         raise AssertionError(request)
 
     def propose(self, state: MASState, n: int) -> list[Proposal]:
@@ -136,6 +153,16 @@ async def consults(question: str, client: Any) -> str:
 
     said = await asyncio.gather(ask("Ann", question), ask("Bob", question))
     return await ask("Cleo", " ".join([question, *said]))
+
+
+def writes(question: str, client: Any, world: str) -> str:
+    """A program with a folder as its world: it appends three replies to a file, and returns the file."""
+    log = Path(world, "log")
+    for _ in range(3):
+        messages = [{"role": "user", "content": f"{question} {log.read_text()}"}]
+        reply = client.chat.completions.create(model="m", messages=messages)
+        log.write_text(f"{log.read_text()} {reply.choices[0].message.content}")
+    return log.read_text()
 
 
 class HashCritic(Critic):

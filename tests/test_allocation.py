@@ -7,8 +7,10 @@ import math
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from search.compare.stop_thresholds import FEATURES, Check, Checked, fit
 from search.engine.allocation import Allocation
 from search.engine.allowance import Cost
 from search.planners.stop_rules import Confident, StopMap
+from search.planners.voting import majority_probability, vote_gain
 
 MAP = StopMap(
     "BestOfN", "hash", {"value": 2.0, "agreement": 1.0}, -1.0, growth={"found": -0.3, "value": -0.2}, growth_bias=0.8
@@ -102,6 +105,72 @@ def test_allocation_respects_a_budget_of_usd() -> None:
     assert 0.8 < spent <= 1.0
     free = {"talker": {"prompt": 0, "generated": 0}, "hash": {"forward": 0}}
     assert by_problem(run(Budget(usd=1e-9), spec=growing(), prices=free)) == by_problem(run(None, allocate=False))
+
+
+# ---- votes and cascades
+
+VOTE, CASCADE = "sc:9,stop=0.95", "cascade:bon:1>mcts:4,2@0.9>mcts:9,3@0.8"
+
+
+@pytest.mark.parametrize("spec", [VOTE, CASCADE, "mcts:9,3,arms=thompson"])
+@pytest.mark.parametrize("limit", [Budget(calls=110), Budget(tokens=900)])
+def test_allocation_of_votes_and_cascades_is_independent_of_concurrency(spec: str, limit: Budget) -> None:
+    chosen: Any = load_planner(spec)
+    if "arms" in spec:
+        chosen = replace(chosen, planner=planner("mcts:9,3"))
+    runs = [run(limit, spec=chosen, concurrency=n, batch=batch) for n, batch in ((1, 1), (5, 3), (64, 64))]
+    first, *others = [by_problem(one) for one in runs]
+    assert len(first) == 8 and all(other == first for other in others)
+    assert all(plan["answer"] is not None and plan["error"] is None for plan in first.values())
+    assert runs[0].usage.agent_calls <= (limit.calls or math.inf)
+    assert len({plan["usage"]["agent_calls"] for plan in first.values()}) > 1
+
+
+@given(st.integers(1, 200), st.integers(1, 9), st.sampled_from([VOTE, CASCADE]))
+@settings(max_examples=20, deadline=None)
+def test_allocation_of_votes_and_cascades_never_exceeds_calls(limit: int, count: int, spec: str) -> None:
+    found = run(Budget(calls=limit), count, load_planner(spec))
+    plans = list(found)
+    assert found.usage.agent_calls <= limit and sum(plan.usage.agent_calls for plan in plans) <= limit
+    assert len(plans) == count or "too few for another search" in str(found.stopped)
+
+
+@pytest.mark.parametrize("spec", [VOTE, "sc:9", CASCADE])
+def test_votes_and_cascades_with_a_sufficient_budget_equal_complete_searches(spec: str) -> None:
+    chosen = load_planner(spec)
+    found, whole = (
+        by_problem(run(Budget(calls=10_000), spec=chosen)),
+        by_problem(run(None, spec=chosen, allocate=False)),
+    )
+    for name, plan in whole.items():
+        if "no gain" not in str(found[name]["stopped"]):
+            # The nodes of a vote have another order, and equal prompts of different passes are not merged.
+            same = ("answer", "correct", "error") if spec.startswith("sc") else tuple(plan)
+            assert {key: found[name][key] for key in same} == {key: plan[key] for key in same}
+            assert found[name]["usage"]["agent_calls"] == plan["usage"]["agent_calls"]
+
+
+def test_contested_votes_get_more_passes_than_clear_ones() -> None:
+    calls: dict[bool, list[int]] = {True: [], False: []}
+    for plan in run(Budget(calls=110), spec=load_planner("sc:9")):
+        votes = Counter(candidate.answer for candidate in plan.candidates).most_common()
+        calls[len(votes) == 1].append(plan.usage.agent_calls)
+    assert calls[True] and calls[False]
+    assert fmean(calls[True]) < fmean(calls[False])
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 12))
+def test_vote_gain_is_the_expectation_over_single_passes(lead: int, second: int, passes: int) -> None:
+    def after(a: int, b: int, left: int) -> float:
+        if not left:
+            return majority_probability(max(a, b), min(a, b))
+        share = (a + 1) / (a + b + 2)
+        return share * after(a + 1, b, left - 1) + (1 - share) * after(a, b + 1, left - 1)
+
+    lead, second, passes = max(lead, second), min(lead, second), min(passes, 6)
+    expected = after(lead, second, passes) - majority_probability(lead, second)
+    assert vote_gain(lead, second, passes) == pytest.approx(expected, abs=1e-9)
+    assert vote_gain(lead, second, passes) <= vote_gain(lead, second, passes + 1) + 1e-9
 
 
 def test_share_of_settled_searches_goes_to_others() -> None:
@@ -338,12 +407,15 @@ def test_allocation_rejects_budgets_it_cannot_divide() -> None:
         run(Budget(usd=1.0), prices=timed)
     with pytest.raises(ConfigError, match="known number"):
         run(Budget(calls=50), task=iter(problems(3)))
-    for spec in ("single", "sc:5", "bon:5", "bon:5,stop=0.9", "cascade:single>mcts:4,2@0.8"):
+    for spec in ("single", "bon:5", "bon:5,stop=0.9"):
         with pytest.raises(ConfigError, match=r"allocate: .* stop"):
             run(Budget(calls=50), spec=load_planner(spec))
     turns = replace(load_planner("sbs:4,2"), stop=Confident(0.9, replace(MAP, planner="StepBeamSearch")))  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="stop="):
-        run(Budget(calls=50), spec=turns)
+    for spec in (turns, load_planner("dvts:4,2"), load_planner("rebase:4,arms=thompson")):
+        with pytest.raises(ConfigError, match="answer before the end"):
+            run(Budget(calls=50), spec=spec)
+    with pytest.raises(ConfigError, match="equal votes"):
+        run(Budget(calls=50), spec=load_planner("sc:5,weights=critic"))
 
 
 @pytest.mark.slow

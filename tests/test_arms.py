@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -19,11 +20,13 @@ from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
 from mas_gym.policies.arms import ArmsPolicy, read_arms
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.per_agent import PerAgentPolicy
+from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_planner
 from search import ArmUsage, AskTell, Propose, Usage
 from search.planners.arms import ChosenArms, improvement
 from search.planners.registry import PLANNERS
+from search.tree import Tree
 
 PRICES = {"talker": {"prompt": 1, "generated": 3}, "echo": {"prompt": 0.5, "generated": 1}, "hash": {"forward": 0}}
 SETTINGS = {"cascade": ":single>mcts:6,2@0.6", "mcts": ":6,3", "adaptive": ":8", "puct": ":6,3", "halving": ":8,3"}
@@ -140,6 +143,7 @@ def test_single_arm_gives_the_result_of_its_policy() -> None:
     for plans in (alone, single):
         for plan in plans.values():
             plan["usage"].pop("arms")
+            plan["tree"].pop("arm", None)
     assert single == alone
 
 
@@ -188,6 +192,22 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert info.spent.arms == sum((plan.usage for plan in resumed), Usage()).arms
 
 
+def test_trees_and_pages_contain_the_arm_of_each_node(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    found = run("mcts:6,3,arms=thompson", n=2, store=store)
+    for plan, read in zip(found, sorted(search.open_store(store).plans(), key=lambda p: p.problem_id), strict=True):
+        assert plan.tree is not None and read.tree is not None and plan.mas is not None
+        nodes = list(plan.tree)[1:]
+        # The models of `arms` write different texts.
+        assert [node.arm for node in nodes] == ["large" if "says" in node.state.text else "small" for node in nodes]
+        assert {node.arm for node in nodes} == {"large", "small"} and plan.tree[0].arm == ""
+        again = Tree.from_dict(json.loads(json.dumps(plan.tree.to_dict())), Dynamics(plan.mas))
+        assert read.tree.arms == again.arms == plan.tree.arms
+        assert read.page().nodes.arm == ["", *(node.arm for node in nodes)]
+    alone = run("mcts:6,3", ScriptedPolicy(talk, "talker", 4), n=1)[0]
+    assert alone.tree is not None and "arm" not in alone.tree.to_dict() and alone.page().nodes.arm is None
+
+
 def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
     store, seen = tmp_path / "runs.db", []
     for spec, policy, prices in [
@@ -211,6 +231,31 @@ def test_thompson_prefers_the_arm_whose_messages_gain_more() -> None:
         return calls["large"] / sum(calls.values())
 
     assert share("mcts:20,3") < 0.6 < 0.75 < share("mcts:20,3,arms=thompson")
+
+
+@pytest.mark.parametrize("spec", ["sc:4", "bon:4", "mcts:6,3", "sbs:2,2"])
+def test_only_uses_one_arm(spec: str) -> None:
+    planner = search.load_planner(f"{spec},arms=only:small")
+    assert search.planner_spec(planner) == f"{spec},arms=only:small"
+    for plan in run(planner):
+        assert {arm.arm for arm in plan.usage.arms if arm.calls} == {"small"}
+
+
+def test_cascade_from_the_small_to_the_large_arm() -> None:
+    spec = "cascade:bon:2,arms=only:small>mcts:6,3,arms=only:large@0.55"
+    ended = Counter()
+    for plan in run(spec, n=12):
+        used = {arm.arm for arm in plan.usage.arms if arm.calls}
+        assert used == ({"small"} if plan.stopped else {"small", "large"})
+        ended[plan.stopped is None] += 1
+    assert len(ended) == 2
+
+
+def test_only_rejects_an_unknown_arm() -> None:
+    with pytest.raises(SearchError, match="small"):
+        run("mcts:4,2,arms=only:smal")
+    with pytest.raises(ConfigError, match="name of an arm"):
+        search.load_planner("mcts:4,2,arms=only:")
 
 
 def test_cost_prefers_the_cheaper_of_equal_arms() -> None:

@@ -206,5 +206,5 @@ def test_budget_horizon_depends_on_remaining_calls() -> None:
 def test_budget_horizon_rejects_parallel_simulations() -> None:
     with pytest.raises(ConfigError, match="parallel=1"):
         search.load_planner("mcts:10,3,parallel=2,horizon=budget")
-    with pytest.raises(ConfigError, match="expected horizon to be one of"):
+    with pytest.raises(ConfigError, match="horizon: expected one of"):
         search.load_planner("mcts:10,3,horizon=depth")

@@ -17,8 +17,8 @@ import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
 from search.compare import Match, Outcome, paired_difference, report, summarise
-from search.compare.arms import named_planners
 from search.compare.cost_matching import _next_size
+from search.compare.rows import named_planners
 from search.results.display import frontier
 
 

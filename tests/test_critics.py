@@ -351,7 +351,7 @@ def test_ensemble_score_is_the_mean(folders: dict[str, Path]) -> None:
             "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge",
         ),
         ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
-        ("constant:high", ConfigError, "expected a number"),
+        ("constant:high", ConfigError, "expected a finite number"),
         ("constant:nan", ConfigError, "finite"),
         ("policy-likelihood:x", ConfigError, "takes no argument"),
         ("tiny-masprm:x", ConfigError, "takes no argument"),
@@ -411,7 +411,7 @@ def test_critic_may_load_weights_at_the_first_score(folders: dict[str, Path], tm
 def test_unknown_option_error_suggests_names(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"takes view, force, prefixes, device, dtype, memory, max_batch"):
         load_critic(str(folders["masprm"]), gpu=1)
-    with pytest.raises(ConfigError, match="expected dtype"):
+    with pytest.raises(ConfigError, match="dtype: expected"):
         load_critic(str(folders["masprm"]), dtype="int8")
 
 

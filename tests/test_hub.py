@@ -206,7 +206,7 @@ def test_hub_data_set_loads_as_a_task(hub: ThreadingHTTPServer, tmp_path: Path) 
 
 def test_missing_hub_data_is_reported(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     message = load(f"http://127.0.0.1:{hub.server_address[1]}", tmp_path, "mmlu", "test")
-    assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub does not give 'cais/mmlu'")
+    assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub did not return 'cais/mmlu'")
 
 
 @pytest.mark.slow

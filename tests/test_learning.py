@@ -198,7 +198,7 @@ def test_incompatible_arguments_are_rejected() -> None:
 
     with pytest.raises(ConfigError, match="unfinished"):
         DenseReward(choices(), Outcome())
-    with pytest.raises(ConfigError, match=r"load_critic\(...\) loads it"):
+    with pytest.raises(ConfigError, match="load_critic"):
         DenseReward(choices(), "tiny-masprm")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="gamma"):
         DenseReward(choices(), Likes(), 1.5)

@@ -127,7 +127,7 @@ def test_features_require_both_outcomes_and_a_new_folder(log: Path, tmp_path: Pa
         train_features(rows, tmp_path / "out", "orm")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="expected an empty folder"):
         train_features(rows, tmp_path / "mine", "orm")
 
 

@@ -263,5 +263,5 @@ def test_shipped_task_accepts_settings_in_its_spec() -> None:
     )
     assert named[0] == given[0] and identity_of(named) == identity_of(given)
     assert mas_gym.MASEnv("ordering:difficulty=2").mas.name == "logic"
-    with pytest.raises(ConfigError, match="takes the settings difficulty, seed, size; got grading"):
+    with pytest.raises(ConfigError, match="settings among difficulty, seed, size, got grading"):
         mas_gym.load_task("arithmetic:grading=paper")

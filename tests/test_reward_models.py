@@ -311,8 +311,8 @@ def test_invalid_setting_error_names_it(models: dict[str, Path]) -> None:
         ("format=qwenn", "did you mean 'qwen'"),
         ("aggregate=max", "unknown aggregate"),
         ("agregate=min", "it takes format, aggregate"),
-        ("dtype=int8", "expected dtype"),
-        ("max_batch=0", "positive integer"),
+        ("dtype=int8", "dtype: expected"),
+        ("max_batch=0", "at least 1"),
     ):
         with pytest.raises((ConfigError, UnknownNameError), match=message):
             load_critic(f"prm:{models['qwen']}#{wrong}")
@@ -329,7 +329,7 @@ def test_too_long_transcripts_are_rejected(models: dict[str, Path]) -> None:
     critic = load_critic(f"prm:{models['qwen']}#max_length=100")
     with pytest.raises(CriticError, match="at most 100 tokens"):
         critic.score([context("a " * 200)])
-    with pytest.raises(CriticError, match="without any"):
+    with pytest.raises(CriticError, match="at least one message"):
         critic.score([ScoringContext(DYNAMICS.initial_state("q"), RPSV, None)])
 
 

@@ -32,6 +32,7 @@ pytest.importorskip("fastapi", reason="the fastapi package is not installed")
 import openai
 from loopback import hash_policy, serving
 from loopback import make_app as make_model_server
+from search_worlds import command, said
 
 import mas_gym
 import search
@@ -44,8 +45,10 @@ from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import SearchFuture
+from search.report.canary import canary_days
 from search.service.app import HangsUpOnSilence, make_app
 from search.service.requests import Canary, ChatRequest, Service
+from search.service.telemetry import json_lines
 
 QUESTION = "How many?"
 
@@ -523,7 +526,7 @@ def metric(base: str, name: str) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)}
 
 
-def test_canary_compares_early_answers_with_whole_searches() -> None:
+def test_canary_compares_early_answers_with_whole_searches(tmp_path: Path) -> None:
     app = app_of(hash_policy(), "bon:6,stop=0.0", critic=load_critic("policy-likelihood"), canary=1)
     questions = [f"How many {i}?" for i in range(12)]
     task = ProblemTask.of([Problem(str(i), question, "", "number") for i, question in enumerate(questions)])
@@ -535,7 +538,12 @@ def test_canary_compares_early_answers_with_whole_searches() -> None:
         return [next(search.run(planner, each, **options)).answer for each in one]
 
     same = sum(a == b for a, b in zip(answers("bon:6,stop=0.0"), answers("bon:6"), strict=True))
-    with serving(app) as base, openai.OpenAI(base_url=base + "/v1", api_key="x", max_retries=0) as client:
+    log, page = tmp_path / "serve.jsonl", tmp_path / "report.html"
+    with (
+        json_lines(log),
+        serving(app) as base,
+        openai.OpenAI(base_url=base + "/v1", api_key="x", max_retries=0) as client,
+    ):
         for question in questions:
             assert ask(client, question).mas_gym["agent_calls"] == 4
         wait_for(lambda: sum(metric(base, "mas_gym_canary_searches_total").values()) == 12)
@@ -543,6 +551,40 @@ def test_canary_compares_early_answers_with_whole_searches() -> None:
         assert metric(base, "mas_gym_stopped_searches_total") == {"mas_gym_stopped_searches_total": 12}
     assert counts['mas_gym_canary_searches_total{outcome="same"}'] == same
     assert counts['mas_gym_canary_searches_total{outcome="different"}'] == 12 - same
+    [day], broken = canary_days(log)[0].values(), canary_days(log)[1]
+    assert broken == 0 and day.counts["same"] == same and day.counts["different"] == 12 - same
+    assert 0 < day.early < day.whole
+    done = command("report", "--service-log", log, "--out", page)
+    assert done.exit_code == 0, done.output
+    assert f"<td>{same}</td><td>{12 - same}</td>" in page.read_text(encoding="utf-8")
+
+
+def test_canary_panel_counts_days_and_skips_broken_lines(tmp_path: Path) -> None:
+    log, page = tmp_path / "serve.jsonl", tmp_path / "report.html"
+    event = {"event": "canary", "outcome": "same", "early_tokens": 10, "whole_tokens": 30, "time": "2026-01-02T03:04"}
+    lines = [event, {**event, "outcome": "different"}, {**event, "time": "2026-01-01T00:00", "outcome": "unstopped"}]
+    lines += [
+        {"event": "search"},
+        {**event, "outcome": "<script>"},
+        {**event, "early_tokens": "x"},
+        {"event": "canary"},
+    ]
+    log.write_text("\n".join([*map(json.dumps, lines), "{cut", "[]", "[" * 10_000]), encoding="utf-8")
+    days, broken = canary_days(log)
+    assert [*days] == ["2026-01-01", "2026-01-02"] and broken == 6
+    assert days["2026-01-02"].counts == {"same": 1, "different": 1} and days["2026-01-02"].whole == 60
+    assert command("report", "--service-log", log, "--out", page).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "50.0 (9.5 to 90.5)" in text and "6 lines of the log are unreadable" in text and "<script>" not in text
+    log.write_text("{}\n", encoding="utf-8")
+    for options, message in (
+        (["--service-log", log], "expected canary requests, got none"),
+        (["--service-log", tmp_path / "none"], "expected a log of mas-gym serve"),
+        ([], "expected a store, --service-log FILE or both"),
+        (["--service-logs", log], "No such option"),
+    ):
+        wrong = command("report", *options)
+        assert wrong.exit_code != 0 and message in said(wrong)
 
 
 def test_canary_share_is_a_fixed_part_of_the_requests() -> None:

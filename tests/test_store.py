@@ -204,14 +204,15 @@ def test_run_of_an_iterator_has_no_total(tmp_path: Path) -> None:
         assert store.find().facts["problems"] is None
 
 
-def test_working_time_of_searches_is_stored(tmp_path: Path) -> None:
+def test_totals_state_the_working_time_of_searches(tmp_path: Path) -> None:
     before = time.time()
     list(run(tmp_path / "a.db"))
+    after = time.time()
     with open_store(tmp_path / "a.db") as store:
-        spans = store.spans()
-    assert len(spans) == 12 and spans == sorted(spans)
+        totals = store.totals()
     # Ends are kept to the millisecond.
-    assert all(before - 0.002 <= start <= end <= time.time() + 0.002 for start, end in spans)
+    assert totals.last is not None and before - 0.002 <= totals.last <= after + 0.002
+    assert 0 < totals.active <= after - before + 0.004
 
 
 class Flaky(ScriptedPolicy):
@@ -372,7 +373,7 @@ def test_locked_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("mas_gym.internal.database.BUSY_SECONDS", 0.1)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StoreError, match=r"locked; another process held it"):
+    with pytest.raises(StoreError, match="locked; another process"):
         list(run(path, count=4))
     blocker.execute("ROLLBACK")
     blocker.close()
@@ -441,7 +442,7 @@ def test_store_locked_by_another_process_is_reported(tmp_path: Path, monkeypatch
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", BLOCKER, str(path)], text=True, **pipes) as blocker:
         assert blocker.stdout is not None and blocker.stdout.readline()
-        with pytest.raises(StoreError, match=r"locked; another process held it"):
+        with pytest.raises(StoreError, match="locked; another process"):
             list(run(path, count=4))
         with open_store(path) as store:
             assert store.runs()[0].searches == 2
@@ -828,9 +829,9 @@ def test_store_of_another_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="expected schema 9, got 99"):
+    with pytest.raises(StoreError, match="expected schema 10, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 9, got 99"):
+    with pytest.raises(StoreError, match="expected schema 10, got 99"):
         run(path)
 
 
@@ -861,7 +862,7 @@ def test_export_writes_every_search(tmp_path: Path) -> None:
     assert count == table.num_rows == sum(len(plan.tree) for plan in plans if plan.tree is not None)
     assert not list(tmp_path.glob("*.part"))
     about = json.loads(table.schema.metadata[b"mas_gym"])
-    assert about["schema"] == 2 and about["config"]["seed"] == 42
+    assert about["schema"] == 3 and about["config"]["seed"] == 42
     by_id = {plan.problem_id: plan.tree for plan in plans}
     for row in table.to_pylist():
         tree = by_id[row["problem"]]
@@ -893,7 +894,7 @@ def test_export_loads_as_a_data_set(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=2))
     with open_store(tmp_path / "a.db") as store:
         rows = store.dataset()
-    assert {"problem", "text", "q", "seed"} <= set(rows.column_names)
+    assert {"problem", "text", "q", "seed", "arm"} <= set(rows.column_names)
     assert rows[0]["question"].startswith("Question 0")
 
 

@@ -378,11 +378,11 @@ def test_unknown_names_of_any_size_and_type_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [
-        ("gsm8k", {"split": "eval"}, "expected a split of train, dev, test, got 'eval'"),
-        ("gsm8k", {"limit": 0}, "expected a limit of 1 or more problems, or None, got 0"),
-        ("gsm8k", {"limit": True}, "expected a limit"),
-        ("gsm8k", {"seed": 3}, "takes the options allow_code, grader, grading, judge, limit, sandbox; got seed"),
-        ("arithmetic", {"level": 3}, "difficulty, grader, grading, judge, limit, sandbox, seed, size; got level"),
+        ("gsm8k", {"split": "eval"}, "expected one of 'train', 'dev', 'test', got 'eval'"),
+        ("gsm8k", {"limit": 0}, "expected a whole number of at least 1, got 0"),
+        ("gsm8k", {"limit": True}, "limit: expected a whole number"),
+        ("gsm8k", {"seed": 3}, "options among allow_code, grader, grading, judge, limit, sandbox, got seed"),
+        ("arithmetic", {"level": 3}, "difficulty, grader, grading, judge, limit, sandbox, seed, size, got level"),
         ("arithmetic", {"data": "x.jsonl"}, "generates its problems"),
         ("arithmetic", {"difficulty": 99}, "difficulty"),
     ],

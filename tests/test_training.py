@@ -381,7 +381,7 @@ def test_other_training_does_not_overwrite_a_folder(
     with pytest.raises(ConfigError, match=r"another training run \(settings\)"):
         train(data, trained.folder, base=str(base), **{**QUICK, "epochs": 3})
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="expected an empty folder"):
         train(data, tmp_path, base=str(base), **QUICK)
 
 

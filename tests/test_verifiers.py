@@ -114,7 +114,7 @@ def test_uncertainty_follows_its_formulae() -> None:
 
 
 def test_uncertainty_without_statistics_is_rejected() -> None:
-    with pytest.raises(CriticError, match=r"reports no entropy .* or uncertainty:least"):
+    with pytest.raises(CriticError, match=r"uncertainty:entropy.* or uncertainty:least"):
         Uncertainty("entropy").score([context("a", certainty=Certainty(least=-1.0))])
     with pytest.raises(CriticError, match="uncertainty:least"):
         Uncertainty("least").score([context("a")])
@@ -240,7 +240,7 @@ def test_sampled_verdicts_are_shares_and_unreadable_ones_are_counted(
         assert critic.mode == "share" and critic.concurrent == (policy.__class__ is not ScriptedPolicy)
         assert (scores.tokens, scores.unread) == ((9,), (unread,))
         if value is None:
-            assert math.isnan(scores[0]) and scores.reasons[0] == "none of 3 replies ends with a verdict, yes or no"
+            assert math.isnan(scores[0]) and scores.reasons[0] == "none of 3 replies ends with the verdict yes or no"
         else:
             assert scores[0] == pytest.approx(value, abs=1e-6)
 
@@ -325,8 +325,8 @@ def test_search_without_readable_verdict_fails_and_keeps_its_cost() -> None:
     plans = {p.problem_id: p for p in search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=judge)}
     failed = plans.pop(task[0].id)
     assert failed.error == (
-        "CriticError: critic 'judge:half' has no value for the state after turn 1: none of 2 replies ends with a "
-        "verdict, yes or no"
+        "CriticError: critic 'judge:half' has no value for the state after turn 1: none of 2 replies ends with the "
+        "verdict yes or no"
     )
     assert failed.usage.unread_verdicts == failed.usage.critic_tokens / 2 > 0
     assert all(plan.error is None and plan.usage.unread_verdicts == 0 for plan in plans.values())
@@ -366,7 +366,7 @@ def test_judge_identity_contains_policy_prompt_and_settings(tmp_path: Path, fold
 def test_judge_and_policy_options_are_separate(folder: Path) -> None:
     critic = load_critic(f"judge:transformers:{folder}#mode=share&n=2&max_batch=5")
     assert (critic.max_batch, critic._n, critic.mode) == (5, 2, "share")  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"mdoe.*a judge's own options are mode, n, prompt"):
+    with pytest.raises(ConfigError, match=r"mdoe.*options of the judge: mode, n, prompt"):
         load_critic(f"judge:transformers:{folder}#mdoe=share")
     for wrong in ("mode=maybe", "mode=share&n=0", "mode=share&max_tokens=x", "mode=share&temperature=-1"):
         with pytest.raises(ConfigError, match=r"expected"):

@@ -23,7 +23,7 @@ from mas_gym.cli.options import read_workers
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.internal.jobs import run_jobs
 from mas_gym.policies import ScriptedPolicy
-from search.compare import Arm, Bench, Outcome, Workers, measure
+from search.compare import Bench, Outcome, Row, Workers, measure
 from search.plan import Plan
 from search.planners import MCTS
 
@@ -36,9 +36,9 @@ def workers(processes: int = 2, make_policy: Callable[[], Any] = talker) -> Work
     return Workers(processes, make_policy, critic_maker)
 
 
-def arms() -> list[Arm]:
-    mcts = Arm("mcts:4,2", search.load_planner("mcts:4,2"), HashCritic(), "hash", "hash")
-    return [Arm("single", search.load_planner("single")), Arm("sc:3", search.load_planner("sc:3")), mcts]
+def rows() -> list[Row]:
+    mcts = Row("mcts:4,2", search.load_planner("mcts:4,2"), HashCritic(), "hash", "hash")
+    return [Row("single", search.load_planner("single")), Row("sc:3", search.load_planner("sc:3")), mcts]
 
 
 def bench(**settings: Any) -> Bench:
@@ -78,33 +78,33 @@ def test_workers_give_the_rows_of_one_process(tmp_path: Path) -> None:
     seen: list[tuple[str, str]] = []
     done: dict[tuple[str, int], int] = {}
 
-    def look(arm: Arm, plan: Plan) -> None:
-        seen.append((arm.label, plan.problem_id))
+    def look(row: Row, plan: Plan) -> None:
+        seen.append((row.label, plan.problem_id))
 
-    def listen(arm: Arm, seed: int, now: search.Progress) -> None:
-        done[arm.label, seed] = now.done
+    def listen(row: Row, seed: int, now: search.Progress) -> None:
+        done[row.label, seed] = now.done
 
-    alone, _ = measure(arms(), bench())
-    shared, stop = measure(arms(), bench(policy=None, workers=workers(), store=store), look, listen)
+    alone, _ = measure(rows(), bench())
+    shared, stop = measure(rows(), bench(policy=None, workers=workers(), store=store), look, listen)
     assert stop is None
     assert untimed(shared) == untimed(alone)
     assert len(seen) == 36 and set(done.values()) == {6} and len(done) == 6
     stored: list[int] = []
-    again, stop = measure(arms(), bench(store=store), listen=lambda arm, seed, now: stored.append(now.stored))
+    again, stop = measure(rows(), bench(store=store), listen=lambda row, seed, now: stored.append(now.stored))
     assert stop is None and untimed(again) == untimed(alone) and stored[-1] == 6
 
 
 def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -> None:
     seen: list[str] = []
 
-    def look(arm: Arm, plan: Plan) -> None:
+    def look(row: Row, plan: Plan) -> None:
         seen.append(plan.problem_id)
         if len(seen) == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     store = tmp_path / "runs.db"
     long = bench(task=problems(400), policy=None, workers=workers(), store=store)
-    outcomes, stop = measure(arms(), long, look)
+    outcomes, stop = measure(rows(), long, look)
     assert isinstance(stop, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert 3 <= len(outcomes) == len(seen) < 2400
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -
     seed, count = finished.most_common(1)[0]
     stored: dict[str, int] = {}
     _, stop = measure(
-        arms()[2:],
+        rows()[2:],
         replace(long, workers=None, policy=talker(), seeds=(seed,)),
         listen=lambda a, s, now: stored.update(a=now.stored),
     )
@@ -123,16 +123,16 @@ def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -
 def test_dead_process_is_reported_and_the_same_call_resumes(tmp_path: Path) -> None:
     mark, store = tmp_path / "died", tmp_path / "runs.db"
     deadly = workers(make_policy=partial(dies_at, mark, "what is 5 modulo"))
-    outcomes, stop = measure(arms(), bench(policy=None, workers=deadly, store=store, concurrency=1))
+    outcomes, stop = measure(rows(), bench(policy=None, workers=deadly, store=store, concurrency=1))
     assert isinstance(stop, SearchError) and "killed by signal 9" in str(stop) and "to continue" in str(stop)
     assert len(outcomes) >= 5
-    again, stop = measure(arms(), bench(policy=None, workers=deadly, store=store))
+    again, stop = measure(rows(), bench(policy=None, workers=deadly, store=store))
     assert stop is None
-    assert untimed(again) == untimed(measure(arms(), bench())[0])
+    assert untimed(again) == untimed(measure(rows(), bench())[0])
 
 
 def test_worker_error_contains_the_original_error() -> None:
-    outcomes, stop = measure(arms(), bench(policy=None, workers=workers(make_policy=fails)))
+    outcomes, stop = measure(rows(), bench(policy=None, workers=workers(make_policy=fails)))
     assert outcomes == [] and isinstance(stop, SearchError)
     assert "RuntimeError: no model here" in str(stop) and "in fails" in stop.__notes__[0]
 
@@ -168,35 +168,35 @@ def test_worker_processes_share_the_concurrency(monkeypatch: pytest.MonkeyPatch)
     def run_none(jobs: Any, prepare: Any, *rest: Any) -> None:
         seen.append(prepare.args[0])
 
-    monkeypatch.setattr(sys.modules["search.compare.arms"], "run_jobs", run_none)
+    monkeypatch.setattr(sys.modules["search.compare.rows"], "run_jobs", run_none)
     for concurrency in (64, 1):
-        measure(arms(), bench(policy=None, workers=workers(4), concurrency=concurrency))
+        measure(rows(), bench(policy=None, workers=workers(4), concurrency=concurrency))
     assert [shared.concurrency for shared in seen] == [16, 1]
 
 
 def test_unpicklable_parts_are_rejected() -> None:
     shared = bench(policy=None, workers=workers())
     with pytest.raises(ConfigError, match="pickle"):
-        measure([Arm("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], shared)
-    with pytest.raises(ConfigError, match="by name"):
-        measure([Arm("mcts", search.load_planner("mcts:4,2"), HashCritic(), "hash")], shared)
+        measure([Row("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], shared)
+    with pytest.raises(ConfigError, match="name of a critic"):
+        measure([Row("mcts", search.load_planner("mcts:4,2"), HashCritic(), "hash")], shared)
 
 
 def test_small_local_models_use_one_process_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mas_gym.cli.options._cores", lambda: 4)
-    rows = [Arm("single", search.load_planner("single")), Arm("sc:3", search.load_planner("sc:3"))] * 3
+    rows = [Row("single", search.load_planner("single")), Row("sc:3", search.load_planner("sc:3"))] * 3
 
-    def count(policy: Any, problems: int = 200, wanted: int | None = None, rows: list[Arm] = rows) -> int:
+    def count(policy: Any, problems: int = 200, wanted: int | None = None, rows: list[Row] = rows) -> int:
         found = read_workers(wanted, policy, rows, problems)
         return 1 if found is None else found.processes
 
     assert count("tiny") == 4 and count("tiny", problems=20) == 2 and count("tiny", problems=2) == 1
     assert count("openai:m@http://localhost/v1") == count({"*": "tiny"}) == count("transformers:no/such") == 1
     assert count("tiny", wanted=9) == 6 and count("tiny", wanted=1) == 1
-    guided = Arm("mcts:4,2", search.load_planner("mcts:4,2"), HashCritic(), "hash", "vllm:large")
+    guided = Row("mcts:4,2", search.load_planner("mcts:4,2"), HashCritic(), "hash", "vllm:large")
     assert count("tiny", rows=[*rows, guided]) == 1
     assert count("tiny", rows=[*rows, replace(guided, critic_spec="tiny-masprm")]) == 4
-    own = Arm("mine", Unpicklable(4, 2), HashCritic(), "hash", "tiny-orm")
+    own = Row("mine", Unpicklable(4, 2), HashCritic(), "hash", "tiny-orm")
     assert count("tiny", rows=[*rows, own]) == 1
 
 

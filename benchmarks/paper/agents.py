@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.paper.lab import MCTS, Lab, arm, command, keep_rows, paper_arms
+from benchmarks.paper.lab import MCTS, Lab, command, keep_rows, paper_rows, row_of
 from benchmarks.paper.main import guide_claims, over_a_pass
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.published import LLAMA, ORDER
@@ -23,13 +23,13 @@ def run(lab: Lab) -> Page:
     page = Page("agents", "Transfer to other agents", ASKS)
     guides = lab.guides()
     setting = lab.home._replace(policy=lab.other_policy)
-    scores = lab.measure(setting, paper_arms(guides))
+    scores = lab.measure(setting, paper_rows(guides))
     found = {(score.row.planner, score.row.critic): score for score in scores}
     equal = rivals(lab, setting, found[MCTS, "MASPRM"], found["single", ""], orm=guides["ORM"])
     scores.append(equal.best)
     page.claims = [*guide_claims(found, LLAMA), equal.claims()[1], over_a_pass(found, LLAMA)]
     if lab.options.miniature:
-        [own] = lab.measure(setting, [arm(MCTS, lab.critic(setting), "own MASPRM")])
+        [own] = lab.measure(setting, [row_of(MCTS, lab.critic(setting), "own MASPRM")])
         theirs = rivals(lab, setting, own, found["single", ""], name="own critics: ")
         scores += [own, theirs.best._replace(row=replace(theirs.best.row, critic="own ORM"))]
         text = f"{MCTS}: a MASPRM of these agents over that of {lab.home.policy}"

@@ -13,9 +13,9 @@ from benchmarks.paper.lab import (
     Lab,
     Score,
     TinyShape,
-    arm,
     command,
     keep_rows,
+    row_of,
     score_cells,
 )
 from benchmarks.paper.options import parameters
@@ -55,7 +55,7 @@ class Backbone(NamedTuple):
 
 def run(lab: Lab) -> Page:
     page = Page("backbones", "Backbones of the critics", ASKS)
-    single, likelihood = lab.measure(lab.home, [arm("single"), arm(MCTS, load_critic(LIKELIHOOD), "PL")])
+    single, likelihood = lab.measure(lab.home, [row_of("single"), row_of(MCTS, load_critic(LIKELIHOOD), "PL")])
     found = {name: _measure(lab, name, shape, single) for name, shape in BACKBONES.items()}
     scores = [likelihood, *(score for one in found.values() for score in one[3:])]
     page.table(("search", *SCORE_HEADER), [(score.row.label, *score_cells(score)) for score in scores])
@@ -100,8 +100,8 @@ def _measure(lab: Lab, name: str, shape: TinyShape, single: Score) -> Backbone:
     base = lab.tiny_model(f"backbone-{shape.name}", shape)
     sized = lab.on(base)
     masprm, orm = sized.critic(lab.home), sized.critic(lab.home, ORM)
-    guided, judged = lab.measure(lab.home, [arm(MCTS, masprm, f"MASPRM, {name}"), arm(MCTS, orm, f"ORM, {name}")])
-    [best] = lab.measure(lab.home, [arm(f"bon:{passes_at(guided, single)}", orm, f"ORM, {name}")])
+    guided, judged = lab.measure(lab.home, [row_of(MCTS, masprm, f"MASPRM, {name}"), row_of(MCTS, orm, f"ORM, {name}")])
+    [best] = lab.measure(lab.home, [row_of(f"bon:{passes_at(guided, single)}", orm, f"ORM, {name}")])
     return Backbone(parameters(base), masprm, orm, guided, judged, best)
 
 

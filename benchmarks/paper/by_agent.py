@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.paper.lab import LIKELIHOOD, SCORE_HEADER, Lab, arm, command, keep_rows, score_cells
+from benchmarks.paper.lab import LIKELIHOOD, SCORE_HEADER, Lab, command, keep_rows, row_of, score_cells
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.rivals import compared
 from mas_gym.systems.loading import load_mas
@@ -64,14 +64,14 @@ def run(lab: Lab) -> Page:
     page = Page("by_agent", "Whose messages a critic chooses badly", ASKS, split="dev")
     masprm = lab.critic(lab.home)
     others: dict[str, Critic] = {"policy likelihood": load_critic(LIKELIHOOD), "the truth": lab.truth(lab.home, "dev")}
-    arms = [arm(PLANNER, masprm, "MASPRM")]
-    arms += [arm(PLANNER, critic, name) for name, critic in others.items()]
-    arms += [
-        arm(PLANNER, Replaced(masprm, critic, agent.name), f"MASPRM, for the {agent.name} {name}")
+    searches = [row_of(PLANNER, masprm, "MASPRM")]
+    searches += [row_of(PLANNER, critic, name) for name, critic in others.items()]
+    searches += [
+        row_of(PLANNER, Replaced(masprm, critic, agent.name), f"MASPRM, for the {agent.name} {name}")
         for name, critic in others.items()
         for agent in load_mas(lab.home.mas).agents
     ]
-    scores = lab.measure(lab.home, arms, split="dev")
+    scores = lab.measure(lab.home, searches, split="dev")
     page.table(("search", "critic", *SCORE_HEADER), [(PLANNER, s.row.critic, *score_cells(s)) for s in scores], left=2)
     page.claims = [compared(f"{score.row.critic}, over MASPRM", NEW, score, scores[0]) for score in scores[1:]]
     keep_rows(lab, page.name, scores)

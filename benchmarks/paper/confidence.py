@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.paper.credit import Pass, collect_passes
 from benchmarks.paper.errors import seen
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, SCORE_HEADER, Lab, arm, command, score_cells
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, SCORE_HEADER, Lab, command, row_of, score_cells
 from benchmarks.paper.page import NEW, Claim, Page, percent
 from benchmarks.paper.rivals import compared
 from benchmarks.ranking import auc_cells, auc_difference, rank
@@ -55,11 +55,11 @@ def run(lab: Lab) -> Page:
         "PL": lab.load(LIKELIHOOD),
         "MASPRM": lab.critic(lab.home),
     }
-    arms = [arm("single"), *(arm(MCTS, critic, name) for name, critic in critics.items())]
-    arms.append(arm(MCTS, lab.truth(lab.home), "truth"))
+    searches = [row_of("single"), *(row_of(MCTS, critic, name) for name, critic in critics.items())]
+    searches.append(row_of(MCTS, lab.truth(lab.home), "truth"))
     searches = []
     for temperature in TEMPERATURES:
-        scores = lab.measure(lab.home, arms, temperature=temperature)
+        scores = lab.measure(lab.home, searches, temperature=temperature)
         shown = "own" if temperature is None else f"{temperature:g}"
         searches += [(score.row.label, shown, *score_cells(score)) for score in scores]
         _, likelihood, masprm, truth = scores

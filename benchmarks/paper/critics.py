@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, ORM, Lab, Score, Setting, arm, command, keep_rows
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, ORM, Lab, Score, Setting, command, keep_rows, row_of
 from benchmarks.paper.page import NEW, Page, claim
 from search.compare import to_markdown
 
@@ -53,13 +53,13 @@ def run(lab: Lab) -> Page:
     page = Page("critics", "Verifiers as critics", ASKS)
     # The searches of different critics share most of their messages.
     setting = lab.home._replace(policy=with_option(lab.home.policy, f"cache={lab.options.out / 'samples.db'}"))
-    arms = [
-        arm(planner, critic, name)
+    searches = [
+        row_of(planner, critic, name)
         for name, critic in critics(lab).items()
         for planner in ((BEAM,) if name == PAIRS else (BEAM, MCTS, PASSES))
         if planner != BEAM or not critic.terminal_only
     ]
-    scores = lab.measure(setting, arms)
+    scores = lab.measure(setting, searches)
     page.blocks.append(to_markdown([score.row for score in scores]))
     baselines = equal_passes(lab, setting, scores)
     page.blocks.append("Best-of-N with the ORM, for comparison at equal tokens:\n")
@@ -112,7 +112,7 @@ def equal_passes(lab: Lab, setting: Setting, scores: Sequence[Score]) -> dict[in
     """Return best-of-N with the ORM for every N that a row is compared with."""
     sizes = sorted({passes(score, scores) for score in scores})
     orm = lab.guides()["ORM"]
-    return dict(zip(sizes, lab.measure(setting, [arm(f"bon:{n}", orm, "ORM") for n in sizes]), strict=True))
+    return dict(zip(sizes, lab.measure(setting, [row_of(f"bon:{n}", orm, "ORM") for n in sizes]), strict=True))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.paper.held_out import pair_accuracy, pair_cells
-from benchmarks.paper.lab import MCTS, Lab, Recipe, Score, arm, command, keep_rows
+from benchmarks.paper.lab import MCTS, Lab, Recipe, Score, command, keep_rows, row_of
 from benchmarks.paper.page import NEW, Page, percent, span
 from benchmarks.paper.rivals import compared, rivals
 from mas_gym.errors import ConfigError
@@ -53,10 +53,10 @@ def run(lab: Lab) -> Page:
     recipes += [("pairs per tree", Recipe(pairs=number)) for number in PAIRS[:-1]]
     recipes += [("all", Recipe(trees=full))]
     critics = [lab.critic(lab.home, recipe) for _, recipe in recipes]
-    arms = [arm("single")]
-    arms += [arm(MCTS, critic, _name(recipe)) for (_, recipe), critic in zip(recipes, critics, strict=True)]
+    searches = [row_of("single")]
+    searches += [row_of(MCTS, critic, _name(recipe)) for (_, recipe), critic in zip(recipes, critics, strict=True)]
     seeds = lab.options.seeds[-1:]
-    single, *scores = lab.measure(lab.home, arms, seeds)
+    single, *scores = lab.measure(lab.home, searches, seeds)
     equal = rivals(lab, lab.home, scores[-1], single, seeds=seeds)
     likelihood = equal.likelihood
     lab.notes.append(f"searches of seed {seeds[0]} alone")

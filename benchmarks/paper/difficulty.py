@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.paper.lab import MCTS, ORM, Lab, Score, arm, command, keep_rows
+from benchmarks.paper.lab import MCTS, ORM, Lab, Score, command, keep_rows, row_of
 from benchmarks.paper.page import NEW, Claim, Page, percent, span
 from benchmarks.paper.rivals import compared, rivals
 from benchmarks.tiny.stories import FAMILIES
@@ -32,9 +32,9 @@ def run(lab: Lab, levels: Sequence[int] = ()) -> Page:
         single, guided, *others = lab.measure(
             setting,
             [
-                arm("single"),
-                arm(MCTS, critic, f"MASPRM of {home}"),
-                *(arm(MCTS, other, f"MASPRM of {one}") for one, other in ends.items()),
+                row_of("single"),
+                row_of(MCTS, critic, f"MASPRM of {home}"),
+                *(row_of(MCTS, other, f"MASPRM of {one}") for one, other in ends.items()),
             ],
         )
         equal = rivals(lab, setting, guided, single, name=f"difficulty {level}: ", orm=judge)

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from benchmarks.paper.held_out import pair_accuracy, pair_cells
-from benchmarks.paper.lab import MASPRM, MCTS, SCORE_HEADER, Lab, Recipe, arm, command, keep_rows, rule_for, score_cells
+from benchmarks.paper.lab import (
+    MASPRM,
+    MCTS,
+    SCORE_HEADER,
+    Lab,
+    Recipe,
+    command,
+    keep_rows,
+    row_of,
+    rule_for,
+    score_cells,
+)
 from benchmarks.paper.page import NEW, Page, markdown_table, percent
 from benchmarks.paper.rivals import compared
 from mas_gym.systems.dynamics import Dynamics
@@ -29,8 +40,8 @@ def run(lab: Lab) -> Page:
         "mining, training searches": Recipe(same=rule, rollouts=f"mcts:40,3,same={rule}"),
     }
     critics = {name: lab.critic(lab.home, recipe) for name, recipe in recipes.items()}
-    arms = [arm(planner, critic, name) for name, critic in critics.items() for planner in (MCTS, merged)]
-    scores = lab.measure(lab.home, arms, split="dev")
+    searches = [row_of(planner, critic, name) for name, critic in critics.items() for planner in (MCTS, merged)]
+    scores = lab.measure(lab.home, searches, split="dev")
     found = {(score.row.critic, score.row.planner): score for score in scores}
     page.blocks.append(_pairs(lab, rule))
     rows = []

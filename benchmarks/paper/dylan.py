@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.paper import errors
-from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, Score, arm, command, keep_rows, score_cells
+from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, Score, command, keep_rows, row_of, score_cells
 from benchmarks.paper.page import Claim, Page
 from benchmarks.paper.rivals import compared, rivals
 
@@ -21,8 +21,8 @@ def run(lab: Lab) -> Page:
     rivalry: list[Claim] = []
     sights: list[str] = []
     for name, setting in {"fixed": lab.home, "dynamic": lab.home._replace(mas="dylan")}.items():
-        arms = [arm("single"), arm(MCTS, lab.critic(setting), f"MASPRM of {setting.mas}")]
-        scores = lab.measure(setting, arms)
+        searches = [row_of("single"), row_of(MCTS, lab.critic(setting), f"MASPRM of {setting.mas}")]
+        scores = lab.measure(setting, searches)
         equal = rivals(lab, setting, scores[1], scores[0], name=f"{name}: ")
         found[name, "single"], found[name, MCTS] = scores
         truth, sight = errors.against_truth(lab, setting)

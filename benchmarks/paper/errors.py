@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, Setting, arm, problems
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, Setting, problems, row_of
 from benchmarks.paper.oracle import KNOWN
 from benchmarks.paper.page import markdown_table
 from benchmarks.siblings import Sibling, ordered_right, paired
@@ -33,7 +33,7 @@ def against_truth(lab: Lab, setting: Setting) -> tuple[list[Score], list[str]]:
     """
     if setting.task not in KNOWN:
         return [], []
-    scores = lab.measure(setting, [arm(MCTS, lab.truth(setting), "truth")])
+    scores = lab.measure(setting, [row_of(MCTS, lab.truth(setting), "truth")])
     critics = {"its MASPRM": lab.critic(setting), "policy likelihood": load_critic(LIKELIHOOD)}
     return scores, [seen(lab, setting, critics)]
 

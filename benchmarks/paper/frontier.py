@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, arm, command, keep_rows, rule_for, score_cells
+from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, command, keep_rows, row_of, rule_for, score_cells
 from benchmarks.paper.page import NEW, Page, percent
 from benchmarks.paper.rivals import compared, passes_at
 
@@ -22,10 +22,10 @@ def run(lab: Lab) -> Page:
     guides, rule = lab.guides(), rule_for(lab.home)
     specs = [*SEARCHES, *(f"{spec},same={rule}" for spec in MERGED if rule != "text")]
     single, *guided = lab.measure(
-        lab.home, [arm("single"), *(arm(spec, guides["MASPRM"], "MASPRM") for spec in specs)], split="dev"
+        lab.home, [row_of("single"), *(row_of(spec, guides["MASPRM"], "MASPRM") for spec in specs)], split="dev"
     )
     sizes = sorted({passes_at(score, single) for score in guided})
-    passes = lab.measure(lab.home, [arm(f"bon:{size}", guides["ORM"], "ORM") for size in sizes], split="dev")
+    passes = lab.measure(lab.home, [row_of(f"bon:{size}", guides["ORM"], "ORM") for size in sizes], split="dev")
     best = dict(zip(sizes, passes, strict=True))
     rows = []
     for score in (single, *sorted((*guided, *passes), key=lambda one: one.row.tokens.mean)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.paper import errors
-from benchmarks.paper.lab import MCTS, Lab, Score, arm, command, keep_rows
+from benchmarks.paper.lab import MCTS, Lab, Score, command, keep_rows, row_of
 from benchmarks.paper.page import NEW, Claim, Page, claim_of, percent, span
 from benchmarks.paper.published import spread
 from benchmarks.paper.rivals import compared, rivals
@@ -39,13 +39,13 @@ def run(lab: Lab) -> Page:
     for graph in GRAPHS:
         setting = lab.home._replace(mas=graph)
         critic = lab.critic(lab.home, force=graph != lab.home.mas)
-        arms = [arm("single"), *(arm(method, critic, f"MASPRM of {lab.home.mas}") for method in METHODS[1:])]
-        scores = lab.measure(setting, arms)
+        searches = [row_of("single"), *(row_of(method, critic, f"MASPRM of {lab.home.mas}") for method in METHODS[1:])]
+        scores = lab.measure(setting, searches)
         for method, score in zip(METHODS, scores, strict=True):
             table[method].append(score)
         guided = scores[-1]
         if setting != lab.home:
-            [guided] = lab.measure(setting, [arm(MCTS, lab.critic(setting), f"MASPRM of {graph}")])
+            [guided] = lab.measure(setting, [row_of(MCTS, lab.critic(setting), f"MASPRM of {graph}")])
         equal = rivals(lab, setting, guided, scores[0], name=f"{graph}: ")
         truth, sight = errors.against_truth(lab, setting)
         sights += sight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.paper.held_out import auc_cells, outcome_auc, pair_accuracy, pair_cells
-from benchmarks.paper.lab import MASPRM, MCTS, ORM, SCORE_HEADER, Lab, Recipe, arm, command, keep_rows, score_cells
+from benchmarks.paper.lab import MASPRM, MCTS, ORM, SCORE_HEADER, Lab, Recipe, command, keep_rows, row_of, score_cells
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.published import ORDER, heads, lead
 from benchmarks.paper.rivals import compared, rivals
@@ -31,7 +31,7 @@ def run(lab: Lab) -> Page:
     if critics["MASPRM, BT"].info.settings["anchor"]:
         critics |= {name: lab.critic(lab.home, recipe) for name, recipe in PLAIN.items()}
     single, *scores = lab.measure(
-        lab.home, [arm("single"), *(arm(MCTS, critic, name) for name, critic in critics.items())]
+        lab.home, [row_of("single"), *(row_of(MCTS, critic, name) for name, critic in critics.items())]
     )
     found = dict(zip(critics, scores, strict=True))
     equal = rivals(lab, lab.home, found["MASPRM, BT"], single, orm=critics["ORM, BCE"])

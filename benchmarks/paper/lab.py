@@ -40,11 +40,11 @@ from rewardmodels.training.train_critic import CHECKPOINTS, ROLLOUTS, grow, teac
 from search import Sampling, load_planner
 from search.compare import (
     PAPER_PLANNERS,
-    Arm,
     Bench,
     Outcome,
     Remote,
     ResultRow,
+    Row,
     measure,
     named_critics,
     named_planners,
@@ -370,7 +370,7 @@ class Lab:
     def measure(
         self,
         setting: Setting,
-        arms: Sequence[Arm],
+        searches: Sequence[Row],
         seeds: Sequence[int] = (),
         split: str = "test",
         temperature: float | None = None,
@@ -379,7 +379,7 @@ class Lab:
 
         Args:
             setting: Task, system and agents.
-            arms: The rows.
+            searches: The rows.
             seeds: Run seeds; the run's own if empty.
             split: ``"test"``, or ``"dev"`` to choose a recipe.
             temperature: The agents' temperature, with top-p 1; their own sampling if None.
@@ -390,7 +390,7 @@ class Lab:
         if temperature is not None:
             bench = replace(bench, sampling=self.at(temperature))
         found: list[Score] = []
-        for one in arms:
+        for one in searches:
             spec = self._specs.get(one.critic, one.critic.name) if one.critic is not None else ""
             outcomes, stop = measure([replace(one, critic_spec=spec)], bench, listen=True)
             _go_on(stop)
@@ -502,12 +502,12 @@ def note(message: str) -> None:
     print(printable(message), file=sys.stderr)
 
 
-def arm(spec: str, critic: Critic | None = None, name: str = "") -> Arm:
+def row_of(spec: str, critic: Critic | None = None, name: str = "") -> Row:
     """Return a row: a planner, with a critic and its name in the table."""
-    return Arm(spec, load_planner(spec), critic, name)
+    return Row(spec, load_planner(spec), critic, name)
 
 
-def paper_arms(guides: Mapping[str, Critic]) -> list[Arm]:
+def paper_rows(guides: Mapping[str, Critic]) -> list[Row]:
     """Return the rows of the paper's main table: every search method with each critic that it can use."""
     return pair(named_planners(PAPER_PLANNERS), named_critics(guides))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.paper.lab import MCTS, Lab, Score, arm, command, keep_rows, paper_arms, rule_for
+from benchmarks.paper.lab import MCTS, Lab, Score, command, keep_rows, paper_rows, row_of, rule_for
 from benchmarks.paper.page import NEW, Claim, Page, claim_of
 from benchmarks.paper.published import MAIN, ORDER, Table, lead, narrowing, over_single
 from benchmarks.paper.rivals import compared
@@ -47,8 +47,8 @@ def run(lab: Lab) -> Page:
     rule = rule_for(lab.home)
     wide = [(f"{spec},same={rule}", passes) for spec, passes in WIDE] if rule != "text" else []
     extra = [*EXTRA, *(row for spec, passes in wide for row in ((spec, "MASPRM"), (passes, "ORM")))]
-    arms = [*paper_arms(guides), *(arm(planner, guides[guide], guide) for planner, guide in extra)]
-    scores = lab.measure(lab.home, arms)
+    searches = [*paper_rows(guides), *(row_of(planner, guides[guide], guide) for planner, guide in extra)]
+    scores = lab.measure(lab.home, searches)
     found = {(score.row.planner, score.row.critic): score for score in scores}
     rows = [score.row for score in scores]
     page.blocks.append(to_markdown(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Score, Setting, arm
+from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Score, Setting, row_of
 from benchmarks.paper.page import NEW, Claim, claim
 from rewardmodels import load_critic
 from search import Critic
@@ -69,8 +69,8 @@ def rivals(
         seeds: Run seeds; the run's own if empty.
     """
     judge = lab.critic(setting, ORM) if orm is None else orm
-    arms = [
-        arm(guided.row.planner, load_critic(LIKELIHOOD), "PL"),
-        arm(f"bon:{passes_at(guided, single)}", judge, "ORM"),
+    searches = [
+        row_of(guided.row.planner, load_critic(LIKELIHOOD), "PL"),
+        row_of(f"bon:{passes_at(guided, single)}", judge, "ORM"),
     ]
-    return Rivals(name, guided, *lab.measure(setting, arms, seeds))
+    return Rivals(name, guided, *lab.measure(setting, searches, seeds))

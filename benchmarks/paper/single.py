@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import MCTS, ORM, SCORE_HEADER, Lab, Recipe, Score, arm, command, keep_rows, score_cells
+from benchmarks.paper.lab import MCTS, ORM, SCORE_HEADER, Lab, Recipe, Score, command, keep_rows, row_of, score_cells
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.published import MAIN, ORDER, SINGLE_AGENT, lead, shown
 from benchmarks.paper.rivals import compared, passes_at, rivals
@@ -20,15 +20,19 @@ ORM, trained on as many problems. {ORDER}
 def run(lab: Lab) -> Page:
     page = Page("single", "One agent against the system", ASKS)
     masprm = lab.critic(lab.home)
-    guided = lab.measure(lab.home, [arm("single"), arm("sbs:5,3", masprm, "MASPRM"), arm(MCTS, masprm, "MASPRM")])
+    guided = lab.measure(
+        lab.home, [row_of("single"), row_of("sbs:5,3", masprm, "MASPRM"), row_of(MCTS, masprm, "MASPRM")]
+    )
     equal = rivals(lab, lab.home, guided[2], guided[0], orm=lab.critic(lab.home, ORM))
     team = [*guided, equal.best]
     lone = lab.home._replace(mas="single")
-    [one] = lab.measure(lone, [arm("single")])
+    [one] = lab.measure(lone, [row_of("single")])
     judge = lab.critic(lone, ALONE)
     sizes = [passes_at(score, one) for score in team]
     specs = list(dict.fromkeys(f"bon:{size}" for size in sizes if size > 1))
-    found = dict(zip(specs, lab.measure(lone, [arm(spec, judge, "ORM of one agent") for spec in specs]), strict=True))
+    found = dict(
+        zip(specs, lab.measure(lone, [row_of(spec, judge, "ORM of one agent") for spec in specs]), strict=True)
+    )
     rows: list[tuple[str, Score]] = [("one agent", score) for score in (one, *found.values())]
     rows += [(lab.home.mas, score) for score in (*team, equal.likelihood)]
     page.table(

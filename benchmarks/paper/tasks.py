@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, Setting, arm, command, keep_rows
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, Setting, command, keep_rows, row_of
 from benchmarks.paper.page import Claim, Page, claim, percent, span
 from benchmarks.paper.published import MAIN, shown
 from benchmarks.paper.rivals import rivals
@@ -45,7 +45,7 @@ def transfer(lab: Lab, page: Page, partner: Setting, over_foreign: str, over_lik
         critics = {f"MASPRM of {train.task}": lab.critic(train, force=train != test) for train in settings}
         guides = {"policy likelihood": load_critic(LIKELIHOOD), **critics}
         single, *scores = lab.measure(
-            test, [arm("single"), *(arm(MCTS, critic, name) for name, critic in guides.items())]
+            test, [row_of("single"), *(row_of(MCTS, critic, name) for name, critic in guides.items())]
         )
         equal = rivals(lab, test, scores[1 + settings.index(test)], single, name=f"{test.task}: ")
         rivalry += equal.claims()

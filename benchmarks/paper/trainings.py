@@ -13,9 +13,9 @@ from benchmarks.paper.lab import (
     Lab,
     Recipe,
     Score,
-    arm,
     command,
     keep_rows,
+    row_of,
     score_cells,
 )
 from benchmarks.paper.page import NEW, Claim, Page
@@ -47,7 +47,7 @@ def run(lab: Lab) -> Page:
         name: [lab.critic(lab.home, replace(recipe, seed=seed)) for seed in TRAININGS]
         for name, recipe in (("MASPRM", MASPRM), ("ORM", ORM))
     }
-    single, likelihood = lab.measure(lab.home, [arm("single"), arm(MCTS, load_critic(LIKELIHOOD), "PL")])
+    single, likelihood = lab.measure(lab.home, [row_of("single"), row_of(MCTS, load_critic(LIKELIHOOD), "PL")])
     guided = {name: _measure(lab, MCTS, name, critics[name]) for name in critics}
     losses = _losses(lab)
     best = _measure(lab, f"bon:{passes_at(guided['MASPRM'][0], single)}", "ORM", critics["ORM"])
@@ -98,8 +98,8 @@ def _over_regression(ours: list[Score], losses: dict[str, list[Score]]) -> list[
 
 def _measure(lab: Lab, planner: str, name: str, critics: list) -> list[Score]:
     seeds = TRAININGS[: len(critics)]
-    arms = [arm(planner, critic, f"{name}, seed {seed}") for seed, critic in zip(seeds, critics, strict=True)]
-    return lab.measure(lab.home, arms)
+    searches = [row_of(planner, critic, f"{name}, seed {seed}") for seed, critic in zip(seeds, critics, strict=True)]
+    return lab.measure(lab.home, searches)
 
 
 def _claim(text: str, paper: str, better: list[Score], worse: list[Score]) -> Claim:

@@ -9,9 +9,9 @@ from benchmarks.paper.lab import (
     SCORE_HEADER,
     Lab,
     Recipe,
-    arm,
     command,
     keep_rows,
+    row_of,
     score_cells,
 )
 from benchmarks.paper.page import Page
@@ -28,8 +28,8 @@ data sets, and the local view outperforms policy likelihood. {ORDER}
 def run(lab: Lab) -> Page:
     page = Page("views", "Full against local view", ASKS)
     critics = {"full": lab.critic(lab.home, MASPRM), "local": lab.critic(lab.home, Recipe(view="local"))}
-    arms = [arm("single"), *(arm(MCTS, critic, name) for name, critic in critics.items())]
-    single, full, local = lab.measure(lab.home, arms)
+    searches = [row_of("single"), *(row_of(MCTS, critic, name) for name, critic in critics.items())]
+    single, full, local = lab.measure(lab.home, searches)
     equal = rivals(lab, lab.home, full, single)
     likelihood = equal.likelihood
     pairs = {name: pair_cells(pair_accuracy(lab, lab.home, critic)) for name, critic in critics.items()}

@@ -19,7 +19,7 @@ from mas_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from search import Plan
-    from search.compare import Arm, Bench, Outcome
+    from search.compare import Bench, Outcome, Row
 
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
 """The bundled agents and their critics."""
@@ -56,7 +56,7 @@ def demo(
     Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """
     import mas_gym
-    from search.compare.arms import Bench
+    from search.compare.rows import Bench
 
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 200))
@@ -64,16 +64,16 @@ def demo(
     bench = Bench(task, mas_gym.load_mas("rpsv"), None, seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
-    arms = _rows(specs)
+    rows = _rows(specs)
     # Rows with the same seed share most of their messages.
     samples = out / "samples.db"
-    shared = opt.read_workers(workers, POLICY, arms, len(task), cache=samples)
+    shared = opt.read_workers(workers, POLICY, rows, len(task), cache=samples)
     if shared is None:
-        opt.load_weights(arms)
+        opt.load_weights(rows)
     bench = replace(bench, policy=opt.read_policy(POLICY, samples) if shared is None else None, workers=shared)
-    note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
-    trees_seen = _BestTree(arms)
-    outcomes, stop = _measure(arms, bench, trees_seen)
+    note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(rows)} rows; results in {out}/")
+    trees_seen = _BestTree(rows)
+    outcomes, stop = _measure(rows, bench, trees_seen)
     files = Files(json=out / "results.json", csv=out / "results.csv", plot=out / "accuracy-tokens.png")
     title = f"Arithmetic test, RPSV, tiny agents, seed {', '.join(map(str, seeds))}"
     try:
@@ -81,8 +81,8 @@ def demo(
     except MissingDependencyError as error:
         note(str(error), "yellow")
     if (best := trees_seen.best()) is not None:
-        arm, plan, of = best
-        write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", POLICY, graded=True)
+        row, plan, of = best
+        write_page(plan, replace(bench, seeds=[of]), row, out / "tree.html", POLICY, graded=True)
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {out}")
     if full:
@@ -90,20 +90,20 @@ def demo(
     _next(out, trained)
 
 
-def _measure(arms: Sequence[Arm], bench: Bench, trees_seen: _BestTree) -> tuple[list[Outcome], BaseException | None]:
+def _measure(rows: Sequence[Row], bench: Bench, trees_seen: _BestTree) -> tuple[list[Outcome], BaseException | None]:
     """Run the rows seed by seed, so that the kept tree has the right seed."""
     outcomes: list[Outcome] = []
     for seed in bench.seeds:
-        more, stop = measure(arms, replace(bench, seeds=[seed]), partial(trees_seen.look, seed=seed))
+        more, stop = measure(rows, replace(bench, seeds=[seed]), partial(trees_seen.look, seed=seed))
         outcomes += more
         if stop is not None:
             return outcomes, stop
     return outcomes, None
 
 
-def _rows(specs: Sequence[str]) -> list[Arm]:
+def _rows(specs: Sequence[str]) -> list[Row]:
     """Pair the paper's planners with all critics, and best-of-N with the outcome critics if there are any, else all."""
-    from search.compare.arms import PAPER_PLANNERS, named_critics, named_planners, pair
+    from search.compare.rows import PAPER_PLANNERS, named_critics, named_planners, pair
 
     critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
     outcome = {name: critic for name, critic in critics.items() if critic[1].terminal_only}
@@ -168,28 +168,28 @@ class _BestTree:
     The choice does not depend on the order in which searches end.
     """
 
-    def __init__(self, arms: Sequence[Arm]) -> None:
-        self._places = {arm.label: place for place, arm in enumerate(arms)}
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._places = {row.label: place for place, row in enumerate(rows)}
         self._single: dict[str, bool] = {}
         # The best tree and its rank, by problem and whether its answer is right.
-        self._found: dict[tuple[str, bool], tuple[tuple[bool, bool, int, int], tuple[Arm, Plan, int]]] = {}
+        self._found: dict[tuple[str, bool], tuple[tuple[bool, bool, int, int], tuple[Row, Plan, int]]] = {}
 
-    def look(self, arm: Arm, plan: Plan, seed: int) -> None:
+    def look(self, row: Row, plan: Plan, seed: int) -> None:
         """Consider one finished search; seeds come one after another."""
-        if arm.name == "single":
+        if row.name == "single":
             self._single.setdefault(plan.problem_id, bool(plan.correct))
-        if plan.tree is None or plan.error is not None or not arm.name.startswith("mcts"):
+        if plan.tree is None or plan.error is not None or not row.name.startswith("mcts"):
             return
         mixed = len({candidate.correct for candidate in plan.candidates}) > 1
-        learned = arm.critic is not None and not arm.critic.free and not arm.critic.terminal_only
+        learned = row.critic is not None and not row.critic.free and not row.critic.terminal_only
         rank, key = (mixed, learned, len(plan.tree)), (plan.problem_id, bool(plan.correct))
         known = self._found.get(key)
         # Ties are broken by the first row and the first seed.
-        place = -self._places[arm.label]
+        place = -self._places[row.label]
         if known is None or rank > known[0][:3] or (known[1][2] == seed and (*rank, place) > known[0]):
-            self._found[key] = ((*rank, place), (arm, plan, seed))
+            self._found[key] = ((*rank, place), (row, plan, seed))
 
-    def best(self) -> tuple[Arm, Plan, int] | None:
+    def best(self) -> tuple[Row, Plan, int] | None:
         """Return the row, plan and seed of the tree to show; None if there is none."""
 
         def score(key: tuple[str, bool]) -> tuple[bool, bool, bool, int, str]:

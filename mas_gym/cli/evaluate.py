@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Budget, Plan
-    from search.compare import Arm, Bench, Match, Outcome, Selection, Workers
+    from search.compare import Bench, Match, Outcome, Row, Selection, Workers
     from search.engine.progress import Progress
     from search.service.telemetry import Watch
 
@@ -101,10 +101,10 @@ def evaluate(
     numbers, costs = opt.read_seeds(seeds), opt.read_prices(options.prices)
     target = None if match is None else Match.read(match, costs is not None)
     limits = options.limits(costs)
-    arms = pair_arms(planner or ["single"], critic, lazy=True)
-    _check_baseline(arms, baseline)
+    rows = pair_rows(planner or ["single"], critic, lazy=True)
+    _check_baseline(rows, baseline)
     if allocate:
-        _check_allocated(arms, *limits)
+        _check_allocated(rows, *limits)
     if recorded is None and (run is not None or distinct):
         raise ConfigError("expected --recorded FILE with --run or --distinct; add it, or leave them out")
     if recorded is not None:
@@ -112,7 +112,7 @@ def evaluate(
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
         bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
         bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
-        _evaluate_recorded(arms, bench, name, target, baseline, files, options)
+        _evaluate_recorded(rows, bench, name, target, baseline, files, options)
         return
     problems = source.load()
     system, code = agents.load(problems)
@@ -126,15 +126,15 @@ def evaluate(
     }
     alone |= {"--actors": options.actors, "--gpus-per-actor": options.gpus_per_actor}
     alone |= {"--traces": Tracer.current, "--judge": source.judge, "--token-traces": options.token_traces or None}
-    shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
+    shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, rows, len(problems), len(numbers)))
     local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
-    opt.load_weights(arms if local is not None else [])
+    opt.load_weights(rows if local is not None else [])
     bench = Bench(problems, system, local, numbers, options.concurrency, store, remote, *limits)
     bench = replace(bench, workers=shared, program=code, allocate=allocate, prices=costs)
     if target is not None:
-        arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
+        rows, baseline = _resize(rows, bench, target, _dev(source, problems), baseline)
     with options.watched() as watch:
-        outcomes, stop = measure(arms, bench, watch=watch)
+        outcomes, stop = measure(rows, bench, watch=watch)
     show(
         outcomes, _title(source, system.name, spec), files, _meta(bench, source.task, opt.policy_label(spec)), baseline
     )
@@ -144,13 +144,13 @@ def evaluate(
         end_early(stop, f"the table shows the finished searches; {_goes_on(store)}")
 
 
-def _check_allocated(arms: Sequence[Arm], budget: Budget, run_budget: Budget) -> None:
+def _check_allocated(rows: Sequence[Row], budget: Budget, run_budget: Budget) -> None:
     from search.engine.allocation import check_allocated
     from search.planners.allocated import allocated
 
     check_allocated(run_budget, budget)
-    for arm in arms:
-        allocated(arm.planner)
+    for row in rows:
+        allocated(row.planner)
 
 
 def _check_recorded(
@@ -185,7 +185,7 @@ def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | N
 
 
 def _evaluate_recorded(
-    arms: Sequence[Arm],
+    rows: Sequence[Row],
     bench: Bench,
     name: str,
     target: Match | None,
@@ -196,12 +196,12 @@ def _evaluate_recorded(
     import mas_gym
 
     assert bench.recorded is not None
-    opt.load_weights(arms)
+    opt.load_weights(rows)
     if target is not None:
-        arms, baseline = _resize(arms, bench, target, bench.task, baseline)
+        rows, baseline = _resize(rows, bench, target, bench.task, baseline)
     with options.watched() as watch:
-        outcomes, stop = measure(arms, bench, watch=watch)
-    curves = None if stop is not None else _curves(arms, bench)
+        outcomes, stop = measure(rows, bench, watch=watch)
+    curves = None if stop is not None else _curves(rows, bench)
     meta = {
         "recorded": bench.recorded.identity(),
         "problems": len(bench.task),
@@ -220,17 +220,17 @@ def _evaluate_recorded(
         )
 
 
-def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
+def _curves(rows: Sequence[Row], bench: Bench) -> Selection | None:
     """Return selection curves if there is a planner that only chooses among complete samples; otherwise None."""
     from search import BestOfN, SelfConsistency
     from search.compare import select
 
     assert bench.recorded is not None
-    chosen = [arm for arm in arms if isinstance(arm.planner, BestOfN | SelfConsistency)]
+    chosen = [row for row in rows if isinstance(row.planner, BestOfN | SelfConsistency)]
     if not chosen or bench.recorded.distinct:
         return None
     # Values of a critic that compares samples depend on the drawn samples.
-    critics = {arm.critic_name: arm.critic for arm in chosen if arm.critic is not None and not arm.critic.reads_peers}
+    critics = {row.critic_name: row.critic for row in chosen if row.critic is not None and not row.critic.reads_peers}
     # Not stored: the searches of a curve are not rows of a report.
     return select(bench.recorded, critics, problems=bench.task, concurrency=bench.concurrency)
 
@@ -267,7 +267,7 @@ def _dev(source: opt.TaskSource, problems: Task) -> Task:
         return problems
 
 
-def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baseline: str) -> tuple[list[Arm], str]:
+def _resize(rows: Sequence[Row], bench: Bench, target: Match, dev: Task, baseline: str) -> tuple[list[Row], str]:
     """Set each planner's search parameters to spend the target cost on dev problems, and print them.
 
     Returns the rows, and the baseline's new name.
@@ -277,7 +277,7 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
     from search.results.table import CALIBRATION_PROBLEMS, calibrated_on, spent_text
 
     problems = dev[:CALIBRATION_PROBLEMS]
-    pairs = matched(arms, bench, target, problems, lambda reason: note(reason, "yellow"))
+    pairs = matched(rows, bench, target, problems, lambda reason: note(reason, "yellow"))
     note(calibrated_on(len(problems)), *["yellow"] * (len(problems) < CALIBRATION_PROBLEMS))
     for _, _, part in pairs:
         size = f"{part.setting}={part.size}" if part.setting else "no size to change"
@@ -286,16 +286,16 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
             note(f"{text}: no size comes closer to {target.amount:g}, so this row is not at equal cost", "yellow")
         else:
             note(text)
-    return [arm for _, arm, _ in pairs], renamed(baseline, pairs)
+    return [row for _, row, _ in pairs], renamed(baseline, pairs)
 
 
-def _check_baseline(arms: Sequence[Arm], name: str) -> None:
-    if name and not any(name in (arm.label, arm.name) for arm in arms):
-        labels = ", ".join(repr(arm.label) for arm in arms)
+def _check_baseline(rows: Sequence[Row], name: str) -> None:
+    if name and not any(name in (row.label, row.name) for row in rows):
+        labels = ", ".join(repr(row.label) for row in rows)
         raise ConfigError(f"--baseline: expected one of {labels}, got {name!r}")
 
 
-def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Arm]:
+def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Row]:
     """Pair planners with compatible critics; incompatible pairs are skipped with a note.
 
     Args:
@@ -306,7 +306,7 @@ def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, laz
     Raises:
         ConfigError: No pair remains, or a critic is given but no planner uses one.
     """
-    from search.compare.arms import named_critics, named_planners, pair
+    from search.compare.rows import named_critics, named_planners, pair
 
     loaded = named_planners(planners)
     guided = any(planner.needs_critic for planner in loaded.values())
@@ -319,32 +319,32 @@ def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, laz
 
 
 def measure(
-    arms: Sequence[Arm],
+    rows: Sequence[Row],
     bench: Bench,
-    look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
+    look: Callable[[Row, Plan], None] = lambda row, plan: None,
     watch: Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every arm with every seed, showing progress; see `search.compare.measure`.
+    """Run every row with every seed, showing progress; see `search.compare.measure`.
 
     Args:
-        arms: The rows.
+        rows: The rows.
         bench: The setup shared by all rows.
         look: Called with every plan.
         watch: Called with every progress update.
     """
-    from search.compare.arms import measure as measure_arms
+    from search.compare.rows import measure as measure_rows
 
     stopped: dict[str, Progress] = {}
-    lines = {arm.label: line for line, arm in enumerate(arms)}
-    with RunProgress([arm.label for arm in arms], len(bench.task) * len(bench.seeds)) as progress:
+    lines = {row.label: line for line, row in enumerate(rows)}
+    with RunProgress([row.label for row in rows], len(bench.task) * len(bench.seeds)) as progress:
 
-        def listen(arm: Arm, seed: int, now: Progress) -> None:
-            progress.update(lines[arm.label], seed, now)
-            watch(arm.label, seed, now)
+        def listen(row: Row, seed: int, now: Progress) -> None:
+            progress.update(lines[row.label], seed, now)
+            watch(row.label, seed, now)
             if now.stopped is not None:
-                stopped[f"{arm.label}, seed {seed}"] = now
+                stopped[f"{row.label}, seed {seed}"] = now
 
-        outcomes, stop = measure_arms(arms, bench, look, listen)
+        outcomes, stop = measure_rows(rows, bench, look, listen)
     if stop is None and stopped:
         for label, now in stopped.items():
             left = f"{(now.total or 0) - now.done:,} of {now.total:,} searches did not run"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner, Prices
-    from search.compare import Arm, Remote, Workers
+    from search.compare import Remote, Row, Workers
     from search.engine.fleet import Fleet
     from search.service.telemetry import Watch
 
@@ -208,8 +208,9 @@ Allocate = Annotated[
     bool,
     typer.Option(
         "--allocate",
-        help="Divide --run-budget among all problems by expected gain; planners need stop=FILE.json (see mas-gym "
-        "calibrate). The problems share rounds, so an interrupted run is repeated as a whole; use --cache.",
+        help="Divide --run-budget among all problems by expected gain; planners other than sc and cascade need "
+        "stop=FILE.json (see mas-gym calibrate). Problems share rounds, so an interrupted run is repeated as a whole; "
+        "use --cache.",
     ),
 ]
 PricesFile = Annotated[
@@ -577,7 +578,7 @@ def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet
 def read_workers(
     wanted: int | None,
     policy: PolicySpec,
-    arms: Sequence[Arm],
+    rows: Sequence[Row],
     problems: int,
     seeds: int = 1,
     cache: Path | None = None,
@@ -588,17 +589,17 @@ def read_workers(
         wanted: The user's choice. By default, one process per core if policy and critics are small local models,
             limited by the number of runs and the start-up cost; otherwise one.
         policy: The policy that each process loads.
-        arms: The rows.
+        rows: The rows.
         problems: Searches per run.
         seeds: Runs per row.
         cache: Response cache that the processes share.
     """
     from search.compare import Workers
 
-    runs = len(arms) * seeds
+    runs = len(rows) * seeds
     if wanted is None:
-        parts = [policy, *(arm.critic_spec for arm in arms if arm.critic is not None and not arm.critic.free)]
-        small = all(map(_is_small, parts)) and all(_is_shipped(arm.planner) for arm in arms)
+        parts = [policy, *(row.critic_spec for row in rows if row.critic is not None and not row.critic.free)]
+        small = all(map(_is_small, parts)) and all(_is_shipped(row.planner) for row in rows)
         wanted = min(_cores(), runs * problems // _SEARCHES_PER_WORKER) if small else 1
     count = min(wanted, runs)
     if count < 2:
@@ -650,13 +651,13 @@ def read_critic(spec: str, **options: Any) -> Critic:
     return critic
 
 
-def load_weights(arms: Iterable[Arm]) -> None:
+def load_weights(rows: Iterable[Row]) -> None:
     """Load the weights of lazily loaded critics, so that damaged files are reported at once."""
     from rewardmodels import LearnedCritic
 
-    for arm in arms:
-        if isinstance(arm.critic, LearnedCritic):
-            arm.critic.load()
+    for row in rows:
+        if isinstance(row.critic, LearnedCritic):
+            row.critic.load()
 
 
 def read_planner(spec: str) -> tuple[str, Planner]:

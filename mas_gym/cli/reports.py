@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +30,9 @@ RunNames = Annotated[
 
 
 def report(
-    store: StorePath,
+    store: Annotated[
+        Path | None, typer.Argument(metavar="RUNS.DB", help="Store written with --store; optional with --service-log.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
     run: RunNames = None,
     baseline: Annotated[str, typer.Option("--baseline", help="Row to compare the others with.")] = "",
@@ -40,6 +43,10 @@ def report(
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard: scalars and figures.")
     ] = None,
+    service_log: Annotated[
+        Path | None,
+        typer.Option("--service-log", help="Log of mas-gym serve --canary SHARE --log-json FILE: adds a panel."),
+    ] = None,
 ) -> None:
     """Write one HTML page about a run store: tables, intervals, curves, calibration and failures."""
     from search import Comparison, open_store
@@ -48,8 +55,18 @@ def report(
     for path in (out, markdown, latex):
         opt.check_folder(path)
     costs = opt.read_prices(prices)
-    with open_store(store) as opened:
-        reports = write_report(opened, out, runs=run or (), baseline=baseline, figures=figures, prices=costs)
+    if store is None and service_log is None:
+        raise ConfigError("expected a store, --service-log FILE or both, got neither; see mas-gym report --help")
+    with nullcontext() if store is None else open_store(store) as opened:
+        reports = write_report(
+            opened,
+            out,
+            runs=run or (),
+            baseline=baseline,
+            figures=figures,
+            prices=costs,
+            service_log=service_log,
+        )
     console = stdout()
     for one in reports:
         console.print(one.comparison.show(console.width))

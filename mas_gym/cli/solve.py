@@ -11,7 +11,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
-from mas_gym.cli.evaluate import pair_arms
+from mas_gym.cli.evaluate import pair_rows
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.internal.text import cut, one_line
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.state import MASState
     from mas_gym.tasks.base import Task
     from search import Plan
-    from search.compare import Arm, Bench
+    from search.compare import Bench, Row
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 LONGEST = 20_000
@@ -43,7 +43,7 @@ def solve(
     ] = None,
 ) -> None:
     """Search one question, or a problem of a task; print the chosen transcript, the answer and the cost."""
-    from search.compare.arms import Bench, start
+    from search.compare.rows import Bench, start
 
     task = source.task
     if (question is None) == (task is None):
@@ -56,17 +56,17 @@ def solve(
     system, code = agents.load(None if task is None else problems, source.kind)
     spec = agents.spec(system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
-    [arm] = pair_arms([planner], [critic] if critic else None)
+    [row] = pair_rows([planner], [critic] if critic else None)
     engine = opt.read_policy(spec, agents.cache)
     costs = opt.read_prices(prices)
     bench = Bench(problems, system, engine, [seed], concurrency=1, program=code, prices=costs)
-    with RunProgress([arm.label], 1, graded=task is not None) as progress:
-        plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
+    with RunProgress([row.label], 1, graded=task is not None) as progress:
+        plans = list(start(row, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
     opt.note_costs(engine)
     opt.note_judge(problems)
     if tree is not None:
-        write_page(plans[0], bench, arm, tree, engine.name, graded=task is not None)
+        write_page(plans[0], bench, row, tree, engine.name, graded=task is not None)
     if plans[0].error is not None:
         raise SearchError(f"the search failed: {plans[0].error}")
 
@@ -138,15 +138,15 @@ def _critic_cost(plan: Plan) -> list[str]:
     return [*costs, f"{usage.unread_verdicts:,} unreadable verdicts"] if usage.unread_verdicts else costs
 
 
-def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, graded: bool) -> None:
+def write_page(plan: Plan, bench: Bench, row: Row, path: Path, policy: str, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file name, or the reason why there is no page."""
     if plan.tree is None:
-        note(f"{arm.name} builds no tree, so {path} was not written", "yellow")
+        note(f"{row.name} builds no tree, so {path} was not written", "yellow")
         return
     facts = {
         "problem": plan.problem_id,
-        "planner": arm.name,
-        "critic": arm.critic_name or "none",
+        "planner": row.name,
+        "critic": row.critic_name or "none",
         bench.mas.kind: bench.mas.name,
         "policy": policy,
         "seed": ", ".join(map(str, bench.seeds)),

@@ -20,7 +20,7 @@ from mas_gym.errors import ConfigError, choice
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
     from search import Plan
-    from search.compare import Arm
+    from search.compare import Row
 
 app = typer.Typer(
     add_completion=False,
@@ -283,7 +283,7 @@ class _Harvest:
     def __init__(self) -> None:
         self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
 
-    def add(self, arm: Arm, plan: Plan) -> None:
+    def add(self, row: Row, plan: Plan) -> None:
         """Count one search; failed searches have no tree."""
         if plan.error is not None or plan.tree is None:
             self.failed += 1
@@ -308,7 +308,7 @@ def rollouts(
 ) -> None:
     """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
     import search
-    from search.compare import Arm, Bench
+    from search.compare import Bench, Row
 
     if source.split == "test":
         raise ConfigError("expected --split train or dev: training on trees of the test split would leak its answers")
@@ -326,7 +326,7 @@ def rollouts(
     bench = Bench(problems, system, local, [seed], options.concurrency, store, remote, *options.limits(costs), **shared)
     harvest = _Harvest()
     with options.watched() as watch:
-        _, stop = measure([Arm(f"{name}, true reward", method)], bench, harvest.add, watch)
+        _, stop = measure([Row(f"{name}, true reward", method)], bench, harvest.add, watch)
     _show_harvest(harvest, len(problems), store)
     opt.note_costs(local)
     opt.note_judge(problems)

@@ -398,8 +398,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if snapshot.mas != self._mas_id:
             raise ConfigError(
                 f"expected a snapshot of the MAS {self.mas.name!r}, got one of another MAS; restore it in an "
-                "environment "
-                "with its MAS"
+                "environment with its MAS"
             )
         if snapshot.rng is not None:
             try:

@@ -10,10 +10,14 @@ sampling parameters are unchanged. A component can define its identity::
         def identity(self):
             return {"model": self.client.model, "prompt": self.prompt}
 
+The value may contain anything that `identity_of` accepts, including other components. It leaves out
+attributes that cannot change a result, such as a server's address or a batch size, because a change
+of these attributes would invalidate stored runs.
+
 Most components need no such method, because `identity_of` derives their identity: from the
 fields of a dataclass, from the attributes of another object, and for user-defined functions and
 classes from their file, the user's files that it imports, and the versions of the installed
-distributions that these import. A distribution is identified by its metadata, wherever it is
+distributions that these import. A distribution is identified by its metadata, regardless of where it is
 installed; a distribution in editable mode is treated as the user's files. If `identity_of` cannot
 determine the identity, for example of an open connection, it raises `IdentityError` with the path
 to the attribute. In that case define ``identity``, or run without a store.
@@ -38,7 +42,7 @@ from contextvars import ContextVar
 from enum import Enum
 from hashlib import blake2b
 from pathlib import Path, PurePath
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from mas_gym.errors import IdentityError, PolicyError
 from mas_gym.internal.adapter import wrapped_part
@@ -67,20 +71,6 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, 
 _UNKNOWN = object()
 _LONGEST_VALUE = 200
 """Maximum length of a module variable that is included in full, in characters of JSON."""
-
-
-@runtime_checkable
-class Identified(Protocol):
-    """A component that defines its identity."""
-
-    def identity(self) -> object:
-        """Return a description of everything that determines this component's results.
-
-        The value may contain anything that `identity_of` accepts, including other components. Two
-        instances that can give different results for the same input must return different
-        values. Leave out attributes that cannot change a result, such as a server's address or a
-        batch size; otherwise a change of these attributes would invalidate stored runs.
-        """
 
 
 def identity_of(part: object) -> Any:

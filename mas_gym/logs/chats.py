@@ -11,18 +11,13 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs.messages import History, read_history, written
 from mas_gym.logs.transcript import Transcript, number, small_facts, truth
 from mas_gym.logs.values import is_history, is_message
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.rows import BadRow, first_of
 
 QUESTION = ("question", "problem", "query", "input", "prompt")
 REFERENCE = ("reference", "ground_truth", "gold", "target", "expected", "expected_answer", "reference_answer")
 ANSWERED = ("prediction", "final_answer", "output", "response")
 QUESTION_ID = ("question_id", "problem_id", "task_id")
 SAMPLE_ID = ("sample_id", "id", "sample", "run_id", "trace_id")
-
-
-def first_of(row: Mapping[str, object], names: tuple[str, ...]) -> Any:
-    """Return the value of the first of several fields that a row has; None if it has none of them."""
-    return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def text_or_none(value: object, what: str) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
-from mas_gym.logs.chats import QUESTION, first_of, made, reference_of, text_or_none
+from mas_gym.logs.chats import QUESTION, made, reference_of, text_or_none
 from mas_gym.logs.messages import read_history
 from mas_gym.logs.transcript import (
     RIGHT,
@@ -20,10 +20,20 @@ from mas_gym.logs.transcript import (
     speaker_name,
     truth,
 )
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.rows import BadRow, first_of
 
 AGENT = "Assistant"
 """The speaker of steps without a named speaker."""
+
+
+def _has(*names: str) -> Callable[[object], bool]:
+    """Return a function that tells whether a row has all of several fields."""
+    return lambda row: isinstance(row, Mapping) and row.keys() >= set(names)
+
+
+is_who_and_when = _has("history", "mistake_agent", "mistake_step")
+is_processbench = _has("problem", "steps", "label")
+is_agent_processbench = _has("messages", "step_labels")
 
 
 def who_and_when(row: Any) -> Transcript:
@@ -51,11 +61,6 @@ def who_and_when(row: Any) -> Transcript:
         facts=facts,
         dropped=dropped,
     )
-
-
-def is_who_and_when(row: object) -> bool:
-    """Whether a row is of Who&When."""
-    return isinstance(row, Mapping) and {"history", "mistake_agent", "mistake_step"} <= row.keys()
 
 
 def processbench(row: Any) -> Transcript:
@@ -89,11 +94,6 @@ def _first_error_label(place: int, label: int) -> int | None:
     if label < 0 or place < label:
         return RIGHT
     return WRONG if place == label else None
-
-
-def is_processbench(row: object) -> bool:
-    """Whether a row is of ProcessBench."""
-    return isinstance(row, Mapping) and {"problem", "steps", "label"} <= row.keys()
 
 
 def agent_processbench(row: Any) -> Transcript:
@@ -140,11 +140,6 @@ def _verdicts(judges: object) -> dict[int, dict[str, float]]:
             if value is not None:
                 found.setdefault(_whole(place, "verdicts"), {})[speaker_name(judge)] = value
     return found
-
-
-def is_agent_processbench(row: object) -> bool:
-    """Whether a row is of AgentProcessBench."""
-    return isinstance(row, Mapping) and {"messages", "step_labels"} <= row.keys()
 
 
 def prm800k(row: Any) -> Transcript:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import DataError, MASGymError, UserCodeError, choice
+from mas_gym.errors import DataError, MASGymError, UserCodeError, choice, shown
 from mas_gym.logs.chats import ag2, chat, is_ag2, is_chat, is_langgraph, langgraph
 from mas_gym.logs.labelled import (
     agent_processbench,
@@ -27,7 +27,7 @@ from mas_gym.logs.spans import Traces, is_otel
 from mas_gym.logs.transcript import BrokenLine, Transcript, check
 from mas_gym.logs.values import json_values
 from mas_gym.plugins import Spec, find_in_file, names_a_file
-from mas_gym.tasks.rows import BadRow, shown
+from mas_gym.tasks.rows import BadRow
 
 logger = logging.getLogger("mas_gym.logs")
 

@@ -14,23 +14,22 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from mas_gym.errors import shown
+from mas_gym.errors import is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.logs.chats import REFERENCE, first_of, reference_of, text_or_none
+from mas_gym.logs.chats import REFERENCE, reference_of, text_or_none
 from mas_gym.logs.messages import content_of, read_message, written
 from mas_gym.logs.transcript import (
     BrokenLine,
     LoggedMessage,
     Transcript,
     check,
-    number,
     small_facts,
     speaker_name,
     truth,
 )
 from mas_gym.logs.values import is_message, parsed
 from mas_gym.systems.tool_calls import ToolCall
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.rows import BadRow, first_of
 
 MOST_SPANS = 20_000
 """Maximum number of spans in one trace."""
@@ -362,7 +361,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
         answer=answered if answered is not None and answered.strip() != last else None,
         reference=reference_of(first_of(facts, REFERENCE)),
         correct=next((truth(facts[key]) for key in _verdicts() if facts.get(key) is not None), None),
-        score=next((number(v, k) for k, v in facts.items() if k.startswith("score.") and _is_number(v)), None),
+        score=next((float(v) for k, v in facts.items() if k.startswith("score.") and is_number(v)), None),
         question_id=text_or_none(first_of(facts, ("question_id", "mas_gym.problem.id")), "question_id"),
         sample_id=trace,
         agents=prompts,
@@ -374,10 +373,6 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
 
 def _verdicts() -> list[str]:
     return [f"{prefix}{name}" for prefix in ("mas_gym.", "score.", "") for name in _CORRECT]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class _Place(NamedTuple):
@@ -470,12 +465,7 @@ def _history(value: object) -> list[Any]:
 
 
 def text_of(value: object, *, last: bool) -> str | None:
-    """Return the text of a span's input (its first message by a user) or output (its last message).
-
-    Args:
-        value: The input or the output.
-        last: Whether it is an output.
-    """
+    """Return the text of a span's input (its first message by a user) or output (its last message)."""
     value = _unpacked(value)
     for _ in range(8):
         if isinstance(value, str):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from mas_gym.errors import DataError, DataNotFoundError
-from mas_gym.tasks.rows import BadRow, shown
+from mas_gym.errors import DataError, DataNotFoundError, shown
+from mas_gym.tasks.rows import BadRow
 
 MAX_LINE = 1 << 25
 """Maximum length of a line and of an array item, in bytes."""

@@ -327,8 +327,8 @@ class Purpose:
             return None
         made = " and ".join(f"{name} ({', '.join(graphs)})" for name, graphs in self.graphs.items())
         if task is None and not known:
-            return f"made for {made}; this question has words outside its vocabulary, so its answers mean little here"
-        return f"made for {made}; its answers to {task or 'this question'} with {mas} mean little"
+            return f"made for {made}; this question has words outside its vocabulary, so its answers are not meaningful"
+        return f"made for {made}; its answers to {task or 'this question'} with {mas} are not meaningful"
 
 
 class PolicyBase:
@@ -405,6 +405,22 @@ class StreamingPolicy(Policy):
     @abstractmethod
     def open(self) -> SamplingSession:
         """Start a session. Each request gets the same reply as from `sample`."""
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
+        """Return the reply to every request, in order, from one session. Raises `mas_gym.errors.PolicyError`."""
+        session = self.open()
+        try:
+            for place, request in enumerate(requests):
+                session.submit(place, request)
+            replies: dict[Hashable, SamplingReply] = {}
+            while session.pending:
+                for key, reply in session.step():
+                    if isinstance(reply, PolicyError):
+                        raise reply
+                    replies[key] = reply
+        finally:
+            session.close()
+        return [replies[place] for place in range(len(requests))]
 
 
 class AsyncPolicy(PolicyBase, ABC):

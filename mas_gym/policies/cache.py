@@ -8,8 +8,7 @@ requested from the inner policy, if there is one, and then stored.
   depends on. Whole lines are appended, so a killed writer leaves at most one incomplete
   line at the end, which readers skip and writers remove.
 * A response cache is one SQLite file (WAL). Its keys also contain the policy's identity, and any
-  number of processes and runs can share it. Files of earlier versions can be read: samples of
-  servers are also found under their former addresses.
+  number of processes and runs can share it.
 """
 
 from __future__ import annotations
@@ -222,16 +221,6 @@ class RecordingPolicy(StreamingPolicy):
             self._table = _Recording(self.file, records)
             self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": policy.name}])
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Return the reply to every request, in order. Raises `mas_gym.errors.PolicyError`."""
-        lookups = [_look_up(self._table, request) for request in requests]
-        wanted = [lookup.missing for lookup in lookups if lookup.missing is not None]
-        replies = list(self.policy.sample(wanted)) if wanted else []
-        if len(replies) != len(wanted):
-            raise PolicyError(f"{self.name}: expected {len(wanted)} replies, got {len(replies)}")
-        rest = iter(replies)
-        return [_complete(self._table, lookup, next(rest) if lookup.missing else None) for lookup in lookups]
-
     def open(self) -> SamplingSession:
         """Start a session that records."""
         return _RecordingSession(open_session(self.policy), self._table)
@@ -442,8 +431,7 @@ def _read(file: Path) -> tuple[str, dict[str, _Entry], int]:
 
 def _sample(entry: JSONMapping) -> Sample:
     text, tokens, logprob, reason = (entry[name] for name in Sample._fields[:4])
-    # Recordings of earlier versions have no certainty.
-    certainty = entry.get("certainty")
+    certainty = entry["certainty"]
     known = all(value is None or is_number(value) for value in (logprob, *(certainty or ())))
     if not isinstance(text, str) or not known or reason not in ("stop", "length"):
         raise ValueError("expected a text, finite log-probabilities or null, and a finish reason of stop or length")

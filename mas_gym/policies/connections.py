@@ -40,7 +40,7 @@ class Connections:
             client = self._open_client()
             self._pools.append(client)
             self._used.append(0)
-            close_at_exit(client.close)
+            close_at_exit(client.aclose)
         self._used[chosen] += 1
         try:
             yield self._pools[chosen]

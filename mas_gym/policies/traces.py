@@ -175,13 +175,6 @@ class _TracedBatches(StreamingPolicy):
         self.stand_for(policy)
         self.policy, self.max_batch, self._folder = policy, policy.max_batch, folder
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        log = _Log(self.policy, self._folder)
-        replies = list(self.policy.sample([replace(request, traced=True) for request in requests]))
-        log.add(list(zip(requests, replies, strict=True)))
-        log.close()
-        return [_plain(reply) for reply in replies]
-
     def open(self) -> SamplingSession:
         return _TracedSession(open_session(self.policy), _Log(self.policy, self._folder))
 

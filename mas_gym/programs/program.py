@@ -154,8 +154,7 @@ class Program:
         if not told:
             logger.warning(
                 "program %s: the calls of %s request temperature 0, so all samples of a call are equal and search has "
-                "no "
-                "effect; set Program(..., temperature=0.7) or --program-temperature 0.7",
+                "no effect; set Program(..., temperature=0.7) or --program-temperature 0.7",
                 self.name,
                 ascii(agent),
             )
@@ -374,8 +373,7 @@ _LONG_SETTLE = 0.5
 _CHANGES = (
     "The replies were equal, so the calls depend on state that outlives a run (a checkpointer, a global list, a "
     "cache), on the time or on random ids. Create the state inside the program for each run, mask irrelevant parts "
-    "with "
-    "normalise=, or run each execution in a new process with isolate=True (--isolate)"
+    "with normalise=, or run each execution in a new process with isolate=True (--isolate)"
 )
 
 
@@ -484,7 +482,7 @@ def _log_rehearsal(
     else:
         how = f"failed: {' '.join(str(end.error if isinstance(end, Failed) else end).split())[:300]}"
     if not isinstance(end, Ended):
-        how += f"; agents that it did not reach count as {OTHERS!r}, unless agents= names them"
+        how += f"; agents that it did not reach count as {OTHERS!r} unless agents= names them"
     if silent:
         how += f"; further nodes of its graph: {', '.join(silent)}"
     level = logging.INFO if isinstance(end, Ended) else logging.WARNING

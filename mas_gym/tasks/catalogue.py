@@ -32,19 +32,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError
+from mas_gym.errors import (
+    ConfigError,
+    DataError,
+    DataNotFoundError,
+    MASGymError,
+    UnknownNameError,
+    choice,
+    shown,
+    whole_number,
+)
 from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS as ALL_KINDS
 from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
-from mas_gym.tasks.files import is_saved, listing, partition_files, read_file, read_saved, stamp, three_ways
+from mas_gym.tasks.files import absolute, listing, read_file, read_partition, stamp, three_ways
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import KindGrader, make_grader
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
+from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub import Hub, read_hub
 from mas_gym.tasks.own import SUFFIXES as OWN_SUFFIXES
 from mas_gym.tasks.own import Columns, is_own, load_own
-from mas_gym.tasks.rows import BadRow, Row, report, shown
+from mas_gym.tasks.rows import Row, read_rows
 from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
 
@@ -145,8 +155,7 @@ def load_task(
         MissingDependencyError: A package that this task or source needs is not installed.
     """
     name = os.fspath(name)
-    if split not in SPLITS:
-        raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
+    choice("split", split, SPLITS)
     own = {option: value for option, value in (("columns", columns), ("kind", kind)) if value is not None}
     check_task_options(name, {"grading": grading, "limit": limit, **own, **options})
     spec = TASKS.parse(name)
@@ -190,10 +199,10 @@ def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox
 
 def _benchmark(name: str, split: str, data: str | Path | None, mode: GradingMode, limit: int | None) -> ProblemTask:
     if KINDS[name] == "expression" and mode == "strict":
-        from mas_gym.tasks.grading.symbolic import require_math
-
         require_math()
-    table = load_table(name, split, None if data is None else _absolute(data), limit is not None and split == "test")
+    table = load_table(
+        name, split, None if data is None else str(absolute(data)), limit is not None and split == "test"
+    )
     return ProblemTask(name, split, table, range(len(table.problems)), mas=BENCHMARKS[name].mas)
 
 
@@ -201,8 +210,6 @@ def _own_task(source: str, split: str, columns: Columns, kind: str | None, base:
     own = load_own(source, split, columns, kind)
     logger.info("%s", own.remark)
     if "expression" in own.kinds:
-        from mas_gym.tasks.grading.symbolic import require_math
-
         require_math()
     refused = next(filter(None, map(base.refusal, own.kinds)), None)
     if refused is not None:
@@ -225,15 +232,6 @@ def default_mas(task: str | Task) -> str:
         return BENCHMARKS[task].mas
     spec = TASKS.parse(task)
     return str(TASKS.find(spec).mas) if spec.name in PROCEDURAL and not spec.file else "rpsv"
-
-
-def _absolute(data: str | Path) -> str:
-    try:
-        place = Path(data).expanduser().resolve()
-        place.exists()
-    except (ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(f"expected the path of a file or folder as data, got {shown(str(data))}: {error}") from None
-    return str(place)
 
 
 def check_task_options(name: str, options: Mapping[str, Any]) -> None:
@@ -265,9 +263,8 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         # The task's function checks its options.
         return
     check_mode(options.get("grading", "strict"))
-    limit = options.get("limit")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise ConfigError(f"expected a limit of 1 or more problems, or None, got {limit!r}")
+    if options.get("limit") is not None:
+        whole_number("limit", options["limit"], at_least=1)
     if unknown := sorted(set(options) - known):
         raise ConfigError(f"task {name!r}: expected options among {', '.join(sorted(known))}, got {', '.join(unknown)}")
 
@@ -322,20 +319,14 @@ def _load_table(name: str, split: str, place: str | None, sample: bool, state: o
     rows, order = _split_rows(name, split, place)
     if sample:
         order = [order[row] for row in shuffled(len(order))]
-    problems, faults = [], []
-    for number in order:
-        row = rows[number]
-        try:
-            if isinstance(row.value, BadRow):
-                raise row.value
-            if not isinstance(row.value, Mapping):
-                raise BadRow(f"expected an object with named fields, got {shown(row.value)}")
-            problems.append(CONVERTERS[name](row.value, f"{name}/{split}/{number}"))
-        except BadRow as error:
-            faults.append((number, f"{row.place}: {error}"))
-    if faults:
-        raise DataError(report(name, len(rows), [line for _, line in sorted(faults)]))
-    return Table(problems, origin=(load_table, (name, split, place, sample)))
+    wanted = sorted(order)
+    read = read_rows(
+        f"problems of task {name!r}",
+        [rows[number] for number in wanted],
+        lambda place, fields: CONVERTERS[name](fields, f"{name}/{split}/{wanted[place]}"),
+    )
+    problems = dict(zip(wanted, read, strict=True))
+    return Table([problems[number] for number in order], origin=(load_table, (name, split, place, sample)))
 
 
 def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], list[int]]:
@@ -382,11 +373,7 @@ def _partitions(name: str, benchmark: Benchmark, wanted: str, place: str | None)
         raise DataNotFoundError(three_ways(name, f"{place} does not exist"))
     parts = {}
     for part in ("train", "test") if benchmark.whole else (wanted,):
-        if is_saved(path):
-            rows = read_saved(path, part) or []
-        else:
-            rows = [row for file in partition_files(path, part) for row in read_file(file, name)]
-        if rows:
+        if rows := read_partition(path, part, name):
             parts[part] = rows
     if wanted not in parts and not any({p: len(r) for p, r in parts.items()} == dict(w) for w in benchmark.whole):
         why = f"the folder {place} has no files named {wanted!r}; it contains {listing(path)}"

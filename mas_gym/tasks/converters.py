@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
 from types import MappingProxyType
-from typing import Any
 
+from mas_gym.errors import shown
 from mas_gym.internal.identity import digest_of
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.grading.numbers import format_number, parse_number
 from mas_gym.tasks.grading.statements import statements
-from mas_gym.tasks.rows import SHOWN, BadRow, shown
+from mas_gym.tasks.rows import BadRow, first_of, storable
 
 # -------------------------------------------------------- rows to problems
 
@@ -23,19 +23,9 @@ def _text(row: Mapping[str, object], *names: str) -> str:
         value = row.get(name)
         if value is not None:
             if isinstance(value, str) and value.strip():
-                return _storable(value)
+                return storable(value)
             raise BadRow(f"expected text in the field {name!r}, got {shown(value)}")
     raise BadRow(f"expected a field {' or '.join(map(repr, names))}, got the fields {shown(sorted(map(str, row)))}")
-
-
-def _storable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRow(
-            f"expected text of valid Unicode, got half of a surrogate pair at character {error.start} of {shown(text)}"
-        ) from None
-    return text
 
 
 def _gsm8k(row: Mapping[str, object], problem_id: str) -> Problem:
@@ -43,7 +33,7 @@ def _gsm8k(row: Mapping[str, object], problem_id: str) -> Problem:
     final = solution.rpartition("####")[2].strip()
     value = parse_number(final)
     if value is None:
-        raise BadRow(f"expected an answer that ends in '#### NUMBER', got {shown(solution[-SHOWN:])}")
+        raise BadRow(f"expected an answer that ends in '#### NUMBER', got {shown(solution)}")
     return Problem(problem_id, _text(row, "question"), format_number(value), "number", {"solution": solution})
 
 
@@ -55,7 +45,7 @@ def _math(row: Mapping[str, object], problem_id: str) -> Problem:
     else:
         answer = next((s.span for s in statements(_text(row, "solution")) if s.declared and s.span), "")
     if not answer:
-        raise BadRow(f"expected a solution with its answer in \\boxed{{...}}, got {shown(str(solution)[-SHOWN:])}")
+        raise BadRow(f"expected a solution with its answer in \\boxed{{...}}, got {shown(solution)}")
     facts = {"subject": row.get("subject", row.get("type")), "level": row.get("level"), "solution": solution}
     return Problem(problem_id, question, answer, "expression", {k: v for k, v in facts.items() if isinstance(v, str)})
 
@@ -65,7 +55,7 @@ def _choice(problem_id: str, stem: str, options: object, label: object, facts: M
         raise BadRow(f"expected a list of options, got {shown(options)}")
     if not all(isinstance(option, str) for option in options):
         raise BadRow(f"expected every option to be text, got {shown(list(options))}")
-    options = [_storable(option).strip() for option in options]
+    options = [storable(option).strip() for option in options]
     labels = ascii_uppercase[: len(options)]
     lines = "\n".join(f"{name}. {option}" for name, option in zip(labels, options, strict=True))
     metadata = {**facts, "options": options}
@@ -85,20 +75,16 @@ def _label(label: object, labels: str) -> str:
     raise BadRow(f"expected the index or the letter of one of {len(labels)} options, got {shown(label)}")
 
 
-def _first(row: Mapping[str, object], *names: str) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
 def _mmlu(row: Mapping[str, object], problem_id: str) -> Problem:
     subject = row.get("subject")
     facts = {"subject": subject} if isinstance(subject, str) and subject else {}
-    return _choice(problem_id, _text(row, "question"), _first(row, "choices", "options"), row.get("answer"), facts)
+    return _choice(problem_id, _text(row, "question"), first_of(row, ("choices", "options")), row.get("answer"), facts)
 
 
 def _logiqa(row: Mapping[str, object], problem_id: str) -> Problem:
     stem = f"{_text(row, 'context', 'text', 'passage').strip()}\n\n{_text(row, 'query', 'question').strip()}"
-    label = _first(row, "correct_option", "answer", "label")
-    return _choice(problem_id, stem, _first(row, "options", "choices"), label, {})
+    label = first_of(row, ("correct_option", "answer", "label"))
+    return _choice(problem_id, stem, first_of(row, ("options", "choices")), label, {})
 
 
 _GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")

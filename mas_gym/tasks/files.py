@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mas_gym.errors import DataError, MissingDependencyError
+from mas_gym.errors import ConfigError, DataError, need, shown
 from mas_gym.tasks.logiqa import logiqa_block
-from mas_gym.tasks.rows import BadRow, Row, shown
+from mas_gym.tasks.rows import BadRow, Row
 
 MAX_BYTES = 1 << 29
 """Maximum size of a data file, and of a Parquet file's content in memory."""
@@ -42,6 +42,20 @@ def stamp(place: Path) -> tuple[tuple[str, int, int], ...]:
     seen = [place, *(sorted(place.iterdir()) if place.is_dir() else ())]
     states = [(path.name, path.stat()) for path in seen if path.exists()]
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
+
+
+def absolute(place: str | Path) -> Path:
+    """Return the absolute path of a file or folder, which may not exist.
+
+    Raises:
+        ConfigError: The text is not a path.
+    """
+    try:
+        path = Path(place).expanduser().resolve()
+        path.exists()
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"expected the path of a file or folder, got {shown(str(place))}: {error}") from None
+    return path
 
 
 def three_ways(name: str, why: str) -> str:
@@ -126,14 +140,10 @@ def _json(path: Path, name: str) -> Iterator[Row]:
 
 
 def _parquet(path: Path, name: str) -> Iterator[Row]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingDependencyError(
-            f"{path}: reading Parquet needs the package pyarrow, which is not installed; "
-            "run: pip install 'mas-gym[data]'"
-        ) from None
+    need("pyarrow", f"{path}: reading Parquet", "data")
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         _check_size(path, path.stat().st_size)
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -268,7 +278,14 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(path.as_posix())]
 
 
-def partition_files(folder: Path, partition: str) -> list[Path]:
+def read_partition(folder: Path, partition: str, name: str) -> list[Row]:
+    """Read the rows of a partition from a folder's files; empty if there is no such partition."""
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return _saved(folder, partition)
+    return [row for file in _partition_files(folder, partition) for row in read_file(file, name)]
+
+
+def _partition_files(folder: Path, partition: str) -> list[Path]:
     """Find the files of a partition: ``test.jsonl``, ``test-00000-of-00001.parquet``, ``data/test*``, ``test/**``."""
     for place in (folder, folder / "data"):
         if not place.is_dir():
@@ -289,29 +306,15 @@ def _is_named(path: Path, alias: str) -> bool:
     return stem == alias or (stem.startswith(alias) and _SHARD.fullmatch(stem, len(alias)) is not None)
 
 
-def is_saved(folder: Path) -> bool:
-    """Whether a folder was written by the datasets library's ``save_to_disk``."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
-def read_saved(folder: Path, partition: str) -> list[Row] | None:
-    """Read a partition of a data set saved to disk; None if it has no such partition."""
-    try:
-        import datasets
-    except ImportError:
-        raise MissingDependencyError(
-            f"{folder}: reading a data set saved to disk needs the package datasets, which is not installed; "
-            "run: pip install 'mas-gym[data]'"
-        ) from None
+def _saved(folder: Path, partition: str) -> list[Row]:
+    """Read a partition of a data set that the datasets library's ``save_to_disk`` wrote."""
+    datasets = need("datasets", f"{folder}: reading a data set saved to disk", "data")
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:
         raise DataError(f"{folder}: expected a data set saved by save_to_disk, got: {shown(error)}") from error
     if isinstance(saved, datasets.DatasetDict):
-        found = next((saved[alias] for alias in PARTITIONS[partition] if alias in saved), None)
-        if found is None:
-            return None
-        saved = found
+        saved = next((saved[alias] for alias in PARTITIONS[partition] if alias in saved), ())
     return [Row(f"{folder}: row {number}", dict(row)) for number, row in enumerate(saved)]
 
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mas_gym.errors import DataNotFoundError, MissingDependencyError
+from mas_gym.errors import DataNotFoundError, MissingDependencyError, shown
 from mas_gym.tasks.files import three_ways
-from mas_gym.tasks.rows import Row, shown
+from mas_gym.tasks.rows import Row
 
 PROBE_SECONDS = 4.0
 

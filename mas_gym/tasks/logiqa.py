@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
-from mas_gym.tasks.rows import BadRow, shown
+from mas_gym.tasks.rows import BadRow
 
 # ------------------------------------------------- the text blocks of LogiQA
 

@@ -25,13 +25,14 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, did_you_mean
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, choice, did_you_mean, shown
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import KINDS, Kind, Problem
-from mas_gym.tasks.files import is_saved, listing, partition_files, read_file, read_saved, stamp
+from mas_gym.tasks.files import absolute, listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
 from mas_gym.tasks.grading.texts import accepted_texts
 from mas_gym.tasks.hub import Hub, read_hub
-from mas_gym.tasks.rows import BadRow, Row, report, shown
+from mas_gym.tasks.rows import BadRow, Row, read_rows, storable
 from mas_gym.tasks.sequences import Table
 
 logger = logging.getLogger("mas_gym.tasks")
@@ -147,20 +148,17 @@ def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own
         DataError: The data cannot be read, or some rows are not valid problems; the message lists up to 20 of them.
         ConfigError: The kind does not exist.
     """
-    if kind is not None and kind not in KINDS:
-        raise ConfigError(f"kind: expected one of {', '.join(KINDS)}, got {shown(kind)}{did_you_mean(kind, KINDS)}")
+    if kind is not None:
+        choice("kind", kind, KINDS)
     place = _place(source)
     return _load(source, place, split, columns, kind, None if place is None else stamp(Path(place)))
 
 
 def _place(source: str) -> str | None:
     """Return the absolute path of a file or folder; None for the hub."""
-    try:
-        path = Path(source).expanduser().resolve()
-        if path.exists():
-            return str(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"expected the path of a file or folder, got {shown(source)}: {error}") from None
+    path = absolute(source)
+    if path.exists():
+        return str(path)
     if _HUB_ID.fullmatch(source) is None or path.suffix.lower() in SUFFIXES:
         raise DataNotFoundError(
             f"no data at {shown(source)}; expected a {', '.join(SUFFIXES)} file or a folder of them"
@@ -179,21 +177,14 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
         raise DataError(f"{source}: expected at most {MOST_ROWS:,} rows, got {len(rows):,}; use a part of it")
     columns = _completed(source, rows[0][1], columns)
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
-    made: list[tuple[str, Problem]] = []
-    faults: list[str] = []
     seen = _Seen({}, Counter())
-    for part, row in rows:
-        try:
-            if isinstance(row.value, BadRow):
-                raise row.value
-            if not isinstance(row.value, Mapping):
-                raise BadRow(f"expected named fields, got {shown(row.value)}")
-            problem = _problem(row.value, columns, guess, name, seen, row.place)
-            made.append((part or _split_of(row.value, columns), problem))
-        except BadRow as error:
-            faults.append(f"{row.place}: {error}")
-    if faults:
-        raise DataError(report(name, len(rows), faults))
+
+    def read(number: int, fields: JSONMapping) -> tuple[str, Problem]:
+        part, row = rows[number]
+        problem = _problem(fields, columns, guess, name, seen, row.place)
+        return part or _split_of(fields, columns), problem
+
+    made = read_rows(f"problems of task {name!r}", [row for _, row in rows], read)
     kinds = Counter[str](problem.kind for _, problem in made)
     held_out = all(part != "dev" for part, _ in made)
     chosen = [problem for part, problem in made if _is_in(problem, part, split, held_out)]
@@ -239,11 +230,7 @@ def _read(source: str, place: str | None) -> tuple[dict[str, list[Row]], bool]:
         raise DataError(f"{path}: expected a regular file or a folder")
     parts: dict[str, list[Row]] = {}
     for split, partition in _PARTITIONS.items():
-        if is_saved(path):
-            rows = read_saved(path, partition) or []
-        else:
-            rows = [row for file in partition_files(path, partition) for row in read_file(file, "")]
-        if rows:
+        if rows := read_partition(path, partition, ""):
             parts[split] = rows
     if not parts:
         raise DataNotFoundError(
@@ -371,7 +358,9 @@ def _cell(row: Mapping[str, object], name: str) -> str:
     text = value if isinstance(value, str) else _number_text(value)
     if text is None or not text.strip():
         raise BadRow(f"expected text in column {name!r}, got {shown(value)}")
-    return _clean(text, name).strip()
+    if "\0" in text:
+        raise BadRow(f"expected text in column {name!r}, got NUL bytes; save the file as UTF-8")
+    return storable(text).strip()
 
 
 def _number_text(value: object) -> str | None:
@@ -381,16 +370,6 @@ def _number_text(value: object) -> str | None:
         return str(value) if abs(value) < 1 << 256 else None
     # An infinite or missing number is not an answer.
     return f"{value:.17g}" if isinstance(value, float) and value - value == 0 else None
-
-
-def _clean(text: str, name: str) -> str:
-    if "\0" in text:
-        raise BadRow(f"expected text in column {name!r}, got NUL bytes; save the file as UTF-8")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadRow(f"expected valid Unicode in column {name!r}, got half of a surrogate pair") from None
-    return text
 
 
 def _answers(row: Mapping[str, object], columns: Columns) -> list[str]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from mas_gym.errors import DataError, shown
+from mas_gym.internal.json_types import JSONMapping
+
+T = TypeVar("T")
+
+_MOST_FAULTS = 20
 
 
 class Row(NamedTuple):
@@ -14,28 +20,50 @@ class Row(NamedTuple):
     value: Any
 
 
-SHOWN = 60
-_BRIEF = reprlib.Repr()
-_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = SHOWN + 3
-_BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 20
-
-
 class BadRow(Exception):
     """A row is malformed; the message contains the expected and the actual content."""
 
 
-def shown(value: object) -> str:
-    """Show a value of any kind and size in one short line of ASCII; reads only the part that is shown."""
-    text = ascii(value[: SHOWN + 1]) if isinstance(value, str | bytes) else _BRIEF.repr(value)
-    text = text.encode("ascii", "backslashreplace").decode()
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+def read_rows(what: str, rows: Sequence[Row], read: Callable[[int, JSONMapping], T]) -> list[T]:
+    """Read every row.
+
+    Args:
+        what: What the rows should be, for the error message.
+        rows: The rows.
+        read: Called with a row's index and fields; raises `BadRow` for an invalid row.
+
+    Raises:
+        DataError: Rows are invalid; the message lists the first 20 of them.
+    """
+    found: list[T] = []
+    faults: list[str] = []
+    for number, row in enumerate(rows):
+        try:
+            if isinstance(row.value, BadRow):
+                raise row.value
+            if not isinstance(row.value, Mapping):
+                raise BadRow(f"expected an object with named fields, got {shown(row.value)}")
+            found.append(read(number, row.value))
+        except BadRow as error:
+            faults.append(f"{row.place}: {error}")
+    if faults:
+        more = [f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else []
+        lines = "\n  ".join([*faults[:_MOST_FAULTS], *more])
+        raise DataError(f"{len(faults)} of {len(rows)} rows are not {what}; correct or remove them:\n  {lines}")
+    return found
 
 
-_MOST_FAULTS = 20
+def first_of(row: Mapping[str, object], names: Sequence[str]) -> Any:
+    """Return the value of the first of several fields that a row has; None if it has none of them."""
+    return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def report(name: str, size: int, faults: Sequence[str]) -> str:
-    """Return a message about rows that are not valid problems of a task, with the first 20 of them."""
-    more = f"\n  and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-    lines = "\n  ".join(faults[:_MOST_FAULTS])
-    return f"{len(faults)} of {size} rows are not problems of task {name!r}; correct or remove them:\n  {lines}{more}"
+def storable(text: str) -> str:
+    """Return a text without lone surrogates. Raises `BadRow` for any other."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(
+            f"expected text of valid Unicode, got half of a surrogate pair at character {error.start} of {shown(text)}"
+        ) from None
+    return text

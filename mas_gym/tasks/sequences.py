@@ -13,7 +13,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, overload
 
-from mas_gym.errors import ConfigError, DataError, UnknownNameError, unknown_name
+from mas_gym.errors import ConfigError, DataError, UnknownNameError, choice, unknown_name, whole_number
 from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import KindGrader, OwnGrader, make_grader
@@ -197,8 +197,7 @@ class ProblemTask(ProblemSequence):
         table = Table(problems)
         if len(table.places) < len(table.problems):
             raise ConfigError("expected problems with unique ids, got the same id more than once")
-        if split not in SPLITS:
-            raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
+        choice("split", split, SPLITS)
         made = make_grader(grader, KindGrader(check_mode(grading)))
         return cls(name, split, table, range(len(table.problems)), made, mas)
 
@@ -261,10 +260,8 @@ class ProceduralTask(ProblemSequence):
             raise ConfigError(
                 f"expected a difficulty from {min(self.levels)} to {max(self.levels)}, got {difficulty!r}"
             )
-        if split not in SPLITS:
-            raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
-        if not isinstance(size, int) or size < 1:
-            raise ConfigError(f"expected a size of 1 or more, got {size!r}")
+        choice("split", split, SPLITS)
+        whole_number("size", size, at_least=1)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ConfigError(f"expected a whole number as seed, got {seed!r}")
         self.split, self.seed, self.difficulty, self.size = split, seed, difficulty, size

@@ -48,6 +48,7 @@ class ProposalLike(NamedTuple):
     logprob: float | None
     finish_reason: str
     certainty: None = None
+    arm: str = ""
 
     @property
     def mean_logprob(self) -> float | None:
@@ -64,7 +65,7 @@ class Findings:
         self.faults: list[str] = []
 
     def expect(self, holds: bool, fault: str) -> bool:
-        """Record a violation, once, unless the expectation holds; return whether it holds."""
+        """Record a violation, once, unless the expectation is met; return whether it is met."""
         if not holds and fault not in self.faults:
             self.faults.append(fault)
         return holds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rewardmodels.agents.config import AgentConfig
+from rewardmodels.model.folder import facts_table
 
 _LEARNED = {
     "sft": "the messages of the best correct transcripts that search found (expert iteration)",
@@ -12,17 +13,8 @@ _LEARNED = {
 
 
 def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int, versions: dict[str, str]) -> str:
-    """Return the card as Markdown, with the metadata header of model hubs.
-
-    Args:
-        config: The hyper-parameters.
-        base: The model that training started from.
-        agents: Number of examples by agent.
-        rows: Number of training rows.
-        versions: Version by package.
-    """
+    """Return the card as Markdown, with the metadata header of model hubs."""
     credit = f" Credit: `{config.credit}`." if config.method == "grpo" else ""
-    shown = [f"| {name} | {value} |" for name, value in config.to_dict().items()]
     return "\n".join(
         [
             "---",
@@ -34,8 +26,7 @@ def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int
             f"# Agents trained by {config.method.upper()}: {', '.join(agents)}",
             "",
             f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} Correctness was "
-            "determined "
-            "by the reference answers of the training split.",
+            "determined by the reference answers of the training split.",
             "",
             "```console",
             "mas-gym eval --policy transformers:PATH/TO/THIS/FOLDER",
@@ -46,15 +37,11 @@ def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int
             "",
             "## Examples",
             "",
-            "| agent | examples |",
-            "|---|---:|",
-            *(f"| {agent} | {count:,} |" for agent, count in agents.items()),
+            *facts_table(agents),
             "",
             "## Settings",
             "",
-            "| name | value |",
-            "|---|---|",
-            *shown,
+            *facts_table(config.to_dict()),
             "",
             "## Versions",
             "",

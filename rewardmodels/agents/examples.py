@@ -104,11 +104,6 @@ def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[
 
     Source: expert iteration (Anthony et al. 2017, arXiv 1705.08439).
 
-    Args:
-        path: The store.
-        best: Transcripts per problem.
-        run: One training run; None reads all.
-
     Raises:
         DataError: No transcript is correct, or there is no training run.
     """
@@ -177,15 +172,7 @@ def credited_samples(
     run: str | None = None,
     reward: Critic | None = None,
 ) -> list[CreditedSample]:
-    """Return the sampled tokens of a store's messages with their advantages, scaled to a root mean square of 1.
-
-    Args:
-        path: The store.
-        traces: The folder of its token traces.
-        method: A method of `search.credit.credit`.
-        critic: Critic for the methods that need state values.
-        run: One training run; None reads all. Advantages are compared within a run.
-        reward: Critic that replaces the true rewards by its values of the final states.
+    """Return the samples of `sampled_messages`, with the same arguments, scaled to a root mean square of 1.
 
     Raises:
         ConfigError: The method needs a critic.

@@ -20,7 +20,7 @@ from rewardmodels.agents.examples import Example, credited_samples, demonstratio
 from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents, write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
 from search.catalogue import load_critic
-from search.compare.arms import Arm, Bench, measure, named_planners
+from search.compare.rows import Bench, Row, measure, named_planners
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
@@ -206,20 +206,20 @@ class _Stage:
         log(f"evaluating on {len(self.held_out):,} held-out problems")
         critic = load_critic(str(self.critic))
         planners = named_planners(["single", self.config.search])
-        arms = [
-            Arm(name, planner, critic if planner.needs_critic else None, "masprm" if planner.needs_critic else "")
+        rows = [
+            Row(name, planner, critic if planner.needs_critic else None, "masprm" if planner.needs_critic else "")
             for name, planner in planners.items()
         ]
         passes: dict[str, Plan] = {}
 
-        def look(arm: Arm, plan: Plan) -> None:
-            if arm.name == "single" and plan.error is None:
+        def look(row: Row, plan: Plan) -> None:
+            if row.name == "single" and plan.error is None:
                 passes[plan.problem_id] = plan
 
         bench = replace(self.bench, task=self.held_out)
         listen = self.listen
-        heard = (lambda arm, seed, now: listen(now)) if callable(listen) else listen
-        outcomes, stop = measure(arms, bench, look, heard)
+        heard = (lambda row, seed, now: listen(now)) if callable(listen) else listen
+        outcomes, stop = measure(rows, bench, look, heard)
         if stop is not None:
             raise stop
         first = critic if not self.number else load_critic(str(self.folder.with_name("generation-0") / "masprm"))

@@ -76,10 +76,6 @@ class CreditTrainer(GuardedLoop, GRPOTrainer):
     def drift(self, rows: Sequence[Row], batch_size: int) -> list[tuple[float, float]]:
         """Compare the log-probabilities at sampling with those of the model's forward pass.
 
-        Args:
-            rows: The rows.
-            batch_size: Rows per forward pass.
-
         Returns:
             For each batch the mean and the largest absolute difference per token, in nats.
         """
@@ -144,17 +140,7 @@ def make_trainer(
     device: str,
     callbacks: list[Any],
 ) -> GuardedLoop:
-    """Return the trainer of a method.
-
-    Args:
-        config: The hyper-parameters.
-        rows: Rows of the method's form.
-        model: The model, without adapters.
-        tokenizer: Its tokenizer.
-        folder: Folder for checkpoints.
-        device: ``"cpu"`` or ``"cuda"``.
-        callbacks: Callbacks of transformers.
-    """
+    """Return the trainer of a method."""
     size = min(config.batch_size, config.max_rows)
     accumulation = math.ceil(config.batch_size / size)
     updates = max(1, math.ceil(len(rows) / (size * accumulation) * config.epochs))

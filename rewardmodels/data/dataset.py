@@ -384,10 +384,6 @@ _COLUMNS = {
 def export(data: RewardData, folder: str | Path) -> Path:
     """Write a set to a folder for HF `datasets`, pandas and TRL.
 
-    Args:
-        data: The examples.
-        folder: A new or empty folder.
-
     Returns:
         The folder: one Parquet file, ``data.json`` and the data card ``README.md``.
 

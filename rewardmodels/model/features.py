@@ -13,10 +13,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from mas_gym.errors import DataError, is_number
+from mas_gym.errors import DataError, is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.tasks.grading.numbers import parse_number
-from rewardmodels.model.folder import read_object, show
+from rewardmodels.model.folder import read_object
 from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"
@@ -124,7 +124,7 @@ def read_features(folder: Path) -> FeatureModel:
     data = read_object(path)
     if data.get("schema") != SCHEMA or data.get("features") != list(FEATURES):
         raise DataError(
-            f"{path}: expected schema {SCHEMA} with the features of this release, got {show(data.get('schema'))}; "
+            f"{path}: expected schema {SCHEMA} with the features of this release, got {shown(data.get('schema'))}; "
             "train it again"
         )
     agents = data.get("agents")

@@ -14,7 +14,6 @@ import copy
 import json
 import os
 import re
-import reprlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
@@ -50,9 +49,6 @@ MAX_LENGTH = 2**20
 _BYTES = 2**24
 _NAMES = 10_000
 _WEIGHTS = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})*|")
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +113,8 @@ def read_info(folder: Path) -> CriticInfo:
         raise DataError(f"cannot read {path}: the field {error} is missing; train the critic again") from error
     if versions != (SCHEMA, FORMAT) or not all(type(version) is int for version in versions):
         raise DataError(
-            f"expected a critic of schema {SCHEMA} and text format {FORMAT} in {folder}, got {show(versions[0])} and "
-            f"{show(versions[1])}; load it with the release that trained it, or train it again"
+            f"expected a critic of schema {SCHEMA} and text format {FORMAT} in {folder}, got {shown(versions[0])} and "
+            f"{shown(versions[1])}; load it with the release that trained it, or train it again"
         )
     faults = tuple(_faults(fields))
     if faults:
@@ -145,16 +141,11 @@ def read_object(path: Path) -> JSONObject:
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else show(str(error))
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
         raise DataError(f"cannot read {path}: {reason}; {remedy}") from error
     if not isinstance(found, dict):
-        raise DataError(f"expected a JSON object in {path}, got {show(found)}; {remedy}")
+        raise DataError(f"expected a JSON object in {path}, got {shown(found)}; {remedy}")
     return found
-
-
-def show(value: object) -> str:
-    """Return a short, escaped form of an untrusted value."""
-    return _short.repr(value)
 
 
 def _faults(fields: JSONMapping) -> Iterator[str]:
@@ -180,7 +171,7 @@ def _faults(fields: JSONMapping) -> Iterator[str]:
     }
     for name, (good, what) in expected.items():
         if not good(fields[name]):
-            yield f"{name}: expected {what}, got {show(fields[name])}"
+            yield f"{name}: expected {what}, got {shown(fields[name])}"
 
 
 def _either(names: Iterable[str]) -> str:
@@ -310,9 +301,9 @@ def check_folder(folder: Path, labels: int = 1) -> None:
         faults += _config_faults(read_object(folder / "config.json"), tensors, labels)
     for path in folder.glob("*.index.json"):
         shards = read_object(path).get("weight_map")
-        names = set(map(str, shards.values())) if isinstance(shards, dict) else {show(shards)}
+        names = set(map(str, shards.values())) if isinstance(shards, dict) else {shown(shards)}
         faults += [
-            f"{path.name}: weight_map: expected files of this folder, got {show(name)}"
+            f"{path.name}: weight_map: expected files of this folder, got {shown(name)}"
             for name in sorted(names)
             if not name or Path(name).name != name or not (folder / name).is_file()
         ]
@@ -325,7 +316,7 @@ def _config_faults(config: JSONObject, tensors: int, labels: int) -> Iterator[st
     """Yield the faults of a ``config.json``, given the number of tensors in the weights."""
     for key, value in _integers(config):
         if not -_LARGEST <= value < _LARGEST:
-            yield f"config.json: {key}: expected an integer of at most 31 bits, got {show(value)}"
+            yield f"config.json: {key}: expected an integer of at most 31 bits, got {shown(value)}"
         elif _LAYERS.fullmatch(key) and value > max(tensors, 1):
             yield f"config.json: {key}: expected at most {tensors}, the number of tensors in the weights, got {value}"
         elif key == "num_labels" and not 1 <= value <= labels:
@@ -333,7 +324,7 @@ def _config_faults(config: JSONObject, tensors: int, labels: int) -> Iterator[st
     for key in ("attn_implementation", "_attn_implementation", "transformers_weights"):
         # These fields name hub kernels, which contain code that would run, and other files.
         if "/" in str(config.get(key, "")):
-            yield f"config.json: {key}: expected no path or repository, got {show(config[key])}"
+            yield f"config.json: {key}: expected no path or repository, got {shown(config[key])}"
 
 
 def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
@@ -510,19 +501,19 @@ def model_card(info: CriticInfo) -> str:
             "",
             "## Training data",
             "",
-            *_table(info.data),
+            *facts_table(info.data),
             "",
             "## On held-out problems",
             "",
-            *_table(info.metrics),
+            *facts_table(info.metrics),
             "",
             "## Settings",
             "",
-            *_table(info.settings),
+            *facts_table(info.settings),
             "",
             "## Versions",
             "",
-            *_table(info.versions),
+            *facts_table(info.versions),
             "",
             "## Limits",
             "",
@@ -548,7 +539,8 @@ def _graph_line(graph: JSONMapping) -> str:
     return f"- {graph['name']}: {' -> '.join(graph['agents'])}{''.join(f', {text}' for text in loops)}"
 
 
-def _table(values: JSONMapping) -> list[str]:
+def facts_table(values: JSONMapping) -> list[str]:
+    """Return names and values as the lines of a Markdown table, for model cards."""
     rows = ["| name | value |", "|---|---|"]
     for name, value in values.items():
         rows += [f"| {key} | {shown} |" for key, shown in _flat(name, value)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from mas_gym.errors import ConfigError, CriticError, DataError, need
+from mas_gym.errors import ConfigError, CriticError, DataError, choice, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
@@ -15,25 +15,22 @@ from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import Encoded, Encoder, View
 from rewardmodels.model.backbone import load_tokenizer, torch_dtype
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
-from search.protocol import Critic, ScoringContext
+from rewardmodels.model.scored import ModelCritic
+from search.protocol import ScoringContext
 
 if TYPE_CHECKING:
     from rewardmodels.model.prefixes import Counts
 
-GRID = 1_000_000
-"""Scores are rounded to a millionth."""
-
 _EXACT_BYTES = 400_000_000
 """Weights up to this size are computed in float64 on a CPU."""
 
-_REMEMBERED = 200_000
 _MEGABYTE = 2**20
 
 
 DType = Literal["float32", "float64", "bfloat16"]
 
 
-class LearnedCritic(Critic):
+class LearnedCritic(ModelCritic):
     """Scores states with a trained model: ``tanh`` of its logit.
 
     Each state is scored once and its score is stored. Encoded prefixes of transcripts are
@@ -70,7 +67,6 @@ class LearnedCritic(Critic):
         notes: Checks overridden by ``force``, for reports.
     """
 
-    free = False
     _scorer: Any = None
 
     def __init__(
@@ -89,8 +85,7 @@ class LearnedCritic(Critic):
         lazy: bool = False,
     ) -> None:
         """Read the description of the critic and, unless lazy, load the model."""
-        if dtype not in (None, "float32", "float64", "bfloat16"):
-            raise ConfigError(f'expected dtype "float32", "float64" or "bfloat16", got {dtype!r}')
+        choice("dtype", dtype, (None, *get_args(DType)))
         self._folder, self._device = Path(folder), device
         self._dtype: DType | None = dtype
         self._share, self._memory, self._concurrent = share, memory * _MEGABYTE, concurrent
@@ -152,6 +147,7 @@ class LearnedCritic(Critic):
 
     def _begin(self, info: CriticInfo, view: View | None, force: bool, prefixes: bool) -> None:
         """Set up everything that does not depend on the model's device."""
+        super().__init__()
         self._view: View = view or info.view
         self.info: CriticInfo = info
         self._identity: JSONObject = {
@@ -166,7 +162,6 @@ class LearnedCritic(Critic):
         self.terminal_only = info.kind == "orm" and not prefixes
         self._graphs = list(info.graphs.values())
         self._checked: set[str] = set()
-        self._known: dict[tuple[str, MASState], float] = {}
 
     def identity(self) -> JSONObject:
         """Return everything that determines the scores: a digest of the model's files, and the settings.
@@ -185,35 +180,23 @@ class LearnedCritic(Critic):
             CriticError: A state is not terminal and this is an outcome critic, the critic was not trained for the
                 graph, or a newest message exceeds the critic's maximum length.
         """
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        wanted: dict[tuple[str, MASState], MAS] = {}
-        for state, mas, *_ in contexts:
-            self._check(mas, state)
-            key = (mas.fingerprint, state)
-            if key not in self._known:
-                wanted[key] = mas
-        if wanted:
-            self._learn(wanted)
-        return [self._known[mas.fingerprint, state] for state, mas, *_ in contexts]
+        for context in contexts:
+            self._check(context.mas, context.state)
+        return super().score(contexts)
 
-    def _learn(self, wanted: dict[tuple[str, MASState], MAS]) -> None:
+    def values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the values of distinct states, in order."""
         self.load()
-        encoded = self._encoder.encode([(mas, state) for (_, state), mas in wanted.items()])
-        open_end = [state.acting != mas.sink for (_, state), mas in wanted.items()]
+        encoded = self._encoder.encode([(context.mas, context.state) for context in contexts])
+        open_end = [context.state.acting != context.mas.sink for context in contexts]
         try:
             logits = self._scorer.logits(encoded, open_end)
         except (IndexError, RuntimeError) as error:
             raise CriticError(
-                f"critic {self.name!r} cannot score {len(wanted)} states ({type(error).__name__}: {str(error)[:300]}); "
-                "check that the tokenizer matches the weights and that there is enough memory"
+                f"critic {self.name!r} cannot score {len(contexts)} states ({type(error).__name__}: "
+                f"{str(error)[:300]}); check that the tokenizer matches the weights and that there is enough memory"
             ) from error
-        for key, logit in zip(wanted, logits, strict=True):
-            if not math.isfinite(logit):
-                raise CriticError(
-                    f"critic {self.name!r} expected a finite value for {key[1]!r}, got {logit}; its weights are damaged"
-                )
-            self._known[key] = round(math.tanh(logit) * GRID) / GRID
+        return [math.tanh(logit) if math.isfinite(logit) else math.nan for logit in logits]
 
     def _check_view(self, view: View | None) -> None:
         if view is None or view == self.info.view:
@@ -260,10 +243,7 @@ class VLLMCritic(LearnedCritic):
     vLLM's prefix cache shares common prefixes; scoring overlaps with generation.
 
     Args:
-        folder: A folder written by training.
-        view: The expected view; None accepts the critic's view.
-        force: Allow graphs and views that the critic was not trained for.
-        prefixes: Allow non-terminal states for an outcome critic.
+        folder, view, force, prefixes: As in `LearnedCritic`.
         dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the folder's dtype.
         max_batch: Preferred number of states per call.
         gpu_memory_utilization: Share of the GPU's memory for the critic, to leave memory for agents.

@@ -153,10 +153,6 @@ def enable_parts(model: PreTrainedModel, pad: int) -> bool:
     """Enable this attention in a model if it gives equal results for shared prefixes and for whole states.
 
     This holds for decoders with full causal attention; it is measured, not assumed. Other models are not changed.
-
-    Args:
-        model: A scalar model in evaluation mode.
-        pad: Padding id.
     """
     from transformers import AttentionInterface
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.text import one_line
 from rewardmodels.model.features import FEATURES, FILE, FeatureModel, features_of
+from rewardmodels.model.folder import facts_table
 from search.store import RecordedState
 
 FOLDS = 5
@@ -125,7 +126,6 @@ def _cell(name: str) -> str:
 def _card(model: FeatureModel) -> str:
     states = "only terminal states" if model.kind == "orm" else "every state after a message"
     order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
-    facts = [f"| {name} | {value:.4g} |" for name, value in (*model.data.items(), *model.metrics.items())]
     return "\n".join(
         [
             "# A critic on features, without a language model",
@@ -140,9 +140,7 @@ def _card(model: FeatureModel) -> str:
             'critic = load_critic("PATH/TO/THIS/FOLDER")',
             "```",
             "",
-            "| name | value |",
-            "|---|---:|",
-            *facts,
+            *facts_table({**model.data, **model.metrics}),
             "",
             "| feature | weight, per standard deviation |",
             "|---|---:|",

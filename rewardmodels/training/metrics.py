@@ -15,11 +15,12 @@ from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
 from search.compare import bootstrap
 from search.compare.first_errors import auc
+from search.compare.reliability import ScoredState, gap
+from search.compare.reliability import calibration as reliability
 
 Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
-BINS = 10
 
 
 def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> JSONObject:
@@ -90,23 +91,19 @@ def calibration(examples: Sequence[Example], logits: Floats) -> dict[str, dict[s
 
     Returns:
         For each depth the number of states, the mean score, the mean target, and ``gap``. The gap is the absolute
-        difference of mean score and mean target in a score bin, averaged over ten bins weighted by number of states.
+        difference of mean score and mean target in a score bin, averaged over ten bins of about equally many states.
     """
-    depths = np.array([e.depth for e in examples])
-    target, scores = np.array([e.chosen_target for e in examples]), np.tanh(logits)
-    bins = np.clip(((scores + 1) / 2 * BINS).astype(int), 0, BINS - 1)
-    found: dict[str, dict[str, float]] = {}
-    for depth in np.unique(depths):
-        here = depths == depth
-        cells = [here & (bins == b) for b in np.unique(bins[here])]
-        gaps = [float(abs(scores[cell].mean() - target[cell].mean()) * cell.sum()) for cell in cells]
-        found[str(depth)] = {
-            "states": int(here.sum()),
-            "score": float(scores[here].mean()),
-            "target": float(target[here].mean()),
-            "gap": sum(gaps) / int(here.sum()),
+    scores = np.tanh(logits).tolist()
+    states = [ScoredState(e.depth, v, (e.chosen_target + 1) / 2) for e, v in zip(examples, scores, strict=True)]
+    return {
+        str(depth): {
+            "states": sum(one.states for one in bins),
+            "score": float(np.average([one.value for one in bins], weights=[one.states for one in bins])),
+            "target": float(np.average([2 * one.right - 1 for one in bins], weights=[one.states for one in bins])),
+            "gap": gap(bins),
         }
-    return found
+        for depth, bins in reliability(states).items()
+    }
 
 
 def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:

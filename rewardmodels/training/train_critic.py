@@ -28,7 +28,7 @@ from rewardmodels.model.backbone import (
 )
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
-from search.compare.arms import Arm, Bench, drain, named_planners, start
+from search.compare.rows import Bench, Row, drain, named_planners, start
 from search.engine.progress import Progress
 from search.sampling import Sampling
 from search.store import RunInfo, engine_identity, open_store
@@ -369,7 +369,7 @@ def grow(
         The cause that ended the searches early; None if every tree is in the store.
     """
     [(name, method)] = named_planners([planner]).items()
-    return drain(start(Arm(name, method), replace(bench, training=True), bench.seeds[0], listen), lambda plan: None)
+    return drain(start(Row(name, method), replace(bench, training=True), bench.seeds[0], listen), lambda plan: None)
 
 
 def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:

@@ -146,12 +146,6 @@ def forward_passes(step: Sequence[Bundle], max_tokens: int, share: bool) -> list
 def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) -> Tensors:
     """Return the tensors of one forward pass.
 
-    Args:
-        chosen: Its bundles.
-        pad: Padding id.
-        dtype: Data type of the model.
-        share: Whether shared prefixes are encoded once.
-
     Returns:
         The inputs of the model, ``rows`` and ``columns`` of the states' ends, indices of the states that are
         ``better`` and ``worse`` in pairs or ``points``, and the points' ``target``.

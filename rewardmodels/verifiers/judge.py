@@ -23,14 +23,23 @@ import string
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown
+from mas_gym.errors import (
+    ConfigError,
+    DataNotFoundError,
+    EngineUnavailableError,
+    PolicyError,
+    choice,
+    shown,
+    whole_number,
+)
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest, as_policy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict
+from rewardmodels.model.scored import rounded
 from search.protocol import Critic, Scores, ScoringContext
 
 logger = logging.getLogger("rewardmodels.verifiers")
@@ -79,7 +88,6 @@ FIELDS = {
 _NEEDED = {"verdict": ({"transcript", "message"},), "pair": ({"first"}, {"second"})}
 _WORDS = {"verdict": ("yes", "no"), "pair": ("A", "B")}
 _FIRST_WORD = {"verdict": " Reply with one\nword, yes or no.", "pair": " Reply with one letter, A or B."}
-_GRID = 1_000_000
 
 
 class Verdict(NamedTuple):
@@ -140,11 +148,9 @@ class Judge(Critic):
         max_tokens: int = 256,
     ) -> None:
         """Check the settings and read the prompt."""
-        if mode not in ("auto", "logprob", "share", "pairwise"):
-            raise ConfigError(f"judge: expected mode logprob, share, pairwise or auto, got {mode!r}")
-        for option, value in (("n", n), ("max_tokens", max_tokens)):
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"judge: expected {option} of at least 1, got {value!r}")
+        choice("judge: mode", mode, get_args(Mode))
+        whole_number("judge: n", n, at_least=1)
+        whole_number("judge: max_tokens", max_tokens, at_least=1)
         policy = as_policy(policy)
         self._kind = "pair" if mode == "pairwise" else "verdict"
         self._likely = mode != "share" and policy.chooses
@@ -349,7 +355,7 @@ def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> Verdict:
 def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) -> tuple[float, int, int, int, str]:
     """Return the value of the mean share, with the cost of all verdicts."""
     shares = [v.share for v in verdicts if v.share is not None] if shares is None else shares
-    value = round((2 * math.fsum(shares) / len(shares) - 1) * _GRID) / _GRID if shares else math.nan
+    value = rounded(2 * math.fsum(shares) / len(shares) - 1) if shares else math.nan
     tokens, read = sum(v.tokens for v in verdicts), sum(v.prompt_tokens for v in verdicts)
     reason = "" if shares else next(verdict.reason for verdict in verdicts)
     return value, tokens, read, sum(v.unread for v in verdicts), reason

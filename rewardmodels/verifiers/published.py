@@ -28,14 +28,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, PolicyError, need, unknown_name
+from mas_gym.errors import (
+    ConfigError,
+    CriticError,
+    DataError,
+    DataNotFoundError,
+    PolicyError,
+    choice,
+    is_number,
+    need,
+    unknown_name,
+    whole_number,
+)
 from mas_gym.policies.local.chat import ChatTemplate
 from mas_gym.policies.model_files import ModelSource
-from mas_gym.systems.state import MASState
 from rewardmodels.data.encode import chunks
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, torch_dtype, window_of
 from rewardmodels.model.folder import check_folder, read_object
-from search.protocol import Critic, ScoringContext
+from rewardmodels.model.scored import ModelCritic
+from search.protocol import ScoringContext
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +67,6 @@ SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}
 _STEP = {"qwen": "<extra_0>", "shepherd": "ки", "skywork": "\n"}
 _SPECIAL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 _MARK = re.compile(r"<.+>|\[.+\]")
-_GRID = 1_000_000
-_REMEMBERED = 200_000
 
 
 class Steps(NamedTuple):
@@ -78,31 +87,28 @@ Read = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """Returns numbers for every token, from input ids and attention mask."""
 
 
-class _Published(Critic):
-    """Base class of step and scalar reward models: loading, batching, and caching of scores."""
-
-    free = False
+class _Published(ModelCritic):
+    """Base class of step and scalar reward models: loading and batching."""
 
     def __init__(
         self, model: str, device: str | None, dtype: str | None, max_batch: int, max_length: int | None
     ) -> None:
+        super().__init__()
         torch = need("torch", "a local reward model", "local")
         if not model:
             raise ConfigError(f"expected {type(self).__name__.lower()}:FOLDER-OR-ID, got no model")
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         name = dtype or ("float32" if self._device == "cpu" else "bfloat16")
-        if name not in ("float32", "float64", "bfloat16", "float16"):
-            raise ConfigError(f"expected dtype float32, float64, bfloat16 or float16, got {name!r}")
-        for option, value in (("max_batch", max_batch), ("max_length", max_length)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{option}: expected a positive integer, got {value!r}")
+        choice("dtype", name, ("float32", "float64", "bfloat16", "float16"))
+        whole_number("max_batch", max_batch, at_least=1)
+        if max_length is not None:
+            whole_number("max_length", max_length, at_least=1)
         self.max_batch = max_batch
         self.concurrent = self._device != "cpu"
         self.folder = model_folder(model)
         self._dtype = torch_dtype(name)
         self._source = ModelSource(self.folder)
         self._settings: dict[str, object] = {"dtype": name}
-        self._known: dict[tuple[str, MASState], float] = {}
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self.folder)
         self._template: ChatTemplate | None = None
         self._longest = max_length
@@ -110,30 +116,6 @@ class _Published(Critic):
     def identity(self) -> dict[str, object]:
         """Return a digest of the model's files, and the settings."""
         return {"files": self._source.identity(), **self._settings}
-
-    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        """Return one value per state, in order.
-
-        Raises:
-            CriticError: A state has no messages or is too long, or the model's output is not a number.
-        """
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        fresh = {(c.mas.fingerprint, c.state): c for c in contexts}
-        fresh = {key: context for key, context in fresh.items() if key not in self._known}
-        if fresh:
-            values = self._values(list(fresh.values()))
-            for key, value in zip(fresh, values, strict=True):
-                if not math.isfinite(value):
-                    raise CriticError(
-                        f"{self.name}: expected a finite value for {key[1]!r}, got {value}; check its weights and "
-                        "precision"
-                    )
-                self._known[key] = round(value * _GRID) / _GRID
-        return [self._known[context.mas.fingerprint, context.state] for context in contexts]
-
-    def _values(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        raise NotImplementedError
 
     def _start(self, model: PreTrainedModel) -> None:
         for parameter in model.parameters():
@@ -255,7 +237,8 @@ class StepRewardModel(_Published):
                     found[place] = shares[row].index_select(0, at).double().tolist()
         return [found[place] for place in range(len(written))]
 
-    def _values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+    def values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the values of distinct states, in order."""
         return [2 * self._aggregate(steps) - 1 for steps in self.steps(contexts)]
 
     def _written(self, context: ScoringContext) -> Steps:
@@ -464,10 +447,7 @@ class ScalarRewardModel(_Published):
         model: A folder or a hub id.
         scale: The logit with the value ``tanh(1)``; use a larger scale for models with logits far from 0.
         prefixes: Also score non-terminal states, for which such models were not trained.
-        device: ``"cpu"``, ``"cuda"``, ...; None uses a GPU if there is one.
-        dtype: ``"float32"``, ``"bfloat16"``, ...; None means float32 on a CPU, bfloat16 on a GPU.
-        max_batch: Preferred number of states per call.
-        max_length: Longest transcript, in tokens; by default the model's window.
+        device, dtype, max_batch, max_length: As in `StepRewardModel`.
 
     Attributes:
         name: ``"rm:FOLDER"``.
@@ -491,8 +471,7 @@ class ScalarRewardModel(_Published):
         max_length: int | None = None,
     ) -> None:
         """Load the model."""
-        number = isinstance(scale, int | float) and not isinstance(scale, bool)
-        if not number or not 0 < scale < math.inf:
+        if not is_number(scale) or scale <= 0:
             raise ConfigError(f"rm: expected a positive scale, got {scale!r}")
         super().__init__(model, device, dtype, max_batch, max_length)
         check_folder(Path(self.folder))
@@ -515,7 +494,8 @@ class ScalarRewardModel(_Published):
                 found |= dict(zip(group, logits.double().tolist(), strict=True))
         return [found[place] for place in range(len(rows))]
 
-    def _values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+    def values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the values of distinct states, in order."""
         return [math.tanh(logit / self._scale) for logit in self.logits(contexts)]
 
     def _turns(self, context: ScoringContext) -> list[tuple[str, str]]:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, shown, unknown_name
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_number, shown, unknown_name
 from mas_gym.internal.json_types import JSONObject
+from rewardmodels.model.scored import rounded
 from rewardmodels.verifiers.published import AGGREGATES, SYSTEM, Aggregate
 from search.protocol import Critic, Scores, ScoringContext
 
@@ -23,7 +24,6 @@ FORMATS = {"qwen": ("<extra_0>", 1), "shepherd": ("ки", 0), "skywork": ("\n", 
 """Formats of step reward models: the mark after a step, and the column with its score in the step's row."""
 
 _LIMIT = 2**24
-_GRID = 1_000_000
 
 
 class ServerCritic(Critic):
@@ -82,7 +82,7 @@ class ServerCritic(Critic):
             raise unknown_name("format", format, FORMATS)
         if aggregate not in AGGREGATES:
             raise unknown_name("aggregate", aggregate, AGGREGATES)
-        if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        if not is_number(scale) or scale <= 0:
             raise ConfigError(f"critic {url}: expected a positive scale, got {scale!r}")
         settings = build("policy 'openai'", OpenAIOptions, max_concurrency=max_batch, **options)
         self._server = OpenAIPolicy(model, re.sub(r"/v1$", "", base) + "/v1", settings)
@@ -121,7 +121,7 @@ class ServerCritic(Critic):
         body = self._body(self._clean(context.state.question), texts)
         try:
             reply = await self._server.post(self._url, {"model": self._model, **body}, _LIMIT)
-            return round(self._value(reply, len(texts)) * _GRID) / _GRID, ""
+            return rounded(self._value(reply, len(texts))), ""
         except EngineUnavailableError:
             raise
         except (PolicyError, ValueError) as error:
@@ -185,10 +185,9 @@ def _turns(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _number(value: object) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not -1e6 <= value <= 1e6:  # type: ignore[operator]
+    if not is_number(value) or abs(value) > 1e6:
         raise ValueError(f"expected a finite number, got {shown(value)}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _share(value: object) -> float:

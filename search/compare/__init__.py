@@ -1,6 +1,6 @@
 """Comparisons of planners and critics: `compare` returns a table with intervals and paired differences.
 
-`arms` runs the searches, `matching` adjusts planners to an equal cost, and `comparison` builds the tables of
+`rows` runs the searches, `matching` adjusts planners to an equal cost, and `comparison` builds the tables of
 `search.results`. `first_errors` evaluates critics on `transcripts` with a known first wrong step, `calibration`
 evaluates them on stored trees, `selection` chooses among recorded samples, and `blame` finds the message with the
 largest drop in value.
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from search.compare.arms import (
+    from search.compare.comparison import compare, matched
+    from search.compare.cost_matching import Match, calibrate
+    from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
+    from search.compare.rows import (
         PAPER_PLANNERS,
-        Arm,
         Bench,
         Remote,
+        Row,
         Workers,
         measure,
         named_critics,
         named_planners,
         pair,
     )
-    from search.compare.comparison import compare, matched
-    from search.compare.cost_matching import Match, calibrate
-    from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
     from search.compare.selection import Selection, select
     from search.results.display import (
         report,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from search.results.table import Calibrated, Comparison
 
 _HOMES = {
-    "search.compare.arms": "PAPER_PLANNERS Arm Bench Remote Workers measure named_critics named_planners pair",
+    "search.compare.rows": "PAPER_PLANNERS Row Bench Remote Workers measure named_critics named_planners pair",
     "search.compare.comparison": "compare matched",
     "search.compare.first_errors": "FirstErrorFigures Threshold bench_critic",
     "search.compare.cost_matching": "Match calibrate",
@@ -77,7 +77,6 @@ __all__ = [
     "FEWEST_PROBLEMS",
     "HIT_RANKS",
     "PAPER_PLANNERS",
-    "Arm",
     "Bench",
     "Calibrated",
     "Comparison",
@@ -88,6 +87,7 @@ __all__ = [
     "Outcome",
     "Remote",
     "ResultRow",
+    "Row",
     "Selection",
     "Spread",
     "Threshold",

@@ -65,12 +65,7 @@ def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
 
 
 def falls(values: Sequence[float], before: float) -> list[float]:
-    """Return the fall in value after each message.
-
-    Args:
-        values: The value after each message.
-        before: The value before the first message.
-    """
+    """Return the fall in value after each message."""
     return [old - new for old, new in zip((before, *values), values, strict=False)]
 
 

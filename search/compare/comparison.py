@@ -15,8 +15,8 @@ from mas_gym.internal.text import one_line
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_task, is_task
-from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
 from search.compare.cost_matching import Match, calibrate
+from search.compare.rows import Bench, Row, measure, named_critics, named_planners, pair
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.results.outcomes import Outcome
@@ -94,7 +94,7 @@ def compare(
     items = as_task(source) if is_task(source) else list(source)
     if not (chosen := list(dict.fromkeys(seeds))):
         raise ConfigError("expected at least one seed, got none")
-    arms = pair(named_planners(planners), named_critics(critics))
+    rows = pair(named_planners(planners), named_critics(critics))
     system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
     policy = None if policy is None else as_policy(policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
@@ -103,11 +103,11 @@ def compare(
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
         target = Match.read(match, prices is not None)
-        pairs = matched(arms, bench, target, sample, lambda reason: warnings.warn(reason, stacklevel=3))
-        arms, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
+        pairs = matched(rows, bench, target, sample, lambda reason: warnings.warn(reason, stacklevel=3))
+        rows, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
         calibrated = [part for *_, part in pairs]
-    listen = (lambda arm, seed, now: progress(arm.label, seed, now)) if callable(progress) else progress
-    outcomes, stop = measure(arms, bench, listen=listen)
+    listen = (lambda row, seed, now: progress(row.label, seed, now)) if callable(progress) else progress
+    outcomes, stop = measure(rows, bench, listen=listen)
     return _table(outcomes, stop, chosen, match, baseline, calibrated)
 
 
@@ -128,32 +128,32 @@ def _table(
 
 
 def matched(
-    arms: Sequence[Arm],
+    rows: Sequence[Row],
     bench: Bench,
     match: Match,
     problems: Iterable[Problem],
     refused: Callable[[str], None] = lambda reason: None,
-) -> list[tuple[Arm, Arm, Calibrated]]:
-    """Resize every arm to meet a cost; return each arm before and after, and its calibration.
+) -> list[tuple[Row, Row, Calibrated]]:
+    """Resize every row to meet a cost; return each row before and after, and its calibration.
 
     Args:
-        arms: The arms.
+        rows: The rows.
         bench: The shared settings.
         match: The cost.
         problems: The calibration problems.
-        refused: Called with the reason for each arm that is left out because it cannot be sized.
+        refused: Called with the reason for each row that is skipped because it cannot be sized.
 
     Raises:
-        ConfigError: No arm is left.
+        ConfigError: No row is left.
     """
     chosen = list(problems)
-    found: list[tuple[Arm, Arm, Calibrated]] = []
+    found: list[tuple[Row, Row, Calibrated]] = []
     reasons: list[str] = []
-    for arm in arms:
+    for row in rows:
         try:
-            found.append((arm, *calibrate(arm, bench, match, chosen)))
+            found.append((row, *calibrate(row, bench, match, chosen)))
         except ConfigError as error:
-            reasons.append(f"{one_line(arm.label)} left out: {error}")
+            reasons.append(f"{one_line(row.label)} left out: {error}")
     if not found:
         raise ConfigError("; ".join(reasons))
     for reason in reasons:
@@ -161,7 +161,7 @@ def matched(
     return found
 
 
-def renamed(name: str, pairs: Iterable[tuple[Arm, Arm, Calibrated]]) -> str:
+def renamed(name: str, pairs: Iterable[tuple[Row, Row, Calibrated]]) -> str:
     """Return the label after resizing of the row with this label or planner."""
     for old, new, _ in pairs:
         if name in (old.label, old.name):

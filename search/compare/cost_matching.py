@@ -13,7 +13,7 @@ from search.protocol import planner_name
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Problem
 
-from search.compare.arms import Arm, Bench, calibration_store, measure
+from search.compare.rows import Bench, Row, calibration_store, measure
 from search.results.outcomes import Outcome
 from search.results.table import Calibrated
 
@@ -56,15 +56,15 @@ class Match(NamedTuple):
         return cls(unit.strip(), number)
 
 
-def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Arm, Calibrated]:
-    """Return a copy of an arm with the planner size that has the closest cost.
+def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Row, Calibrated]:
+    """Return a copy of a row with the planner size that has the closest cost.
 
     The size is the planner's `search.Planner.size_setting`, such as the number of passes or
     simulations. Sizes are chosen only by cost, never by correctness. With a store, the searches are stored in a
     separate file next to it (`calibration_store`), so that they are not repeated.
 
     Args:
-        arm: The arm.
+        row: The row.
         bench: Policy, system and seed; the first seed is used.
         match: The cost to reach.
         problems: The problems to search.
@@ -76,9 +76,9 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
     bench = replace(
         bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, allocate=False, workers=None
     )
-    setting = arm.planner.size_setting
+    setting = row.planner.size_setting
 
-    def spent(candidate: Arm) -> float:
+    def spent(candidate: Row) -> float:
         outcomes, stop = measure([candidate], bench)
         if stop is not None:
             raise stop
@@ -91,23 +91,23 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
         return mean
 
     if not setting:
-        return arm, Calibrated(arm.label, "", 0, spent(arm), len(problems))
-    size = arm.planner.current_size()
+        return row, Calibrated(row.label, "", 0, spent(row), len(problems))
+    size = row.planner.current_size()
     tried: dict[int, float] = {}
     for _ in range(_ROUNDS):
-        tried[size] = spent(_resized(arm, size))
+        tried[size] = spent(_resized(row, size))
         size = _next_size(tried, match.amount)
         if size in tried:
             break
     best = min(tried, key=lambda tried_size: abs(tried[tried_size] - match.amount))
-    chosen = _resized(arm, best)
+    chosen = _resized(row, best)
     return chosen, Calibrated(chosen.label, setting, best, tried[best], len(problems))
 
 
-def _resized(arm: Arm, size: int) -> Arm:
-    planner = arm.planner.resized(size)
+def _resized(row: Row, size: int) -> Row:
+    planner = row.planner.resized(size)
     name = planner_spec(planner)
-    return replace(arm, planner=planner, name=f"{arm.name} {size}" if name == planner_name(planner) else name)
+    return replace(row, planner=planner, name=f"{row.name} {size}" if name == planner_name(planner) else name)
 
 
 def _next_size(tried: Mapping[int, float], amount: float) -> int:

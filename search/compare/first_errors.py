@@ -28,7 +28,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
 from search.compare.imported import read_labelled
-from search.compare.reliability import Bin, ScoredState, calibration
+from search.compare.reliability import Bin, ScoredState, calibration, gap
 from search.compare.transcripts import (
     NOBODY,
     Cost,
@@ -324,10 +324,9 @@ def _by_depth(states: Sequence[ScoredState]) -> dict[int, DepthFigures]:
     found: dict[int, DepthFigures] = {}
     for depth, bins in calibration(states).items():
         here = [state for state in states if state.depth == depth]
-        gap = sum(abs(one.value - (2 * one.right - 1)) * one.states for one in bins) / len(here)
         value, right = sum(s.value for s in here) / len(here), sum(s.right for s in here) / len(here)
         able = auc([s.value for s in here], [s.right > 0 for s in here])
-        found[depth] = DepthFigures(len(here), value, right, able, gap, tuple(bins))
+        found[depth] = DepthFigures(len(here), value, right, able, gap(bins), tuple(bins))
     return found
 
 

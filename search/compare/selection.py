@@ -11,7 +11,7 @@ from typing import Any
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
-from search.compare.arms import Arm, Bench, drain, named_critics, start
+from search.compare.rows import Bench, Row, drain, named_critics, start
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
@@ -172,21 +172,21 @@ def select(
     bench = Bench(items, source.mas, None, (0,), concurrency, store, recorded=source)
     sizes = list(ks) or [*(k for k in SIZES if k < most), most]
 
-    def found(arm: Arm) -> list[Plan]:
+    def found(row: Row) -> list[Plan]:
         plans: list[Plan] = []
 
         def update(now: Progress) -> None:
             if callable(progress):
-                progress(arm.label, now)
+                progress(row.label, now)
 
-        stop = drain(start(arm, bench, 0, update if callable(progress) else progress), plans.append)
+        stop = drain(start(row, bench, 0, update if callable(progress) else progress), plans.append)
         if stop is not None:
             raise stop
         return plans
 
-    plain = found(Arm("majority", SelfConsistency(most)))
+    plain = found(Row("majority", SelfConsistency(most)))
     curves = [selection_curve(plain, "majority", sizes)]
     for name, (_, critic) in loaded.items():
-        arm = Arm("best", BestOfN(most), critic, name)
-        curves.append(selection_curve(found(arm), "best", sizes, name))
+        row = Row("best", BestOfN(most), critic, name)
+        curves.append(selection_curve(found(row), "best", sizes, name))
     return Selection((*curves, selection_curve(plain, "any", sizes)), len(items))

@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, choice, need
 from mas_gym.tasks.base import Problem
+from search.calibrated import METHODS
 from search.engine.run import run
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop
@@ -127,10 +128,9 @@ def calibrate_stop(
         ConfigError: The planner has no such setting, there are too few problems, or all answers are right or wrong.
         MissingDependencyError: scikit-learn is not installed.
     """
-    _check_sklearn()
+    need("sklearn", "calibrating a stop rule", "train")
     found: Any = load_planner(planner) if isinstance(planner, str) else planner
-    if method not in ("logistic", "isotonic"):
-        raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
+    choice("method", method, METHODS)
     if not takes_stop(found) or not found.needs_critic:
         raise ConfigError(
             f"{planner_name(found)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
@@ -257,13 +257,7 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
 def _growth(
     searches: Sequence[Checked], scaled: NDArray[np.float64], index: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], float]:
-    """Fit the change of the index with further checks, ridge-regularised like the map; return weights and constant.
-
-    Args:
-        searches: The searches.
-        scaled: The scaled features of all checks.
-        index: Their index.
-    """
+    """Fit the change of the index with further checks, ridge-regularised like the map; return weights and constant."""
     from scipy.optimize import minimize
     from scipy.special import expit
 
@@ -296,15 +290,6 @@ def _growth(
 def _ahead(check: int, checks: int) -> list[int]:
     """Return the checks that are 1, 2, 4, ... after a check, and the last one."""
     return sorted({min(check + 2**power, checks - 1) for power in range(checks.bit_length() + 1)} - {check})
-
-
-def _check_sklearn() -> None:
-    try:
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"calibrating stop rules needs scikit-learn ({error}): install it with: pip install 'mas-gym[train]'"
-        ) from error
 
 
 def rule_of(calibration: Calibration) -> Confident:

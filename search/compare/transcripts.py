@@ -8,7 +8,7 @@ policy), ``split`` and ``id``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,12 +25,13 @@ from mas_gym.errors import (
     is_number,
     shown,
 )
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.files import read_file
-from mas_gym.tasks.rows import BadRow
-from search.protocol import Critic, ScoringContext, as_critic
+from mas_gym.tasks.rows import BadRow, read_rows
+from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.tree import Proposal
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -42,7 +43,6 @@ NOBODY = -1
 """The label of a transcript without an error."""
 
 _DEV_SHARE = 5
-_MOST_FAULTS = 10
 _DEV = ("dev", "val", "validation")
 
 
@@ -128,41 +128,29 @@ def read_transcripts(path: str | Path) -> list[LabelledTranscript]:
         raise DataNotFoundError(f"{file}: expected a file with columns problem, steps and label; there is none")
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'!r}")
-    found: list[LabelledTranscript] = []
-    faults: list[str] = []
     rows = read_file(file, "transcripts")
-    for place, value in rows:
-        try:
-            found.append(_transcript(value, place))
-        except BadRow as fault:
-            faults.append(f"{place}: {fault}")
-    if faults:
-        more = [f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else []
-        listed = "\n  ".join([*faults[:_MOST_FAULTS], *more])
-        raise DataError(f"{len(faults)} of {len(rows)} rows are not labelled transcripts; correct them:\n  {listed}")
+    found = read_rows("labelled transcripts", rows, lambda number, row: _transcript(row, rows[number].place))
     if not found:
         raise DataError(f"{file}: expected at least one transcript, got none")
     return found
 
 
-def _transcript(row: object, place: str) -> LabelledTranscript:
-    if isinstance(row, BadRow):
-        raise row
-    if not isinstance(row, Mapping):
-        raise BadRow(f"expected an object with problem, steps and label, got {shown(row)}")
+def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     problem, steps, label = (row.get(name) for name in ("problem", "steps", "label"))
     if not isinstance(problem, str) or not problem.strip():
         raise BadRow(f"expected a text as problem, got {shown(problem)}")
-    texts = _each(steps, "steps", lambda step: isinstance(step, str))
+    texts = _each(steps, "steps", "texts", lambda step: isinstance(step, str))
     if not texts:
         raise BadRow("expected at least one step, got none")
     if len(texts) > MOST_STEPS or len(problem) + sum(map(len, texts)) > LONGEST:
         raise BadRow(f"expected at most {MOST_STEPS} steps and {LONGEST:,} characters")
     if type(label) is not int or not NOBODY <= label < len(texts):
         raise BadRow(f"expected a label from -1 (no error) to {len(texts) - 1} (the last step), got {shown(label)}")
-    agents = _each(row.get("agents"), "agents", lambda name: isinstance(name, str) and name != "")
-    tokens = _each(row.get("tokens"), "tokens", lambda count: type(count) is int and count >= 0)
-    logprobs = _each(row.get("logprobs"), "logprobs", lambda x: x is None or (is_number(x) and x <= 0))
+    agents = _each(row.get("agents"), "agents", "names", lambda name: isinstance(name, str) and name != "")
+    tokens = _each(row.get("tokens"), "tokens", "whole numbers >= 0", lambda count: type(count) is int and count >= 0)
+    logprobs = _each(
+        row.get("logprobs"), "logprobs", "numbers <= 0 or null", lambda x: x is None or (is_number(x) and x <= 0)
+    )
     for what, column in (("agents", agents), ("tokens", tokens), ("logprobs", logprobs)):
         if column and len(column) != len(texts):
             raise BadRow(f"expected {len(texts)} {what}, one per step, got {len(column)}")
@@ -177,14 +165,14 @@ def _transcript(row: object, place: str) -> LabelledTranscript:
     )  # fmt: skip
 
 
-def _each(values: object, name: str, fits: Callable[[Any], bool]) -> list[Any]:
+def _each(values: object, name: str, kind: str, fits: Callable[[Any], bool]) -> list[Any]:
     if values is None and name != "steps":
         return []
     if not isinstance(values, list):
         raise BadRow(f"expected a list of {name}, got {shown(values)}")
     wrong = next((value for value in values if not fits(value)), values)
     if wrong is not values:
-        raise BadRow(f"{name}: expected valid values, got {shown(wrong)}")
+        raise BadRow(f"{name}: expected {kind}, got {shown(wrong)}")
     return values
 
 
@@ -268,14 +256,18 @@ def score_transcripts(
         )
     found: list[Scored] = []
     cost = Cost()
-    waiting: dict[Hashable, Sequence[ScoringContext]] = {}
+    waiting: dict[int, Sequence[ScoringContext]] = {}
     checked: set[str] = set()
 
     def flush() -> None:
         nonlocal cost
-        for place, outcome in _outcomes(critic, waiting):
+        for place, outcome in score_batch(critic, waiting) if waiting else ():
+            if isinstance(outcome, EngineUnavailableError):
+                raise outcome
             found.append(_scored(transcripts[place], outcome))
-            cost = _added(cost, outcome, 0 if critic.free else critic.calls)
+            if isinstance(outcome, Scores):
+                spent = (0 if critic.free else critic.calls * len(outcome)), *outcome.cost()
+                cost = Cost(*(before + more for before, more in zip(cost, spent, strict=True)))
         waiting.clear()
         listen(len(found))
 
@@ -305,29 +297,9 @@ def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], las
     return contexts[-1:] if last_alone else contexts
 
 
-def _outcomes(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> Iterator[tuple[int, Any]]:
-    for key, outcome in score_batch(critic, batch) if batch else ():
-        if isinstance(outcome, EngineUnavailableError):
-            raise outcome
-        assert isinstance(key, int)
-        yield key, outcome
-
-
-def _scored(transcript: LabelledTranscript, outcome: Any) -> Scored:
+def _scored(transcript: LabelledTranscript, outcome: Scores | Exception) -> Scored:
     if isinstance(outcome, Exception):
         reason = str(outcome) if isinstance(outcome, MASGymError) else f"{type(outcome).__name__}: {outcome}"
         return Scored(transcript, (), reason or type(outcome).__name__)
     failed = next(filter(None, outcome.reasons), None)
     return Scored(transcript, tuple(outcome.values)) if failed is None else Scored(transcript, (), failed)
-
-
-def _added(cost: Cost, outcome: Any, calls: int) -> Cost:
-    if isinstance(outcome, Exception):
-        return cost
-    tokens, read, unread = outcome.cost()
-    return Cost(
-        cost.reward_calls + calls * len(outcome),
-        cost.critic_tokens + tokens,
-        cost.critic_prompt_tokens + read,
-        cost.unread_verdicts + unread,
-    )

@@ -20,13 +20,6 @@ ProposalOf = Callable[[MASState], Proposal | None]
 def checked_plan(plan: object, root: MASState, dynamics: Dynamics, planner: str, proposal_of: ProposalOf) -> Plan:
     """Return a planner's plan with the nodes of its candidates and of its anytime curve.
 
-    Args:
-        plan: The object returned by the planner.
-        root: The search's initial state.
-        dynamics: The system's transition model.
-        planner: The planner's name.
-        proposal_of: See `ProposalOf`.
-
     Raises:
         SearchError: The object is not a plan, or its candidates are not terminal states below the root.
     """

@@ -39,6 +39,7 @@ class TreeNodes:
         value: The critic's value, None if not scored.
         logprob: Mean log-probability per token, None if unknown.
         tokens: Generated tokens.
+        arm: Name of the model that wrote the message; the column is None for a policy with one model.
         answer: Answer read from a terminal message, else None.
         correct: Whether a terminal message is right; None if not graded.
     """
@@ -52,6 +53,7 @@ class TreeNodes:
     value: Sequence[float | None] | None = None
     logprob: Sequence[float | None] | None = None
     tokens: Sequence[int] | None = None
+    arm: Sequence[str] | None = None
     answer: Sequence[str | None] | None = None
     correct: Sequence[bool | None] | None = None
 

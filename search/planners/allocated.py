@@ -10,8 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mas_gym.errors import ConfigError
+from search.planners.arms import ChosenArms
+from search.planners.by_turns import TurnByTurn
+from search.planners.cascade import Cascade
+from search.planners.recipients import ChosenRecipients
 from search.planners.registry import planner_spec, takes_stop
+from search.planners.self_consistency import SelfConsistency
 from search.planners.stop_rules import Confident, Evidence, StopMap, StopRule
+from search.planners.voting import largest_mean
 from search.protocol import Critic, Planner, ValueKind
 
 _REMEDY = "use stop=FILE.json with a file from mas-gym calibrate, as in mcts:20,3,stop=stop.json"
@@ -60,25 +66,35 @@ class Allocated(StopRule):
 
 
 def gain_per_check(known: StopMap, evidence: Evidence, left: int) -> float:
-    """Return the largest mean gain of probability per check, over 1, 2, 4, ... further checks, ``left`` at most.
-
-    The largest mean is used instead of the gain of the next check, because one more pass seldom changes an answer that
-    several would change. Zero if no checks are left.
-    """
+    """Return the largest mean gain of probability per check; see `search.planners.voting.largest_mean`."""
     features = evidence.features
-    now, ahead, best = known.probability(features), 1, 0.0
-    while ahead <= left:
-        best = max(best, (known.probability(features, ahead) - now) / ahead)
-        ahead = min(2 * ahead, left) if ahead < left else left + 1
-    return 0.0 if math.isnan(now) else best
+    now = known.probability(features)
+    return 0.0 if math.isnan(now) else largest_mean(lambda n: known.probability(features, n) - now, left)
 
 
 def allocated(planner: Planner) -> Planner:
     """Return a planner that requests `Continue` before each increment.
 
+    A vote computes its gains from the votes, and a cascade requests `Continue` before each stage. Other planners
+    need a calibrated stop rule.
+
     Raises:
-        ConfigError: The planner has no calibrated stop rule, or the rule's file has no expected gains.
+        ConfigError: The planner has no calibrated stop rule, or the rule's file has no expected gains; or the planner
+            has no answer between increments.
     """
+    if isinstance(planner, Cascade):
+        return planner
+    if isinstance(planner, ChosenArms | ChosenRecipients):
+        return replace(planner, planner=allocated(planner.planner))
+    if isinstance(planner, SelfConsistency):
+        if planner.weights is not None:
+            raise ConfigError("allocate: expected sc with equal votes, got weights=critic; leave out weights")
+        return replace(planner, allocated=True)
+    if isinstance(planner, TurnByTurn):
+        raise ConfigError(
+            "allocate: expected a planner with an answer before the end of its search, got "
+            f"{planner_spec(planner)}; use bon, mcts, puct, halving, adaptive, sc or a cascade"
+        )
     if not takes_stop(planner):
         raise ConfigError(f"allocate: {planner_spec(planner)} has no setting stop; {_REMEDY}")
     rule = planner.stop  # type: ignore[attr-defined]

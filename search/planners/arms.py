@@ -2,7 +2,8 @@
 
 Without it, the arms take turns. ``arms=thompson`` chooses by Thompson sampling for each agent, as AB-MCTS with several
 models does for each node (Inoue et al., 2025, arXiv:2503.04412): nodes of one agent share statistics, because a single
-node has few messages. ``arms=cost`` divides the expected gain by the price of a token.
+node has few messages. ``arms=cost`` divides the expected gain by the price of a token. ``arms=only:NAME`` uses one arm,
+for cascades from a small model to a large one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import random
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
+from mas_gym.policies.arms import check_arm
 from mas_gym.systems.state import MASState
 from search.planners.common import delegate, draw_normal
 from search.protocol import (
@@ -34,10 +36,13 @@ from search.protocol import (
 )
 from search.tree import Proposal
 
-Rule = Literal["thompson", "cost"]
+LEARNED = ("thompson", "cost")
+"""The rules that learn from values."""
+ONLY = "only:"
+"""Prefix of the rule that uses one arm."""
 TURNS = "turns"
 """The name of the default: arms take turns."""
-RULES = f"{TURNS}, {' or '.join(get_args(Rule))}"
+RULES = f"{TURNS}, {', '.join(LEARNED)} or {ONLY}NAME"
 SPREAD = 0.3
 """Prior standard deviation of a gain, in units of the critic's values."""
 
@@ -55,24 +60,31 @@ class ChosenArms(Planner):
         planner: The wrapped planner.
         arms: ``"thompson"``: the arm with the largest sampled mean. ``"cost"``: samples mean and variance, and chooses
             the arm with the largest expected improvement over the best message known at the state, or over the state
-            itself, per USD of a generated token; the run needs prices.
+            itself, per USD of a generated token; the run needs prices. ``"only:NAME"``: the arm of that name.
         outcomes_only: Whether only terminal states have values; filled in for a run.
     """
 
     planner: Planner
-    arms: Rule
+    arms: str
     outcomes_only: bool = False
 
     def __post_init__(self) -> None:
         """Check the rule."""
         planner = as_planner(self.planner)
-        if self.arms not in get_args(Rule):
+        if self.arms.startswith(ONLY):
+            check_arm(self.arms.removeprefix(ONLY))
+        elif self.arms not in LEARNED:
             raise ConfigError(f"expected arms to be {RULES}, got {self.arms!r}")
-        if not planner.needs_critic:
+        elif not planner.needs_critic:
             raise ConfigError(
                 f"arms={self.arms} learns from values, but {planner_name(planner)} requests none; leave out arms="
             )
-        own = {"planner": planner, "size_setting": planner.size_setting, "needs_prices": self.arms == "cost"}
+        own = {
+            "planner": planner,
+            "needs_critic": planner.needs_critic,
+            "size_setting": planner.size_setting,
+            "needs_prices": planner.needs_prices or self.arms == "cost",
+        }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
@@ -128,7 +140,7 @@ class _Part(NamedTuple):
 class _Choice:
     """Chooses arms and learns from message values."""
 
-    rule: Rule
+    rule: str
     outcomes_only: bool
     rng: random.Random
     arms: dict[int, tuple[Arm, ...]] = field(default_factory=dict)
@@ -166,6 +178,8 @@ class _Choice:
         arms = self.arms[request.state.acting]
         if len(arms) == 1 or request.arm:
             return [_Part(slot, request, range(request.n))]
+        if self.rule.startswith(ONLY):
+            return [_Part(slot, replace(request, arm=self.rule.removeprefix(ONLY)), range(request.n))]
         places: dict[str, list[int]] = defaultdict(list)
         for place in range(request.n):
             places[self._choose(request.state, arms)].append(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from mas_gym.systems.state import MASState
 from search.plan import AnytimePoint, Plan
 from search.planners.common import delegate, evaluate
 from search.planners.stop_rules import Confident, Evidence, Watch, read_stop, stop_for_run
-from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, as_planner, value_kind
+from search.protocol import Continue, Critic, Model, PlanGenerator, Planner, Propose, Request, as_planner, value_kind
 from search.tree import Proposal, Tree
 
 
@@ -25,6 +26,7 @@ class Cascade(Planner):
     It applies FrugalGPT's cascade of models (Chen et al., 2023) to searches. After each stage except the last, the next
     stage's rule computes the probability that the answer is right. The cascade ends if it is above the threshold.
     Stages reuse messages: at each state, a stage first receives the messages drawn by earlier stages, then new ones.
+    Before each later stage, the cascade requests `search.Continue` with the probability that its answer is wrong.
     Without a budget, the last stage returns the same result as without the other stages. Unused messages of earlier
     stages are an additional cost. The plan comes from the last stage that ran, and the anytime curve has one point per
     stage.
@@ -115,6 +117,13 @@ class Cascade(Planner):
             if reason is not None:
                 stopped = f"settled after stage {number + 1} of {last + 1}: {reason}"
                 return replace(plan, anytime=tuple(curve), stopped=stopped)
+            # A later stage gains at most the probability that the answer is wrong; a request needs a positive gain.
+            doubt = 1 - self.rules[number].probability(evidence)
+            [refusal] = yield [Continue(doubt if doubt > 0 else sys.float_info.min)]
+            if refusal is not None:
+                return replace(
+                    plan, anytime=tuple(curve), stopped=f"ended after stage {number + 1} of {last + 1}: {refusal}"
+                )
             earlier = plan
         return replace(plan, anytime=tuple(curve))
 

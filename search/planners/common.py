@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from mas_gym.errors import BudgetError, ConfigError
+from mas_gym.errors import BudgetError, ConfigError, is_number, whole_number
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
 from search.plan import AnytimePoint, Candidate, Plan
@@ -25,10 +25,7 @@ def check_at_least(planner: object, low: int, **numbers: int) -> None:
         ConfigError: A setting is too small or not a whole number.
     """
     for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < low:
-            raise ConfigError(
-                f"{type(planner).__name__}: expected {name} to be a whole number >= {low}, got {number!r}"
-            )
+        whole_number(f"{type(planner).__name__}: {name}", number, at_least=low)
 
 
 def check_positive(planner: object, **numbers: float) -> None:
@@ -38,7 +35,7 @@ def check_positive(planner: object, **numbers: float) -> None:
         ConfigError: A setting is not a finite number above 0.
     """
     for name, number in numbers.items():
-        if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < math.inf:
+        if not is_number(number) or number <= 0:
             raise ConfigError(
                 f"{type(planner).__name__}: expected {name} to be a positive finite number, got {number!r}"
             )

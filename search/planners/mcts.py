@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from mas_gym.errors import BudgetError, ConfigError
+from mas_gym.errors import BudgetError, ConfigError, choice
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
@@ -137,8 +137,7 @@ class MCTS(Planner):
             ("horizon", self.horizon, ("fixed", "budget")),
         )
         for name, value, choices in allowed:
-            if value not in choices:
-                raise ConfigError(f"MCTS: expected {name} to be one of {choices}, got {value!r}")
+            choice(f"MCTS: {name}", value, choices)
         if self.horizon == "budget" and self.parallel > 1:
             raise ConfigError(f"MCTS: expected parallel=1 with horizon='budget', got {self.parallel}")
         if self.same is not None:

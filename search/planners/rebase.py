@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import choice
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.by_turns import TurnByTurn, extend, unsettled
@@ -45,8 +45,7 @@ class REBASE(TurnByTurn):
         super().__post_init__()
         check_at_least(self, 1, width=self.width)
         check_positive(self, temperature=self.temperature)
-        if self.choose not in ("vote", "best"):
-            raise ConfigError(f"REBASE: expected choose to be 'vote' or 'best', got {self.choose!r}")
+        choice("REBASE: choose", self.choose, ("vote", "best"))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend depth by depth, and choose among the terminal states."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from mas_gym.errors import ConfigError, shown
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -18,6 +20,7 @@ from search.planners.common import (
     ranked,
 )
 from search.planners.voting import (
+    largest_mean,
     leading_votes,
     majority_probability,
     passes_to_settle,
@@ -25,8 +28,9 @@ from search.planners.voting import (
     sigmoid,
     vote,
     vote_curve,
+    vote_gain,
 )
-from search.protocol import Critic, Extract, Model, PlanGenerator, Planner, Request, ValueKind, value_kind
+from search.protocol import Continue, Critic, Extract, Model, PlanGenerator, Planner, Request, ValueKind, value_kind
 from search.tree import Tree
 
 
@@ -43,6 +47,8 @@ class SelfConsistency(Planner):
         stop: Stop before ``k`` passes once the leading answer keeps its majority with a probability above ``stop``
             (`search.planners.voting.majority_probability`); 1 never stops. The passes equal the first passes without
             ``stop``, independent of concurrency.
+        allocated: Request `search.Continue` after each pass, with the expected gain of further passes
+            (`search.planners.voting.vote_gain`); set by runs that allocate their budget.
     """
 
     size_setting = "k"
@@ -51,6 +57,7 @@ class SelfConsistency(Planner):
     weights: Literal["critic"] | None = None
     values: ValueKind | Literal["auto"] = "auto"
     stop: float = 1.0
+    allocated: bool = field(default=False, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -92,15 +99,22 @@ class SelfConsistency(Planner):
     def _passes(self, tree: Tree, model: Model) -> Generator[list[Request], list[Any], tuple[list[int], str | None]]:
         """Run passes until the vote is settled; return their ends, and the reason for stopping before ``k`` passes.
 
-        Each group has the smallest number of passes that can settle the vote, so none is wasted.
+        Each group has the smallest number of passes that can settle the vote, so none is wasted. If the run allocates
+        its budget, a group is one pass.
         """
-        ends = yield from grow_chains(tree, model, passes_to_settle((), self.stop, self.k))
-        while self.stop < 1 and len(ends) < self.k:
+        first = 1 if self.allocated else passes_to_settle((), self.stop, self.k)
+        ends = yield from grow_chains(tree, model, first)
+        while (self.allocated or self.stop < 1) and len(ends) < self.k:
             [answers] = yield [Extract([tree.states[end] for end in ends])]
-            more = passes_to_settle(answers, self.stop, self.k - len(ends))
+            votes, left, done = leading_votes(answers), self.k - len(ends), f"{len(ends)} of {self.k} passes"
+            more = passes_to_settle(answers, self.stop, left)
             if more == 0:
-                probability = majority_probability(*leading_votes(answers))
-                return ends, f"majority settled after {len(ends)} of {self.k} passes: probability {probability:.3f}"
+                return ends, f"majority settled after {done}: probability {majority_probability(*votes):.3f}"
+            if self.allocated:
+                more, gain = 1, largest_mean(partial(vote_gain, *votes), left)
+                [refusal] = [f"no gain expected from {left} more"] if gain <= 0 else (yield [Continue(gain)])
+                if refusal is not None:
+                    return ends, f"ended after {done}: {refusal}"
             wanted = len(ends) + more
             ends = yield from grow_chains(tree, model, wanted, ends)
             if len(ends) < wanted:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -29,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.state import MASState
+from search.calibrated import interpolated
 from search.planners.voting import sigmoid
 from search.protocol import Continue, Critic, Extract, Planner, Request, ValueKind, planner_name, value_kind
 from search.tree import Tree
@@ -129,11 +129,7 @@ class StopMap:
             index += slope * math.log1p(ahead)
         if not self.points or math.isnan(index):
             return sigmoid(index)
-        place = bisect_right(self.points, index, key=lambda point: point[0])
-        if place in (0, len(self.points)):
-            return self.points[max(place - 1, 0)][1]
-        (left, low), (right, high) = self.points[place - 1 : place + 1]
-        return low + (high - low) * (index - left) / (right - left)
+        return interpolated(index, *zip(*self.points, strict=True))
 
     def to_dict(self, about: JSONMapping = MappingProxyType({})) -> JSONObject:
         """Return the contents of a stop-map file; ``about`` describes the calibration and is not read back."""
@@ -364,13 +360,6 @@ def stop_for_run(
 ) -> StopRule | None:
     """Return a planner's rule, adapted to the run.
 
-    Args:
-        planner: The planner.
-        stop: Its rule.
-        critic: The run's critic.
-        training: Whether values are the true reward.
-        at_turns: Whether the planner works turn by turn.
-
     Raises:
         ConfigError: The rule is incompatible with the run.
     """
@@ -398,13 +387,7 @@ class Watch:
     """
 
     def __init__(self, stop: Stop, tree: Tree, outcomes_only: bool = False) -> None:
-        """Start without checks.
-
-        Args:
-            stop: The rule; None never stops.
-            tree: The search tree.
-            outcomes_only: Whether only terminal states have values.
-        """
+        """Start without checks."""
         self.stopped: str | None = None
         self._rule, self._tree, self._outcomes_only = read_stop(stop), tree, outcomes_only
         self._answers: dict[int, str | None] = {}

@@ -188,12 +188,7 @@ def _radio(name: str, row: StoredRow, chosen: bool) -> str:
 
 
 def problems_page(title: str, choice: Choice) -> str:
-    """Return the page with the problems of one row, or of two rows side by side.
-
-    Args:
-        title: The name of the store.
-        choice: The rows, and the selection of problems.
-    """
+    """Return the page with the problems of one row, or of two rows side by side."""
     choice = choice._replace(shown=choice.shown if choice.shown in SHOWN else "all")
     problems = _problems(choice)
     last = max(0, (len(problems) - 1) // PAGE)

@@ -18,8 +18,9 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import by_cause
 from search.compare import Comparison
 from search.compare.blame import Falls
-from search.compare.reliability import CONFIDENT, Bin, ScoredStates, scored_states
+from search.compare.reliability import CONFIDENT, Bin, ScoredStates
 from search.prices import Prices
+from search.report.canary import canary_panel
 from search.report.listing import regrade_table, report_page
 from search.results.display import (
     COLOURS,
@@ -113,10 +114,10 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         if not store.has_values(run.run):
             outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
             continue
-        of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
+        of_row, falls = states.setdefault(label, ScoredStates()), Falls()
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)
-            of_row.add(scored_states(tree))
+            of_row.add_tree(tree)
             falls.add(tree, outcome.correct)
         blamed.setdefault(label, Counter()).update(falls.counts(agents[label]))
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
@@ -131,32 +132,35 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
 
 
 def write_report(
-    store: Store,
+    store: Store | None,
     path: Path,
     *,
     runs: Iterable[str] = (),
     baseline: str = "",
     figures: Path | None = None,
     prices: Prices | None = None,
+    service_log: Path | None = None,
 ) -> list[SettingReport]:
     """Write a store's report as a self-contained HTML page; return its data.
 
     Args:
-        store: The store.
+        store: The store; None for a page about a service alone.
         path: The page.
         runs: As for `read_reports`.
         baseline: As for `read_reports`.
         figures: Folder for the figures as PNG files; None for none.
         prices: As for `read_reports`.
+        service_log: A log of ``mas-gym serve`` with canary requests, which adds a panel (`search.report.canary`).
 
     Raises:
+        DataError: The log contains no canary request.
         UnknownNameError: As for `read_reports`.
         ConfigError: As for `read_reports`.
         MissingDependencyError: matplotlib is not installed.
         StoreError: As for `read_reports`.
     """
-    reports = read_reports(store, runs, baseline, prices)
-    parts: list[str] = []
+    parts = [] if service_log is None else [canary_panel(service_log)]
+    reports = [] if store is None else read_reports(store, runs, baseline, prices)
     for number, report in enumerate(reports, 1):
         drawn = report_figures(report)
         if figures is not None:
@@ -165,7 +169,9 @@ def write_report(
                 save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
         parts.append(_section(report, {name: data_url(draw()) for name, draw in drawn.items()}))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report_page(store.path.name, parts), encoding="utf-8")
+    source = store.path if store is not None else service_log
+    assert source is not None, "expected a store or a log"
+    path.write_text(report_page(source.name, parts), encoding="utf-8")
     return reports
 
 

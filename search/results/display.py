@@ -106,12 +106,7 @@ def _problem_cells(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def table_cells(rows: Sequence[ResultRow], deviations: bool = True) -> list[tuple[str, ...]]:
-    """Return the cells of each row as text, in the order of `COLUMNS`.
-
-    Args:
-        rows: The rows.
-        deviations: Whether to show deviations over seeds.
-    """
+    """Return the cells of each row as text, in the order of `COLUMNS`."""
     return [_cells(row, problems, deviations) for row, problems in zip(rows, _problem_cells(rows), strict=True)]
 
 

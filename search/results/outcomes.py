@@ -1,4 +1,4 @@
-"""The result of one search, reduced to what a table needs."""
+"""The result of one search, reduced to the fields that tables need."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Outcome:
         tokens: Generated tokens (TOK).
         agent_calls: LLM generations (AC).
         reward_calls: Critic forwards (RC).
-        critic_tokens: Tokens that the critic generated, such as a judge's verdicts; no part of TOK.
-        grader_tokens: Tokens that a judge generated to grade the answers; no part of TOK.
+        critic_tokens: Tokens that the critic generated, such as a judge's verdicts; not included in TOK.
+        grader_tokens: Tokens that a judge generated to grade the answers; not included in TOK.
         error: Reason for the failure; None if the search did not fail.
         anytime: The anytime curve: tokens spent at each change of the answer, and whether that answer was right.
         seconds: Wall-clock seconds from start to end, including time spent on concurrent searches.

@@ -28,6 +28,7 @@ from mas_gym.programs.calls import unsupported
 from mas_gym.tasks import Problem
 from search.budget import Budget
 from search.protocol import as_planner
+from search.report.canary import OUTCOMES
 
 if TYPE_CHECKING:
     from mas_gym.programs import Program
@@ -101,7 +102,7 @@ class Canary:
     def __init__(self, share: float, planner: Planner) -> None:
         """Store the share and the planner."""
         self.planner, self._share = planner, share
-        self.counts: Counter[str] = Counter(dict.fromkeys(("unstopped", "same", "different", "failed", "dropped"), 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
 
     def chosen(self, question: str, seed: int) -> bool:
         """Return whether a request belongs to the share, as determined by its question and seed."""
@@ -110,15 +111,19 @@ class Canary:
     def compare(self, early: Plan, whole: SearchFuture) -> None:
         """Count and log the outcome of a complete search; runs on the scheduler's thread."""
         if whole.cancelled() or whole.exception() is not None or whole.result().error is not None:
-            self.counts["failed"] += 1
+            self.add("failed", stopped=early.stopped)
             return
         plan = whole.result()
         same = plan.answer == early.answer and (plan.answer is not None or plan.text == early.text)
-        self.counts["same" if same else "different"] += 1
-        fields: dict[str, object] = {"event": "canary", "same": same, "stopped": early.stopped}
+        fields: dict[str, object] = {"stopped": early.stopped}
         for name, one in (("early", early), ("whole", plan)):
             fields |= {f"{name}_answer": one.answer, f"{name}_tokens": one.usage.generated_tokens}
-        _LOGGER.info("canary search ended", extra={"fields": fields})
+        self.add("same" if same else "different", **fields)
+
+    def add(self, outcome: str, **fields: object) -> None:
+        """Count and log the outcome of a request of the share; `search.report.canary` reads the log."""
+        self.counts[outcome] += 1
+        _LOGGER.info("canary request ended", extra={"fields": {"event": "canary", "outcome": outcome, **fields}})
 
 
 class _Grades:
@@ -253,9 +258,9 @@ class SearchPool:
             return
         plan = future.result()
         if plan.stopped is None:
-            canary.counts["unstopped"] += 1
+            canary.add("unstopped")
         elif self._scheduler.closed or self.waiting + self.active >= self.service.concurrency:
-            canary.counts["dropped"] += 1
+            canary.add("dropped", stopped=plan.stopped)
         else:
             whole = self._scheduler.submit(problem, seed=seed, sampling=sampling, planner=canary.planner)
             whole.add_done_callback(partial(canary.compare, plan))

@@ -78,6 +78,7 @@ CREATE TABLE nodes (
     logprob REAL,
     finish TEXT NOT NULL,
     seed INTEGER,
+    arm TEXT,                       -- the model that wrote the message; NULL for a policy with one model
     PRIMARY KEY (search, node)
 ) WITHOUT ROWID;
 CREATE TABLE candidates (
@@ -174,7 +175,7 @@ def seal(connection: sqlite3.Connection, table: str, column: str, key: int | str
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=9,
+    schema=10,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",

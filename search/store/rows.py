@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.database import is_damage, transaction
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -48,6 +49,7 @@ class NodeRow(NamedTuple):
     logprob: float | None
     finish: str
     seed: int | None
+    arm: str | None
 
 
 class CandidateRow(NamedTuple):
@@ -183,6 +185,7 @@ class Writer:
                 node.logprob,
                 node.finish_reason,
                 seeds.get((state.parent.digest, state.text)) if said and state.parent is not None else None,
+                node.arm or None,
             )
 
     def _candidate(self, key: int, rank: int, candidate: Candidate) -> tuple[Any, ...]:
@@ -351,7 +354,7 @@ def _checked(key: bytes, stored: str | bytes) -> str:
 def _tree(question: str, nodes: list[NodeRow], dynamics: Dynamics) -> Tree:
     """Rebuild a tree, replaying every transition."""
     places: dict[str, int] = {}
-    columns = {
+    columns: JSONObject = {
         "schema": TREE_SCHEMA,
         "root": dynamics.initial_state(question, nodes[1].speaker if len(nodes) > 1 else None).to_dict(),
         "parent": [node.parent for node in nodes],
@@ -365,6 +368,8 @@ def _tree(question: str, nodes: list[NodeRow], dynamics: Dynamics) -> Tree:
         "logprob": [node.logprob for node in nodes],
         "truncated": [node.node for node in nodes if node.finish == "length"],
     }
+    if any(node.arm for node in nodes):
+        columns["arm"] = [node.arm or "" for node in nodes]
     return Tree.from_dict(columns, dynamics)
 
 
@@ -427,7 +432,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
         read = json.loads(facts)
         info = RunInfo(run, name, json.loads(config), read, searches, failed)
         # Listing runs needs these entries.
-        _ = (info.label, info.spent, str(read["started"]))
+        _ = (info.label, info.system, info.spent, str(read["started"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Damage(f"its facts cannot be read: {error}") from error
     return info

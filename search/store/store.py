@@ -38,7 +38,6 @@ from search.store.results import (
     TreeValues,
     graded_outcome,
     outcome_of_row,
-    span,
     totals,
     tree_values,
 )
@@ -62,18 +61,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
 
-SCHEMA = 2
+SCHEMA = 3
 BATCH = 10_000
 _AT_ONCE = 20
 """Number of searches to read at once with content; small batches reduce garbage collection."""
 _ROWS_AT_ONCE = 200
 """Number of searches to read at once without content."""
-TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
+TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "arm", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
 COLUMNS = [
     "problem", "question", "reference", "node", "parent", "speaker", "recipients", "text", "terminal",
-    "visits", "total", "q", "value", "tokens", "logprob", "finish", "seed",
+    "visits", "total", "q", "value", "tokens", "logprob", "finish", "seed", "arm",
     "rank", "score", "answer", "correct",
 ]  # fmt: skip
 
@@ -344,14 +343,6 @@ class Store:
         """
         return self._each(self.find(run), self._reader.problem)
 
-    def spans(self, run: str | None = None) -> list[tuple[float, float]]:
-        """Return the start and end of each search of one run in Unix time, including failed searches, by start.
-
-        Raises:
-            StoreError: As for `plans`.
-        """
-        return sorted(span(row["finished"], row["seconds"]) for row in self.rows(run))
-
     def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
         """Read the search of one problem, with the problem.
 
@@ -476,7 +467,7 @@ class Store:
         Args:
             runs: One or more runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
-            grading: A grading of these runs (`gradings`) in place of their own grades.
+            grading: A grading of these runs (`gradings`) instead of the runs' grades.
             prices: Prices of the models, as for `search.run`; they add the column USD.
 
         Raises:

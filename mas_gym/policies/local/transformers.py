@@ -130,19 +130,6 @@ class TransformersPolicy(StreamingPolicy):
         """Start a session with its own batch."""
         return TransformersSession(self)
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Return the reply to every request, in order; raises the first `PolicyError`."""
-        session = self.open()
-        for index, request in enumerate(requests):
-            session.submit(index, request)
-        replies: dict[Hashable, SamplingReply] = {}
-        while session.pending:
-            for key, reply in session.step():
-                if isinstance(reply, PolicyError):
-                    raise reply
-                replies[key] = reply
-        return [replies[index] for index in range(len(requests))]
-
     def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
         """Return, for each prompt, the probability that the reply begins with each word, by one forward pass per batch.
 

@@ -63,7 +63,7 @@ def plan_of(facts: list[Fact]) -> list[Step]:
 
 
 def work_of(plan: list[Step]) -> list[Equation] | None:
-    """Carry out a plan.
+    """Execute a plan.
 
     Returns:
         The equations in order, or None if a result leaves 0 to 99 or is not whole.
@@ -165,7 +165,7 @@ def solver_slips(plan: list[Step]) -> list[Slip]:
 
 
 def apply_solver_slips(plan: list[Step], slips: list[Slip]) -> list[Step]:
-    """Return the plan that a Solver with these slips carries out."""
+    """Return the plan that a Solver with these slips executes."""
     out = list(plan)
     for kind, place in slips:
         if kind == "copy":

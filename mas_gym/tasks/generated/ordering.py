@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from itertools import product
 from types import MappingProxyType
 from typing import NamedTuple
 
 from mas_gym.tasks.base import Problem
+from mas_gym.tasks.generated.arithmetic import Slip, subsets
 from mas_gym.tasks.sequences import SampledTask, split_of
 
 Rule = tuple[str, ...]
 State = tuple[str, ...]
-Slip = tuple[str, int]
 
 
 def follow(rule: Rule, state: State) -> State | None:
@@ -99,20 +98,13 @@ def apply_builder_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
 def misread_states(rules: list[Rule], phrases: list[str]) -> list[State | None]:
     """Return the last state under every non-empty combination of slips; None if a rule cannot be followed."""
     out: list[State | None] = []
-    for reader in _subsets(reader_slips(rules, phrases)):
+    for reader in subsets(reader_slips(rules, phrases)):
         read = apply_reader_slips(rules, reader)
-        for builder in _subsets(builder_slips(read)):
+        for builder in subsets(builder_slips(read)):
             if reader or builder:
                 states = states_of(apply_builder_slips(read, builder))
                 out.append(states[-1] if states else None)
     return out
-
-
-def _subsets(slips: list[Slip]) -> list[list[Slip]]:
-    return [
-        [slip for slip, kept in zip(slips, keep, strict=True) if kept]
-        for keep in product((False, True), repeat=len(slips))
-    ]
 
 
 # ----------------------------------------------------------------- puzzles

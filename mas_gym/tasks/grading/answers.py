@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, choice
 from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper
@@ -42,8 +42,7 @@ def check_mode(mode: str) -> GradingMode:
     Raises:
         ConfigError: The mode does not exist.
     """
-    if mode not in GRADING_MODES:
-        raise ConfigError(f"expected a grading mode of {' or '.join(map(repr, GRADING_MODES))}, got {mode!r}")
+    choice("grading", mode, GRADING_MODES)
     return mode  # type: ignore[return-value]
 
 

@@ -255,7 +255,7 @@ def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Gra
 
 
 def call(function: Function, problem: Problem, text: str, answer: str | None) -> Grade:
-    """Call a grader's function and check what it returns.
+    """Call a grader's function and check its result.
 
     Args:
         function: The function.
@@ -267,8 +267,8 @@ def call(function: Function, problem: Problem, text: str, answer: str | None) ->
         UserCodeError: The result is neither a bool nor a `Grade`.
     """
     result: Any = function(problem, text)
-    if isinstance(result, Grade) and type(result.correct) is bool and isinstance(result.reason, str):
-        return result if isinstance(result.extracted, str) else result._replace(extracted=answer)
+    if isinstance(result, Grade):
+        return result if result.extracted is not None else result._replace(extracted=answer)
     if isinstance(result, bool) or type(result).__name__ == "bool_":
         return Grade(bool(result), answer, "equal" if result else "different")
     hint = "; for a score, compare it with a threshold" if isinstance(result, int | float) else ""

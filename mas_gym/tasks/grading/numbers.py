@@ -20,7 +20,7 @@ from string import ascii_letters
 MAX_CHARS = 600  # a longer text is not read as an answer
 MAX_DIGITS = 100
 MAX_POWER = 300
-_TAIL = 4096  # the end of a message, which nearly always holds its last number
+_TAIL = 4096  # the end of a message, which nearly always contains its last number
 _LONGEST = 100_000
 
 _MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"

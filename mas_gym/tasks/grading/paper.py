@@ -57,7 +57,7 @@ def _last_token(text: str) -> str | None:
 def _without_units(text: str) -> str:
     end = len(text)
     while True:
-        # units stand at the end, so only the end is searched
+        # units are at the end, so only the end is searched
         start = max(0, end - 100)
         unit = _UNIT.search(text[start:end])
         if unit is None:

@@ -118,7 +118,7 @@ def run_cases(
     test. The cases run in order and share the module's variables.
 
     Args:
-        code: Python code, which must define what the cases use.
+        code: Python code, which must define every name that the cases use.
         cases: Statements that raise if the code is wrong, such as ``assert f(2) == 4``, or expressions such as
             ``f(2)``; the values of expressions are returned.
         limits: Limits of the whole run.

@@ -23,6 +23,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
+from mas_gym.errors import MissingDependencyError
 from mas_gym.internal.workers import LineProcess, serve_lines
 
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
@@ -56,8 +57,6 @@ def require_math() -> None:
     Raises:
         MissingDependencyError: The engine is not installed.
     """
-    from mas_gym.errors import MissingDependencyError
-
     if find_spec("math_verify") is None:
         raise MissingDependencyError(
             "comparing mathematical expressions needs the package math-verify, which is not installed; "
@@ -128,8 +127,6 @@ def judge(reference: str, answer: str) -> Judgement:
     except (EOFError, TimeoutError):
         return Judgement("timed out", CPU_SECONDS)
     except ChildProcessError as error:
-        from mas_gym.errors import MissingDependencyError
-
         raise MissingDependencyError(
             "the symbolic engine did not start; check that this works: python -c 'import math_verify', "
             "or run: pip install --force-reinstall 'mas-gym[math]'"

@@ -36,7 +36,7 @@ PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3",
 
 
 @dataclass(frozen=True)
-class Arm:
+class Row:
     """One row to measure: a planner and its critic, if it needs one.
 
     Attributes:
@@ -68,7 +68,7 @@ class Remote(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """Worker processes that run one arm at a time, and the functions that load their policy and critics.
+    """Worker processes that run one row at a time, and the functions that load their policy and critics.
 
     They parallelise policies and critics that are limited to one core, at one core per process.
 
@@ -87,7 +87,7 @@ class Workers(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """The settings that all arms share.
+    """The settings that all rows share.
 
     Attributes:
         task: The problems.
@@ -98,10 +98,10 @@ class Bench:
         store: Stores finished searches.
         remote: The fleet to search on; None for this process.
         budget: Limits of each search.
-        run_budget: Limits of each run (one arm with one seed).
+        run_budget: Limits of each run (one row with one seed).
         allocate: Whether a run allocates its budget to its searches by marginal gain.
         sampling: How agents sample; the paper's settings by default.
-        workers: Processes to run arms in; None for this process. Planners must be picklable, and critics need a spec.
+        workers: Processes to run rows in; None for this process. Planners must be picklable, and critics need a spec.
         program: The agent program behind ``mas``; None for a MAS.
         training: Whether searches may request the true reward, to generate training data.
         prices: Prices of the models; None without.
@@ -184,7 +184,7 @@ def pair(
     planners: Mapping[str, Planner],
     critics: Mapping[str, tuple[str, Critic]],
     refused: Callable[[str], None] = lambda reason: None,
-) -> list[Arm]:
+) -> list[Row]:
     """Pair each planner that needs a critic with every critic; the others run once, without a critic.
 
     Args:
@@ -195,66 +195,66 @@ def pair(
     Raises:
         ConfigError: No pair is left.
     """
-    arms: list[Arm] = []
+    rows: list[Row] = []
     reasons: list[str] = []
     for name, planner in planners.items():
         guides = critics if planner.needs_critic else {"": ("", None)}
         if not guides:
             reasons.append(f"{name} skipped: it needs a critic; pass critics=[...], such as 'policy-likelihood'")
         for critic_name, (spec, critic) in guides.items():
-            arm = Arm(name, planner, critic, critic_name, spec)
+            row = Row(name, planner, critic, critic_name, spec)
             try:
                 planner.for_run(critic, False)
             except (MASGymError, ValueError) as error:
-                reasons.append(f"{arm.label} skipped: {error}")
+                reasons.append(f"{row.label} skipped: {error}")
             else:
-                arms.append(arm)
-    if not arms:
+                rows.append(row)
+    if not rows:
         raise ConfigError("; ".join(reasons) or "expected at least one planner, got none")
     for reason in reasons:
         refused(reason)
-    return arms
+    return rows
 
 
 def measure(
-    arms: Sequence[Arm],
+    rows: Sequence[Row],
     bench: Bench,
-    look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
-    listen: Callable[[Arm, int, Progress], None] | bool = False,
+    look: Callable[[Row, Plan], None] = lambda row, plan: None,
+    listen: Callable[[Row, int, Progress], None] | bool = False,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every arm with every seed.
+    """Run every row with every seed.
 
     Args:
-        arms: The rows.
+        rows: The rows.
         bench: The shared settings.
         look: Called with every plan, in the order in which searches end.
-        listen: Called with the arm, the seed and every progress update; True for a bar per run in this process.
+        listen: Called with the row, the seed and every progress update; True for a bar per run in this process.
 
     Returns:
         The outcomes of the searches that ended, and the exception that stopped the measurement early: Ctrl-C or an
         error that affects all searches, such as an unavailable engine; None if it is complete.
     """
-    for arm in arms:
-        if arm.critic is not None:
-            as_critic(arm.critic).check_graph(bench.mas)
+    for row in rows:
+        if row.critic is not None:
+            as_critic(row.critic).check_graph(bench.mas)
         if bench.prices is not None and bench.policy is not None:
-            bench.prices.rate(bench.policy.name, charged_critic(arm.planner, arm.critic))
+            bench.prices.rate(bench.policy.name, charged_critic(row.planner, row.critic))
     if bench.workers is not None:
-        return _measure_in_processes(arms, bench, bench.workers, look, listen)
+        return _measure_in_processes(rows, bench, bench.workers, look, listen)
     outcomes: list[Outcome] = []
-    for arm in arms:
+    for row in rows:
         for seed in bench.seeds:
             found: list[Outcome] = []
 
-            def take(plan: Plan, arm: Arm = arm, seed: int = seed, found: list[Outcome] = found) -> None:
-                found.append(outcome_of(plan, arm.name, arm.critic_name, seed))
-                look(arm, plan)
+            def take(plan: Plan, row: Row = row, seed: int = seed, found: list[Outcome] = found) -> None:
+                found.append(outcome_of(plan, row.name, row.critic_name, seed))
+                look(row, plan)
 
-            def update(now: Progress, arm: Arm = arm, seed: int = seed) -> None:
+            def update(now: Progress, row: Row = row, seed: int = seed) -> None:
                 if callable(listen):
-                    listen(arm, seed, now)
+                    listen(row, seed, now)
 
-            stop = drain(start(arm, bench, seed, update if callable(listen) else listen), take)
+            stop = drain(start(row, bench, seed, update if callable(listen) else listen), take)
             # A fixed order makes sums over searches reproducible to the last bit.
             outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
             if stop is not None:
@@ -263,50 +263,50 @@ def measure(
 
 
 class _Loaded:
-    """The components loaded in a worker process; calling it runs one arm with one seed."""
+    """The components loaded in a worker process; calling it runs one row with one seed."""
 
     def __init__(self, bench: Bench, workers: Workers) -> None:
         self._bench, self._make_critic = replace(bench, policy=as_policy(workers.make_policy())), workers.make_critic
         self._critic: tuple[str, Critic] | None = None
 
-    def __call__(self, job: tuple[Arm, int], report: Callable[[Any], None]) -> BaseException | None:
-        arm, seed = job
-        if arm.critic_spec:
-            if self._critic is None or self._critic[0] != arm.critic_spec:
+    def __call__(self, job: tuple[Row, int], report: Callable[[Any], None]) -> BaseException | None:
+        row, seed = job
+        if row.critic_spec:
+            if self._critic is None or self._critic[0] != row.critic_spec:
                 # Load only one critic at a time, because a critic keeps a cache.
                 self._critic = None
-                self._critic = arm.critic_spec, self._make_critic(arm.critic_spec)()
-            arm = replace(arm, critic=self._critic[1])
-        return drain(start(arm, self._bench, seed, report), report)
+                self._critic = row.critic_spec, self._make_critic(row.critic_spec)()
+            row = replace(row, critic=self._critic[1])
+        return drain(start(row, self._bench, seed, report), report)
 
 
 def _measure_in_processes(
-    arms: Sequence[Arm],
+    rows: Sequence[Row],
     bench: Bench,
     workers: Workers,
-    look: Callable[[Arm, Plan], None],
-    listen: Callable[[Arm, int, Progress], None] | bool,
+    look: Callable[[Row, Plan], None],
+    listen: Callable[[Row, int, Progress], None] | bool,
 ) -> tuple[list[Outcome], BaseException | None]:
-    for arm in arms:
-        if arm.critic is not None and not arm.critic_spec:
+    for row in rows:
+        if row.critic is not None and not row.critic_spec:
             raise ConfigError(
-                f"{arm.label}: expected the name of a critic for worker processes; pass a name, or use workers=1"
+                f"{row.label}: expected the name of a critic for worker processes; pass a name, or use workers=1"
             )
     # Planners are usually listed from cheap to expensive. Long runs start first, so that no core is idle at the end.
-    rows = [(arm, seed) for arm in arms for seed in bench.seeds][::-1]
-    found: list[list[Outcome]] = [[] for _ in rows]
+    runs = [(row, seed) for row in rows for seed in bench.seeds][::-1]
+    found: list[list[Outcome]] = [[] for _ in runs]
 
     def take(index: int, message: Plan | Progress) -> None:
-        arm, seed = rows[index]
+        row, seed = runs[index]
         if isinstance(message, Plan):
-            found[index].append(outcome_of(message, arm.name, arm.critic_name, seed))
-            look(arm, message)
+            found[index].append(outcome_of(message, row.name, row.critic_name, seed))
+            look(row, message)
         elif callable(listen):
-            listen(arm, seed, message)
+            listen(row, seed, message)
 
     share = max(1, bench.concurrency // workers.processes)
     prepare = partial(_Loaded, replace(bench, policy=None, workers=None, concurrency=share), workers)
-    jobs = [(replace(arm, critic=None), seed) for arm, seed in rows]
+    jobs = [(replace(row, critic=None), seed) for row, seed in runs]
     stop = run_jobs(jobs, prepare, workers.processes, take, workers.imports)
     ordered = [sorted(outcomes, key=lambda outcome: outcome.problem_id) for outcomes in found[::-1]]
     return [outcome for outcomes in ordered for outcome in outcomes], stop
@@ -325,8 +325,8 @@ def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | 
             stop = stop or error
 
 
-def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Iterator[Plan]:
-    """Start searching every problem with one arm and one seed, in this process or on a fleet."""
+def start(row: Row, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Iterator[Plan]:
+    """Start searching every problem with one row and one seed, in this process or on a fleet."""
     common: dict[str, Any] = {
         "mas": bench.mas if bench.program is None and bench.recorded is None else None,
         "program": bench.program,
@@ -344,16 +344,16 @@ def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] 
 
         common |= {"policy": bench.policy, "store": bench.store, "recorded": bench.recorded}
         common |= {"allocate": bench.allocate}
-        return run(arm.planner, bench.task, critic=arm.critic, **common)
+        return run(row.planner, bench.task, critic=row.critic, **common)
     from search.engine.fleet import run_ray
 
     if bench.allocate:
         raise ConfigError("allocate: expected a run in this process, got a Ray fleet; run without Ray")
     fleet, make_policy, make_critic = bench.remote
-    critic = None if arm.critic is None else make_critic(arm.critic_spec)
+    critic = None if row.critic is None else make_critic(row.critic_spec)
     store = None if bench.store is None else str(bench.store)
     return run_ray(
-        arm.planner, bench.task, make_policy=make_policy, make_critic=critic, fleet=fleet, store=store, **common
+        row.planner, bench.task, make_policy=make_policy, make_critic=critic, fleet=fleet, store=store, **common
     )
 
 
