@@ -351,15 +351,16 @@ def _hacking(rows: Sequence[Row]) -> Iterator[str]:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw dev accuracy of single passes over generated tokens: a line per method, a band over the training seeds."""
-    figure = figure_class()(figsize=(6.4, 4.0), dpi=200, layout="constrained")
+    figure = figure_class()(figsize=(8.4, 4.0), dpi=200, layout="constrained")
     axes: Any = figure.subplots()
-    for row, colour in zip(rows[1:], COLOURS, strict=False):
+    looks = ((colour, style) for style in ("-", "--", ":") for colour in COLOURS)
+    for row, (colour, style) in zip(rows[1:], looks, strict=False):
         tokens, right = _arrays(row)
         means = 100 * right.mean(2)
         x = tokens.mean(0) / 1000
         axes.fill_between(x, means.min(0), means.max(0), color=colour, alpha=0.15, lw=0)
-        axes.plot(x, means.mean(0), color=colour, marker="o", ms=3, lw=1.6, label=row.name)
+        axes.plot(x, means.mean(0), color=colour, ls=style, marker="o", ms=3, lw=1.6, label=row.name)
     axes.axhline(100 * rows[0].curves[0][0].accuracy, color="#5a626c", lw=1, ls=":", label="before")
     dress(axes, "generated training tokens, thousands", "single pass, dev, %")
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
     save_figure(figure, path)
