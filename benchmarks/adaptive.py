@@ -40,10 +40,10 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.systems.state import MASState
 from rewardmodels import load_critic
+from search.budget import Cost
 from search.compare import accuracy_interval
 from search.compare.stop_thresholds import Check, Checked, fit
 from search.engine.allocation import Allocation
-from search.engine.allowance import Cost
 from search.planners.allocated import Allocated
 from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Model, PlanGenerator, Planner, Propose

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import islice
-from typing import Any, TypeGuard, TypeVar
+from types import ModuleType
+from typing import TypeGuard, TypeVar
 
 T = TypeVar("T")
 
@@ -208,7 +209,7 @@ def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str])
             raise ConfigError(f"unknown {what} {shown(key)}: {expected}{did_you_mean(key, known)}")
 
 
-def need(package: str, purpose: str, extra: str = "train") -> Any:
+def need(package: str, purpose: str, extra: str = "train") -> ModuleType:
     """Import an optional package.
 
     Args:

@@ -176,7 +176,7 @@ def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     return ",".join([*map(_written, args), *(f"{key}={_written(value)}" for key, value in kwargs.items())])
 
 
-def read_yaml(text: str, expected: str) -> Any:
+def read_yaml(text: str, expected: str) -> object:
     """Parse a YAML value of a spec. Raises `ConfigError` with the text ``expected``."""
     try:
         return yaml.safe_load(text)
@@ -343,7 +343,7 @@ def build(place: str, make: Callable[..., T], /, *args: object, **options: objec
     return make(*args, **options)
 
 
-def options_of(make: Callable[..., Any]) -> str:
+def options_of(make: Callable[..., object]) -> str:
     """Return the names of the options that a class or function accepts, for messages."""
     parameters = inspect.signature(make).parameters.values()
     return ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) or "no options"

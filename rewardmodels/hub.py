@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need, shown
 from rewardmodels.model.folder import META, check_folder, model_card, read_info
@@ -86,7 +86,7 @@ def download(name: str, revision: str | None = None) -> Path:
     return folder
 
 
-def _refused(hub: Any, error: Exception, what: str) -> Exception:
+def _refused(hub: ModuleType, error: Exception, what: str) -> Exception:
     """Return the error to raise for an error of the hub's library; its errors have no common base class."""
     errors = hub.errors
     if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from mas_gym.errors import DataError, is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
@@ -164,7 +164,7 @@ class Calibrated(Combination):
         self.model = model
         self.name = f"{model.method}({self.name})"
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the members and the model."""
         return {"members": self.members, "model": self.model.to_dict()}
 

@@ -162,7 +162,7 @@ def _is_folder(text: str) -> bool:
         return False
 
 
-def _maker(loader: Loader) -> Callable[..., Any]:
+def _maker(loader: Loader) -> Callable[..., object]:
     """Return the critic's class if its loader passes all options to it, otherwise the loader."""
     kinds = {parameter.kind for parameter in inspect.signature(loader).parameters.values()}
     passes_on = inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.KEYWORD_ONLY not in kinds

@@ -213,7 +213,7 @@ class Combination(Critic):
         self.scores_actions = all(member.scores_actions for member in self.members)
         self.reads_peers = any(member.reads_peers for member in self.members)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the members, whose identities determine the values."""
         return self.members
 
@@ -269,7 +269,7 @@ class Vote(Combination):
         self.threshold, self.quorum = threshold, quorum
         self.name = f"vote({self.name})"
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the members and the settings."""
         return {"members": self.members, "threshold": self.threshold, "quorum": self.quorum}
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from mas_gym.errors import ConfigError, UnknownNameError, did_you_mean, refuse_unknown, shown
 from mas_gym.internal.json_types import JSONMapping
@@ -126,7 +126,7 @@ class Prices:
         """Copy the mapping."""
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Support pickling; the read-only view cannot be pickled."""
         return type(self), (dict(self.models), self.source)
 

@@ -33,7 +33,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from mas_gym.envs.critic_base import Critic as Critic
 from mas_gym.envs.critic_base import Peers as Peers
@@ -42,9 +42,12 @@ from mas_gym.envs.critic_base import ScoringContext as ScoringContext
 from mas_gym.envs.critic_base import as_critic as as_critic
 from mas_gym.errors import ConfigError, whole_number
 from mas_gym.internal.adapter import Adapter, has_method, kind_of
-from mas_gym.systems.state import MASState
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import Action, MASState
 from search.plan import Plan
 
+P = TypeVar("P")
+T = TypeVar("T")
 ValueKind = Literal["process", "outcome", "likelihood", "reward"]
 
 
@@ -140,22 +143,27 @@ class Continue:
 
 
 Request = Propose | Evaluate | Extract | Reward | Remaining | Arms | Continue
-PlanGenerator = Generator[list[Request], list[Any], Plan]
+Steps = Generator[list[Request], list[Any], T]
+"""A part of a search: it yields requests, receives a list with the reply to each, and returns a result."""
+
+PlanGenerator = Steps[Plan]
 
 
 class Model(Protocol):
     """The part of `mas_gym.Dynamics` that planners use.
 
     Attributes:
+        mas: The system.
         max_depth: The maximum number of messages of an episode; 1 if unknown.
     """
 
+    mas: MAS
     max_depth: int
 
-    def is_terminal(self, state: Any) -> bool:
+    def is_terminal(self, state: MASState) -> bool:
         """Return whether the state is terminal."""
 
-    def transition(self, state: Any, action: Any) -> Any:
+    def transition(self, state: MASState, action: Action) -> MASState:
         """Return the successor state."""
 
 
@@ -222,7 +230,7 @@ class Planner(ABC):
         return resized
 
 
-def _with_setting(part: Any, name: str, value: int) -> Any:
+def _with_setting(part: P, name: str, value: int) -> P:
     if is_dataclass(part) and not isinstance(part, type):
         return replace(part, **{name: value})
     other = copy.copy(part)

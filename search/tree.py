@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import DataError, MASGymError
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import Certainty, mean_logprob
+from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action, MASState
 
 SCHEMA = 1
@@ -229,12 +230,12 @@ class Tree:
         }
 
     @classmethod
-    def from_dict(cls, data: JSONMapping, model: Any) -> Tree:
+    def from_dict(cls, data: JSONMapping, model: Dynamics) -> Tree:
         """Rebuild a tree from `to_dict`, replaying every transition.
 
         Args:
             data: The JSON-able form.
-            model: The `mas_gym.Dynamics` of the system that the tree belongs to.
+            model: The transition model of the system that the tree belongs to.
 
         Raises:
             DataError: The form, the schema version or a transition is invalid.

@@ -22,9 +22,9 @@ import search
 from benchmarks.adaptive import allocate, traced
 from mas_gym.errors import ConfigError, DataError, SearchError
 from search import Budget, Continue, Propose, load_planner
+from search.budget import Cost
 from search.compare.stop_thresholds import FEATURES, Check, Checked, fit
 from search.engine.allocation import Allocation
-from search.engine.allowance import Cost
 from search.planners.stop_rules import Confident, StopMap
 from search.planners.voting import majority_probability, vote_gain
 

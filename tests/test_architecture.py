@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
@@ -252,6 +253,31 @@ def test_optional_attributes_are_declared_in_base_classes() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr")
     ]
     assert len(probes) <= 38, probes
+
+
+def annotations(path: Path) -> Iterator[ast.expr]:
+    """Yield the annotations of parameters, results and variables, and the values of type aliases."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            yield node.annotation
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            yield node.returns
+        elif isinstance(node, ast.AnnAssign):
+            yield node.annotation
+            if ast.unparse(node.annotation) == "TypeAlias" and node.value is not None:
+                yield node.value
+
+
+def test_any_in_annotations_is_rare() -> None:
+    # What is left mostly passes settings on, or describes objects of other libraries and the values of JSON.
+    found = [
+        f"{path.relative_to(ROOT)}:{name.lineno}"
+        for path in FILES
+        for annotation in annotations(path)
+        for name in ast.walk(annotation)
+        if isinstance(name, ast.Name) and name.id == "Any"
+    ]
+    assert len(found) <= 420, found
 
 
 def test_unsafe_loading_is_not_used() -> None:

@@ -191,13 +191,7 @@ class RunProgress:
             self._live.stop()
 
     def update(self, line: int, run: int, progress: Progress) -> None:
-        """Record the latest snapshot of a run.
-
-        Args:
-            line: Index of its line.
-            run: The run within that line, such as its seed.
-            progress: The snapshot.
-        """
+        """Record the latest snapshot of a run."""
         current = self._lines[line]
         before = current.runs.get(run)
         current.runs[run] = progress

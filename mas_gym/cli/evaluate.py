@@ -324,14 +324,7 @@ def measure(
     look: Callable[[Row, Plan], None] = lambda row, plan: None,
     watch: Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every row with every seed, showing progress; see `search.compare.measure`.
-
-    Args:
-        rows: The rows.
-        bench: The setup shared by all rows.
-        look: Called with every plan.
-        watch: Called with every progress update.
-    """
+    """Run every row with every seed, showing progress; see `search.compare.measure`."""
     from search.compare.rows import measure as measure_rows
 
     stopped: dict[str, Progress] = {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -206,7 +206,7 @@ def regrade(
         raise typer.Exit(1)
 
 
-def _plan(source: opt.TaskSource) -> tuple[Grader, Any, Any, str]:
+def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem | None], str | None, str]:
     """Return the grader, the source of problems, the identity of that source, and a label."""
     from dataclasses import replace
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +13,11 @@ from mas_gym.cli.console import note
 from mas_gym.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from mas_gym.tasks.base import Grader, Task
     from search import Critic, Planner
+    from search.service.requests import Service
 
 _SPARE_CONNECTIONS = 64
 
@@ -119,7 +123,7 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
     return make_grader(source.grader, base), None, source.kind
 
 
-def _web() -> tuple[Any, Any, Any]:
+def _web() -> tuple[Callable[..., FastAPI], type[Service], Callable[..., None]]:
     try:
         from search.service.app import listen, make_app
         from search.service.requests import Service

@@ -164,15 +164,7 @@ def names(mas: MAS, recipients: tuple[int, ...]) -> str:
 
 
 def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str, remark: str = "") -> RenderableType:
-    """Return one message in a box with its speaker's colour.
-
-    Args:
-        mas: The system.
-        speaker: Node index; -1 for the question node.
-        recipients: Nodes that received it.
-        text: The message.
-        remark: Text at the lower edge.
-    """
+    """Return one message in a box with its speaker's colour."""
     from rich.panel import Panel
     from rich.text import Text
 

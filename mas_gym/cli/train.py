@@ -19,6 +19,7 @@ from mas_gym.errors import ConfigError, choice
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
+    from rewardmodels.agents.examples import CreditedSample, Demonstration, Preference
     from search import Plan
     from search.compare import Row
 
@@ -241,7 +242,7 @@ def agents(
     config = agent_config(method, 0, settings)
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
-    examples: Sequence[Any]
+    examples: Sequence[Demonstration | Preference | CreditedSample]
     if method == "sft":
         examples = demonstrations(store, config.best, run)
     elif method == "dpo":

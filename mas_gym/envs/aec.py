@@ -107,15 +107,15 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
             raise NotResetError(f"no episode has started, so there are no {name}: call reset() first")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def observation_space(self, agent: str) -> Any:
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
         """Return an agent's observation space, always the same object."""
         return self.observation_spaces[agent]
 
-    def action_space(self, agent: str) -> Any:
+    def action_space(self, agent: str) -> spaces.Space[Any]:
         """Return an agent's action space, always the same object."""
         return self.action_spaces[agent]
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+    def reset(self, seed: int | None = None, options: dict[str, object] | None = None) -> None:
         """Start an episode; only the option ``problem_id`` is read, because PettingZoo may pass others."""
         known = {key: value for key, value in (options or {}).items() if key == "problem_id"}
         self._latest, info = self.env.reset(seed=seed, options=known)
@@ -168,7 +168,7 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
             view["candidates"] = self._latest["candidates"] if acts else ()
         return view
 
-    def render(self) -> Any:
+    def render(self) -> object:
         """Render as `MASEnv.render` does."""
         return self.env.render()
 

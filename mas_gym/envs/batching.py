@@ -18,6 +18,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
+from gymnasium.core import ActType, ObsType
 
 from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, finite_values, score_batch
 from mas_gym.envs.env import Info
@@ -61,7 +62,7 @@ class AskingWrapper(gym.Wrapper[Any, Any, Any, Any]):
         """Take a step; returns what `step` returns."""
         raise NotImplementedError
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> tuple[Any, Info]:
+    def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> tuple[object, Info]:
         """Start an episode and execute its requests immediately."""
         return answered(self.resetting(seed, options))
 
@@ -71,7 +72,7 @@ class AskingWrapper(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def resetting(
-    env: gym.Env[Any, Any], seed: int | None, options: Mapping[str, object] | None
+    env: gym.Env[ObsType, ActType], seed: int | None, options: Mapping[str, object] | None
 ) -> Asking[tuple[Any, Info]]:
     """Reset an environment as part of a larger step."""
     # If a subclass overrides `reset`, call the override, which executes its requests immediately.
@@ -80,7 +81,7 @@ def resetting(
     return env.reset(seed=seed, options=None if options is None else dict(options))
 
 
-def stepping(env: gym.Env[Any, Any], action: Any) -> Asking[Step]:
+def stepping(env: gym.Env[ObsType, ActType], action: Any) -> Asking[Step]:
     """Step an environment as part of a larger step."""
     if isinstance(env, AskingWrapper) and type(env).step is AskingWrapper.step:
         return (yield from env.stepping(action))

@@ -158,7 +158,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         on_invalid: Literal["terminate", "retry"] = "terminate",
         max_bytes: int = 65_536,
         max_retries: int = 3,
-        **task_options: Any,
+        **task_options: object,
     ) -> None:
         """Check the arguments and build the spaces; the first reset loads the data set."""
         self.render_mode = choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
@@ -220,7 +220,9 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             raise EpisodeOverError("no episode has started: call env.reset() first")
         return self._problem.id
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Observation, Info]:
         """Start an episode.
 
         Args:
@@ -451,7 +453,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return twin
 
 
-def _read_action(action: Any) -> tuple[str, int]:
+def _read_action(action: object) -> tuple[str, int]:
     if isinstance(action, tuple | list) and len(action) == 2 and isinstance(action[0], str):
         try:
             return action[0], index(action[1])
@@ -503,7 +505,7 @@ class _TaskSource:
         return load_task(self._task, split=self._split, data=self._data, **self._options)
 
 
-def _path(value: Any) -> str:
+def _path(value: object) -> str:
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"data: expected the path of a file or folder, got {shown(value)}")
     return os.fsdecode(value)

@@ -66,13 +66,7 @@ def outcome_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
 
 
 def state_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
-    """Return the episode so far as plain text.
-
-    Args:
-        mas: The system.
-        state: The state.
-        facts: As for `outcome_text`.
-    """
+    """Return the episode so far as plain text."""
     lines = [f"Question ({printable(mas.name)}):", _indented(state.question)]
     for number, turn in enumerate(state.turns, start=1):
         lines += [f"{number}. {route_text(mas, turn.speaker, turn.recipients)}", _indented(turn.text)]
@@ -81,13 +75,7 @@ def state_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
 
 
 def print_turn(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> None:
-    """Print the result of the last reset or step to standard output: the question, or one message and the status.
-
-    Args:
-        mas: The system.
-        state: The state after the reset or step.
-        facts: As for `outcome_text`.
-    """
+    """Print the result of the last reset or step to standard output: the question, or one message and the status."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
@@ -111,12 +99,6 @@ def _indented(text: str) -> str:
 
 def draw_state(mas: MAS, state: MASState, problem_id: str, facts: Mapping[str, object]) -> NDArray[np.uint8]:
     """Draw a state.
-
-    Args:
-        mas: The system.
-        state: The state.
-        problem_id: Printed in the corner.
-        facts: As for `outcome_text`.
 
     Returns:
         RGB pixels of shape (640, 1120, 3).

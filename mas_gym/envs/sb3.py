@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.core import ActType, ObsType
 from gymnasium.vector import AutoresetMode
 
 from mas_gym.envs.env import Info
@@ -48,10 +49,10 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         if not isinstance(envs.single_observation_space, spaces.Box):
             raise ConfigError("envs: expected observations that are numbers; make them with wrap=CandidateFeatures")
         self.envs = envs
-        self._actions: Any = None
+        self._actions: object = None
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
-    def reset(self) -> Any:
+    def reset(self) -> object:
         """Start an episode in every sub-environment, with the seeds and options set before."""
         options = [dict(own) for own in self._options]
         if any(own != options[0] for own in options):
@@ -67,7 +68,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         """Store the actions for `step_wait`."""
         self._actions = actions
 
-    def step_wait(self) -> tuple[Any, Any, Any, list[Info]]:
+    def step_wait(self) -> tuple[object, object, object, list[Info]]:
         """Take a step; at an episode's end, ``info`` describes the last state and includes ``terminal_observation``."""
         observations, rewards, terminated, truncated, infos = self.envs.step(self._actions)
         each = [_of_copy(infos, place) for place in range(self.num_envs)]
@@ -105,5 +106,5 @@ def _of_copy(infos: Mapping[str, Any], place: int) -> Info:
     return {k: _of_copy(infos[k], place) if isinstance(infos[k], dict) else infos[k][place] for k in own}
 
 
-def _wrapped(env: gym.Env[Any, Any], kind: type) -> bool:
+def _wrapped(env: gym.Env[ObsType, ActType], kind: type) -> bool:
     return isinstance(env, kind) or (isinstance(env, gym.Wrapper) and _wrapped(env.env, kind))

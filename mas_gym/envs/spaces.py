@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_uint8
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gymnasium.spaces import Space
 from gymnasium.vector.utils import (
@@ -23,6 +23,9 @@ from gymnasium.vector.utils import (
 
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.text import name_of
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import SynchronizedArray
 
 T = TypeVar("T")
 
@@ -67,11 +70,11 @@ class Unicode(Space[str]):
         """False, because texts are not arrays."""
         return False
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         """Return whether x is a str within the limit."""
         return isinstance(x, str) and len(x) <= self.max_bytes and utf8_length(x) <= self.max_bytes
 
-    def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
+    def sample(self, mask: object = None, probability: object = None) -> str:
         """Return a short random text that mixes scripts; masks are not supported."""
         if mask is not None or probability is not None:
             raise ConfigError(
@@ -112,7 +115,10 @@ class Unicode(Space[str]):
         return f"Unicode({self.max_bytes})"
 
 
-class Records(Space[tuple[Any, ...]]):
+Record = tuple[str | int, ...]
+
+
+class Records(Space[tuple[Record, ...]]):
     """Tuples of records of one NamedTuple type, with texts and bounded integers as fields.
 
     Args:
@@ -125,7 +131,7 @@ class Records(Space[tuple[Any, ...]]):
 
     def __init__(
         self,
-        record: Callable[..., tuple[Any, ...]],
+        record: Callable[..., Record],
         fields: Sequence[int | None],
         max_rows: int,
         max_bytes: int,
@@ -143,7 +149,7 @@ class Records(Space[tuple[Any, ...]]):
         """False, because texts are not arrays."""
         return False
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         """Return whether x is a tuple of records within the limits."""
         if not isinstance(x, tuple) or len(x) > self.max_rows:
             return False
@@ -160,7 +166,7 @@ class Records(Space[tuple[Any, ...]]):
                     return False
         return size <= self.max_bytes
 
-    def sample(self, mask: Any | None = None, probability: Any | None = None) -> tuple[Any, ...]:
+    def sample(self, mask: object = None, probability: object = None) -> tuple[Record, ...]:
         """Return up to four random records; masks are not supported."""
         if mask is not None or probability is not None:
             raise ConfigError("expected no mask for a Records space; pass None in its place")
@@ -175,22 +181,22 @@ class Records(Space[tuple[Any, ...]]):
             rows.append(row)
         return tuple(rows)
 
-    def to_jsonable(self, sample_n: Iterable[tuple[Any, ...]]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[tuple[Record, ...]]) -> list[list[list[str | int]]]:
         """Return samples as nested lists."""
         return [[list(row) for row in rows] for rows in sample_n]
 
-    def from_jsonable(self, sample_n: list[Any]) -> list[tuple[Any, ...]]:
+    def from_jsonable(self, sample_n: list[list[list[str | int]]]) -> list[tuple[Record, ...]]:
         """Return samples from nested lists."""
         return [tuple(self.record(*row) for row in rows) for rows in sample_n]
 
-    def encode(self, value: tuple[Any, ...]) -> bytes:
+    def encode(self, value: tuple[Record, ...]) -> bytes:
         """Return the shared-memory form of a tuple: integers and text lengths, then the texts."""
         texts = [[v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in row] for row in value]
         header = [v if isinstance(v, int) else len(v) for row in texts for v in row]
         body = b"".join(v for row in texts for v in row if isinstance(v, bytes))
         return struct.pack(f"<{len(header) + 1}q", len(value), *header) + body
 
-    def decode(self, raw: bytes) -> tuple[Any, ...]:
+    def decode(self, raw: bytes) -> tuple[Record, ...]:
         """Return the tuple from its shared-memory form."""
         (rows,) = struct.unpack_from("<q", raw)
         width = len(self.fields)
@@ -198,7 +204,7 @@ class Records(Space[tuple[Any, ...]]):
         at = 8 * (1 + rows * width)
         records = []
         for i in range(rows):
-            row: list[Any] = []
+            row: list[str | int] = []
             for limit, number in zip(self.fields, header[i * width : (i + 1) * width], strict=True):
                 if limit is None:
                     row.append(raw[at : at + number].decode("utf-8", "surrogatepass"))
@@ -208,7 +214,7 @@ class Records(Space[tuple[Any, ...]]):
             records.append(self.record(*row))
         return tuple(records)
 
-    def empty(self) -> tuple[Any, ...]:
+    def empty(self) -> tuple[Record, ...]:
         """Return the smallest element."""
         return ()
 
@@ -220,7 +226,7 @@ class Records(Space[tuple[Any, ...]]):
         """Hash the record type and limits."""
         return hash(self._key())
 
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> tuple[object, ...]:
         return self.record, self.fields, self.max_rows, self.max_bytes
 
     def __repr__(self) -> str:
@@ -237,10 +243,10 @@ def _slot_bytes(space: TextSpace) -> int:
     return 8 + header + space.max_bytes
 
 
-class SharedBatch(Sequence[Any]):
+class SharedBatch(Sequence[str | tuple[Record, ...]]):
     """Observations of an asynchronous vector environment: decoded on access, a plain tuple once copied."""
 
-    def __init__(self, space: TextSpace, memory: Any, n: int) -> None:
+    def __init__(self, space: TextSpace, memory: SynchronizedArray[c_uint8], n: int) -> None:
         """Wrap ``n`` slots of shared memory."""
         self._space = space
         self._memory = memory
@@ -262,36 +268,37 @@ class SharedBatch(Sequence[Any]):
         (length,) = struct.unpack_from("<q", view, start)
         return self._space.decode(bytes(view[start + 8 : start + 8 + length])) if length else self._space.empty()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[str | tuple[Record, ...]]:
         """Decode every slot."""
         return (self[i] for i in range(self._n))
 
-    def __deepcopy__(self, memo: dict[int, object]) -> tuple[Any, ...]:
+    def __deepcopy__(self, memo: dict[int, object]) -> tuple[str | tuple[Record, ...], ...]:
         """Return the current values, because vector environments return deep copies of their observations."""
         return tuple(self)
 
 
 @create_shared_memory.register(Unicode)
 @create_shared_memory.register(Records)
-def _create_shared(space: TextSpace, n: int = 1, ctx: ModuleType = mp) -> Any:
+def _create_shared(space: TextSpace, n: int = 1, ctx: ModuleType = mp) -> SynchronizedArray[c_uint8]:
     size = n * _slot_bytes(space)
     if size > MAX_SHARED_BYTES:
         raise ConfigError(
             f"{n} environments would share {size / 2**20:.0f} MiB for {space!r}: use a smaller max_bytes, "
             "or shared_memory=False in vector_kwargs"
         )
-    return ctx.Array(c_uint8, size)
+    memory: SynchronizedArray[c_uint8] = ctx.Array(c_uint8, size)
+    return memory
 
 
 @read_from_shared_memory.register(Unicode)
 @read_from_shared_memory.register(Records)
-def _read_shared(space: TextSpace, shared_memory: Any, n: int = 1) -> SharedBatch:
+def _read_shared(space: TextSpace, shared_memory: SynchronizedArray[c_uint8], n: int = 1) -> SharedBatch:
     return SharedBatch(space, shared_memory, n)
 
 
 @write_to_shared_memory.register(Unicode)
 @write_to_shared_memory.register(Records)
-def _write_shared(space: TextSpace, index: int, value: Any, shared_memory: Any) -> None:
+def _write_shared(space: TextSpace, index: int, value: Any, shared_memory: SynchronizedArray[c_uint8]) -> None:
     raw = space.encode(value)
     size = _slot_bytes(space)
     if len(raw) + 8 > size:
@@ -304,5 +311,7 @@ def _write_shared(space: TextSpace, index: int, value: Any, shared_memory: Any) 
 
 @create_empty_array.register(Unicode)
 @create_empty_array.register(Records)
-def _create_empty(space: TextSpace, n: int = 1, fn: Callable[..., Any] | None = None) -> tuple[Any, ...]:
+def _create_empty(
+    space: TextSpace, n: int = 1, fn: Callable[..., object] | None = None
+) -> tuple[str | tuple[Record, ...], ...]:
     return tuple(space.empty() for _ in range(n))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.core import ActType, ObsType
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def make_vector(
     num_envs: int = 1,
     *,
     policy: Policy | AsyncPolicy | str | None = None,
-    wrap: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None,
+    wrap: Callable[[MASEnv | CandidateChoice], gym.Env[ObsType, ActType]] | None = None,
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **options: Any,
 ) -> MASVectorEnv:
@@ -75,9 +76,8 @@ def make_vector(
     chosen = {name: options.pop(name) for name in _CHOICE if name in options}
 
     def make() -> gym.Env[Any, Any]:
-        env: gym.Env[Any, Any] = MASEnv(**options)
-        if shared is not None:
-            env = CandidateChoice(env, shared, **chosen)
+        base = MASEnv(**options)
+        env = base if shared is None else CandidateChoice(base, shared, **chosen)
         made = env if wrap is None else wrap(env)
         if not isinstance(made, gym.Env):
             raise ConfigError(
@@ -96,7 +96,7 @@ class _Outcome(NamedTuple):
     terminated: bool
     truncated: bool
     info: Info
-    final: tuple[Any, Info] | None = None
+    final: tuple[object, Info] | None = None
 
 
 class MASVectorEnv(SyncVectorEnv):
@@ -121,7 +121,7 @@ class MASVectorEnv(SyncVectorEnv):
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        env_fns: Sequence[Callable[[], gym.Env[ObsType, ActType]]],
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
@@ -252,7 +252,7 @@ class MASVectorEnv(SyncVectorEnv):
             raise EpisodeOverError("no episode has started, or a step has failed: reset without reset_mask first")
         return [int(place) for place in np.flatnonzero(mask)]
 
-    def _each(self, actions: object, ended: NDArray[np.bool_]) -> list[Any]:
+    def _each(self, actions: object, ended: NDArray[np.bool_]) -> list[object]:
         """Return the action of each environment."""
         expected = f"expected {self.num_envs} actions, one per environment"
         if not isinstance(self.single_action_space, spaces.Discrete):

@@ -10,11 +10,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.core import ActType, ObsType
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
@@ -155,7 +156,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         observation, info = self._with_candidates(observation, info)
         return observation, reward, terminated, truncated, info
 
-    def _place(self, action: Any) -> int:
+    def _place(self, action: SupportsIndex) -> int:
         try:
             place = index(action)
         except TypeError:
@@ -236,7 +237,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         return twin
 
 
-def candidate_choice(env: gym.Env[Any, Any]) -> CandidateChoice | None:
+def candidate_choice(env: gym.Env[ObsType, ActType]) -> CandidateChoice | None:
     """Return the `CandidateChoice` among an environment's wrappers; None if there is none."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, CandidateChoice):
@@ -263,7 +264,7 @@ class DenseReward(AskingWrapper):
     **Info**: ``reward`` is the environment's reward, ``potential`` is the critic's value of the new state.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], critic: Critic, gamma: float = 1.0) -> None:
+    def __init__(self, env: gym.Env[ObsType, ActType], critic: Critic, gamma: float = 1.0) -> None:
         """Check the arguments.
 
         Args:
@@ -288,7 +289,7 @@ class DenseReward(AskingWrapper):
         self._choice = candidate_choice(env)
         self._known: tuple[bytes, float] = b"", 0.0
 
-    def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Any, Info]]:
+    def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[object, Info]]:
         """Start an episode with potential 0."""
         return resetting(self.env, seed, options)
 
@@ -319,7 +320,7 @@ class CandidateFeatures(AskingWrapper):
     all zeros after the end. ``action_masks()`` returns the mask of the wrapped `CandidateChoice`.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], critic: Critic | None = None) -> None:
+    def __init__(self, env: gym.Env[ObsType, ActType], critic: Critic | None = None) -> None:
         """Check the arguments.
 
         Args:

@@ -33,7 +33,7 @@ class Adapter:
                     setattr(self, name, value)
         self.identical_to = part
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Return an attribute that the base class does not declare."""
         if name.startswith("__") or name == "identical_to":
             raise AttributeError(name)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mas_gym.errors import MASGymError
 
@@ -38,7 +37,7 @@ class Format:
     tables: str
     error: type[MASGymError]
     origin: str
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    functions: Mapping[str, Callable[..., str | bytes | float | None]] = field(default_factory=dict)
 
     @contextmanager
     def explained(self, path: Path) -> Iterator[None]:

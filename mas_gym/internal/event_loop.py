@@ -7,7 +7,7 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def engine_loop() -> asyncio.AbstractEventLoop:
         return _running[1]
 
 
-async def on_engine_loop(work: Coroutine[Any, Any, T]) -> T:
+async def on_engine_loop(work: Coroutine[object, object, T]) -> T:
     """Run ``work`` on the engine loop and await it; cancelling the caller cancels the work."""
     loop = engine_loop()
     if asyncio.get_running_loop() is loop:
@@ -39,7 +39,7 @@ async def on_engine_loop(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(work: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """Return the results of concurrent coroutines, in order; if one raises, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:

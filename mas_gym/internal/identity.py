@@ -46,7 +46,7 @@ from typing import Any, TypeVar
 
 from mas_gym.errors import IdentityError, PolicyError
 from mas_gym.internal.adapter import wrapped_part
-from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.json_types import JSONObject, JSONValue
 from mas_gym.internal.source_files import (
     NO_CODE,
     STANDARD,
@@ -73,7 +73,7 @@ _LONGEST_VALUE = 200
 """Maximum length of a module variable that is included in full, in characters of JSON."""
 
 
-def identity_of(part: object) -> Any:
+def identity_of(part: object) -> JSONValue:
     """Return a component's identity: JSON-able, and equal in every process for equal components.
 
     Args:
@@ -101,9 +101,9 @@ class _Stated(dict[str, Any]):
     """An identity, which other components include unchanged."""
 
 
-def own_identity(part: object) -> Callable[[], Any] | None:
+def own_identity(part: object) -> Callable[[], object] | None:
     """Return the component's method ``identity``; None if its identity is derived from its attributes."""
-    stated: Callable[[], Any] | None = getattr(part, "identity", None)
+    stated: Callable[[], object] | None = getattr(part, "identity", None)
     return stated if callable(stated) else None
 
 
@@ -112,7 +112,7 @@ def digest_of(identity: object) -> str:
     return blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _state(value: object, path: str, inside: tuple[int, ...]) -> Any:
+def _state(value: object, path: str, inside: tuple[int, ...]) -> JSONValue:
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, float):
@@ -141,27 +141,27 @@ def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _mapping(value: Mapping[Any, object], path: str, inside: tuple[int, ...]) -> Any:
+def _mapping(value: Mapping[object, object], path: str, inside: tuple[int, ...]) -> JSONValue:
     # A mapping that could be mistaken for another kind of value is written as pairs.
     if all(type(key) is str for key in value) and not _TAGS & set(value):
-        return {key: _state(item, f"{path}[{key!r}]", inside) for key, item in value.items()}
+        return {str(key): _state(item, f"{path}[{key!r}]", inside) for key, item in value.items()}
     pairs = [
         [_state(key, f"{path} key", inside), _state(item, f"{path}[{key!r}]", inside)] for key, item in value.items()
     ]
     return {"mapping": sorted(pairs, key=_text)}
 
 
-def _object(value: object, path: str, inside: tuple[int, ...]) -> Any:
+def _object(value: object, path: str, inside: tuple[int, ...]) -> JSONValue:
     if _in_module.get() and not isinstance(value, _CODE) and not _is_users(_module_of(type(value))):
         raise IdentityError(f"{path}: expected a plain value, got {type(value).__name__}; {_REMEDY}")
     if isinstance(value, functools.partial):
         parts = {"function": value.func, "args": value.args, "keywords": value.keywords}
         return {"class": "partial"} | {name: _state(part, f"{path}.{name}", inside) for name, part in parts.items()}
     if isinstance(value, types.MethodType):
-        owner, function = _state(value.__self__, f"{path}.__self__", inside), value.__func__
+        bound, function = _state(value.__self__, f"{path}.__self__", inside), value.__func__
         if isinstance(function, types.FunctionType):
-            return _code_of(function) | {"of": owner}
-        return {"method": _state(function, f"{path}.__func__", inside), "of": owner}
+            return _code_of(function) | {"of": bound}
+        return {"method": _state(function, f"{path}.__func__", inside), "of": bound}
     if isinstance(value, types.FunctionType):
         return _function(value, path, inside)
     if isinstance(value, types.BuiltinFunctionType):
@@ -182,7 +182,7 @@ def _object(value: object, path: str, inside: tuple[int, ...]) -> Any:
     return _code_of(type(value)) | {"fields": _fields(value, path, inside)}
 
 
-def _called(identity: Callable[[], Any], path: str) -> Any:
+def _called(identity: Callable[[], object], path: str) -> object:
     try:
         return identity()
     except PolicyError:
@@ -192,7 +192,7 @@ def _called(identity: Callable[[], Any], path: str) -> Any:
         raise IdentityError(f"{path}.identity() raised {type(error).__name__}: {error}") from error
 
 
-def _fields(value: object, path: str, inside: tuple[int, ...]) -> Any:
+def _fields(value: object, path: str, inside: tuple[int, ...]) -> JSONValue:
     if dataclasses.is_dataclass(value):
         parts = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {
@@ -222,7 +222,7 @@ def _fields(value: object, path: str, inside: tuple[int, ...]) -> Any:
     return stated | {name: _state(part, path + name, inside) for name, part in rest.items() if part}
 
 
-def _function(value: types.FunctionType, path: str, inside: tuple[int, ...]) -> Any:
+def _function(value: types.FunctionType, path: str, inside: tuple[int, ...]) -> JSONValue:
     stated = _code_of(value)
     bound = {"defaults": value.__defaults__, "keywords": value.__kwdefaults__}
     for name, part in (bound | {"closure": _closure(value) or None}).items():
@@ -231,7 +231,7 @@ def _function(value: types.FunctionType, path: str, inside: tuple[int, ...]) -> 
     return stated
 
 
-def _closure(function: types.FunctionType) -> dict[str, Any]:
+def _closure(function: types.FunctionType) -> dict[str, object]:
     """Return the values of a function's closure variables; unset ones are left out."""
     cells = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -242,7 +242,7 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ code
 
-_read: ContextVar[dict[Any, Any] | None] = ContextVar("read", default=None)
+_read: ContextVar[dict[object, Any] | None] = ContextVar("read", default=None)
 """Cache of facts about modules for the current identity only, because files may change later."""
 
 _being_stated: ContextVar[tuple[int, ...]] = ContextVar("being_stated", default=())
@@ -366,7 +366,7 @@ def _variables(module: str, code: Code) -> JSONObject:
     return found
 
 
-def _value(name: str, value: object) -> Any:
+def _value(name: str, value: object) -> JSONValue:
     """Describe a plain value, or an instance of a user's class. Raises `IdentityError` for anything else."""
     token = _in_module.set(True)
     try:
@@ -375,7 +375,7 @@ def _value(name: str, value: object) -> Any:
         _in_module.reset(token)
 
 
-def _short(value: object) -> Any:
+def _short(value: JSONValue) -> JSONValue:
     """Return a described value, or its digest if it is long."""
     return value if len(_text(value)) <= _LONGEST_VALUE else {"digest": digest_of(value)}
 
@@ -413,7 +413,7 @@ def _functions(member: object) -> list[types.FunctionType]:
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
-def _place(code: types.CodeType) -> Any:
+def _place(code: types.CodeType) -> JSONValue:
     """Return the position of code in its file, which distinguishes it from other code with the same name."""
     places = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
     if not places:

@@ -16,27 +16,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from mas_gym.errors import ConfigError, MASGymError, SearchError
 from mas_gym.internal.workers import _end_with_parent, _safe_path
 
 _PATIENCE = 30.0
+JobT = TypeVar("JobT")
+JobT_contra = TypeVar("JobT_contra", contravariant=True)
+Message = TypeVar("Message")
+Message_co = TypeVar("Message_co", covariant=True)
 
 
-class JobRunner(Protocol):
+class JobRunner(Protocol[JobT_contra, Message_co]):
     """Runs jobs; `report` sends a message to the parent. Returns the error that ended a job early, else None."""
 
-    def __call__(self, job: Any, report: Callable[[Any], None]) -> BaseException | None:
+    def __call__(self, job: JobT_contra, report: Callable[[Message_co], None]) -> BaseException | None:
         """Run a job."""
 
 
 def run_jobs(
-    jobs: Sequence[Any],
-    prepare: Callable[[], JobRunner],
+    jobs: Sequence[JobT],
+    prepare: Callable[[], JobRunner[JobT, Message]],
     count: int,
-    take: Callable[[int, Any], None],
+    take: Callable[[int, Message], None],
     imports: Sequence[str] = (),
 ) -> BaseException | None:
     """Run jobs in worker processes, in order, as processes become free.
@@ -74,7 +79,7 @@ def run_jobs(
     return pool.stop
 
 
-def _context(imports: Sequence[str]) -> Any:
+def _context(imports: Sequence[str]) -> SpawnContext | ForkServerContext:
     """Return the start method: fork from a process with the imports, or start each process separately."""
     if sys.platform != "linux":
         # On other platforms, imported libraries may not support forking.
@@ -84,14 +89,14 @@ def _context(imports: Sequence[str]) -> Any:
     return context
 
 
-class _Pool:
+class _Pool(Generic[JobT, Message]):
     def __init__(
         self,
-        prepare: Callable[[], JobRunner],
+        prepare: Callable[[], JobRunner[JobT, Message]],
         count: int,
-        take: Callable[[int, Any], None],
-        todo: deque[tuple[int, Any]],
-        context: Any,
+        take: Callable[[int, Message], None],
+        todo: deque[tuple[int, JobT]],
+        context: SpawnContext | ForkServerContext,
     ) -> None:
         self._prepare, self._count, self._take, self._todo, self._context = prepare, count, take, todo, context
         self._open: dict[Connection, BaseProcess] = {}
@@ -192,7 +197,7 @@ class _Parent:
         if not self._sending:
             raise KeyboardInterrupt
 
-    def send(self, kind: str, index: int, content: Any) -> None:
+    def send(self, kind: str, index: int, content: object) -> None:
         self._sending = True
         self._pipe.send((kind, index, content))
         self._sending = False
@@ -201,7 +206,7 @@ class _Parent:
             raise KeyboardInterrupt
 
 
-def _work(pipe: Connection, prepare: Callable[[], JobRunner], environment: Mapping[str, str]) -> None:
+def _work(pipe: Connection, prepare: Callable[[], JobRunner[JobT, Message]], environment: Mapping[str, str]) -> None:
     """Run jobs until the parent has none left; the main function of a process."""
     parent, index = _Parent(pipe), -1
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 JSONObject: TypeAlias = dict[str, Any]
@@ -10,3 +10,6 @@ JSONObject: TypeAlias = dict[str, Any]
 
 JSONMapping: TypeAlias = Mapping[str, Any]
 """A read-only JSON object."""
+
+JSONValue: TypeAlias = bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
+"""A value of a JSON document."""

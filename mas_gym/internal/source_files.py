@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _NAMES = (ast.Name, ast.Attribute)
@@ -114,7 +114,7 @@ class Code(NamedTuple):
     imports: frozenset[Import] = frozenset()
     later: frozenset[Import] = frozenset()
     used: frozenset[str] = frozenset()
-    literals: Mapping[str, Any] = types.MappingProxyType({})
+    literals: Mapping[str, object] = types.MappingProxyType({})
     script: frozenset[int] = frozenset()
 
     @staticmethod
@@ -159,7 +159,7 @@ def _imports(node: ast.AST) -> Iterator[Import]:
         yield Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
 
 
-def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+def _literals(tree: ast.Module) -> Iterator[tuple[str, object]]:
     for node in tree.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue

@@ -239,7 +239,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.stdin.close()
 
 
-def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[Any]) -> None:
+def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[object]) -> None:
     assert process.stdout is not None
     # A line truncated by the end of the process is not a reply.
     with process.stdout, suppress(ValueError):

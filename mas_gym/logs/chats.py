@@ -167,7 +167,7 @@ def langgraph(row: object) -> Transcript:
     return chat(row)
 
 
-def _updated(update: object) -> list[Any]:
+def _updated(update: object) -> list[object]:
     if not isinstance(update, Mapping):
         raise BadRow(f"expected an update of a node, got {shown(update)}")
     found = []
@@ -190,6 +190,6 @@ def is_langgraph(row: object) -> bool:
     return isinstance(row, list) and is_history(row) and _langchain(row)
 
 
-def _langchain(messages: list[Any]) -> bool:
+def _langchain(messages: list[object]) -> bool:
     first = messages[0] if messages else None
     return isinstance(first, Mapping) and "type" in first and "role" not in first

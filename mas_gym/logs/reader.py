@@ -35,7 +35,7 @@ _SNIFFED = 20
 
 
 class _Format(NamedTuple):
-    fits: Callable[[Any], bool]
+    fits: Callable[[object], bool]
     read: Callable[[Any], Transcript] | None
 
 
@@ -72,7 +72,7 @@ def recognise(path: str | os.PathLike[str]) -> str:
     )
 
 
-def _outline(row: object) -> Any:
+def _outline(row: object) -> object:
     return sorted(row) if isinstance(row, dict) else row
 
 

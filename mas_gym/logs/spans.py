@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -60,7 +60,7 @@ def is_otel(row: object) -> bool:
     return isinstance(row, Mapping) and _dialect(row) is not None
 
 
-def _dialect(row: Mapping[str, object]) -> Any:
+def _dialect(row: Mapping[str, object]) -> Callable[[Any], Iterable[Span]] | None:
     if "resourceSpans" in row or "resource_spans" in row:
         return _otlp
     if "context" in row and "attributes" in row:
@@ -85,7 +85,7 @@ def spans_of(row: object) -> list[Span]:
     read = _dialect(row) if isinstance(row, Mapping) else None
     if read is None:
         raise BadRow(f"expected OTLP resourceSpans, or a trace of Langfuse or LangSmith, got {shown(row)}")
-    found: list[Span] = list(read(row))
+    found = list(read(row))
     for span in found:
         if not isinstance(span["trace"], str) or not span["trace"] or not isinstance(span["id"], str) or not span["id"]:
             raise BadRow(f"expected a span with a trace id and a span id, got {shown(span['trace'])}")
@@ -121,7 +121,7 @@ def _console(row: Mapping[str, object]) -> Iterator[Span]:
 
 
 def _gen_ai(
-    identity: tuple[Any, Any],
+    identity: tuple[object, object],
     parent: object,
     name: str,
     start: object,
@@ -150,7 +150,7 @@ def _gen_ai(
             facts[f"score.{about}"] = fields.get("gen_ai.evaluation.score.value")
     tool = attributes.get("gen_ai.tool.name")
     kind = _OTHER
-    output: Any = outputs
+    output: object = outputs
     if operation == "execute_tool" or (tool and operation is None):
         kind, output = _TOOL, first_of(attributes, ("gen_ai.tool.call.result", "gen_ai.tool.output"))
     elif operation == "invoke_agent":
@@ -173,7 +173,7 @@ def _attributes(entries: object) -> JSONObject:
     return {key: _any_value(value) for key, value in pairs if isinstance(key, str)}
 
 
-def _any_value(value: object, depth: int = 0) -> Any:
+def _any_value(value: object, depth: int = 0) -> object:
     if not isinstance(value, Mapping) or depth > 50:
         return value
     for key in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
@@ -190,11 +190,11 @@ def _any_value(value: object, depth: int = 0) -> Any:
     return None
 
 
-def _messages(attributes: Mapping[str, object], name: str) -> list[Any]:
+def _messages(attributes: Mapping[str, object], name: str) -> list[object]:
     return _history(_unpacked(attributes.get(name)))
 
 
-def _indexed(attributes: Mapping[str, object], prefix: str) -> list[Any]:
+def _indexed(attributes: Mapping[str, object], prefix: str) -> list[object]:
     """Read ``gen_ai.prompt.0.role`` and similar attributes."""
     found: dict[int, JSONObject] = {}
     for key, value in attributes.items():
@@ -240,7 +240,7 @@ def _langfuse_observation(row: Mapping[str, object]) -> Iterator[Span]:
 
 def _langsmith(row: Mapping[str, object]) -> Iterator[Span]:
     # Children may be nested to any depth.
-    waiting: list[tuple[JSONMapping, Any]] = [(row, row.get("parent_run_id"))]
+    waiting: list[tuple[JSONMapping, object]] = [(row, row.get("parent_run_id"))]
     trace = row.get("trace_id") or row.get("id")
     while waiting:
         run, parent = waiting.pop()
@@ -446,7 +446,7 @@ def _outputs(output: object) -> list[tuple[str, tuple[ToolCall, ...]]]:
     return found
 
 
-def _history(value: object) -> list[Any]:
+def _history(value: object) -> list[object]:
     """Return the messages in the input or the output of a span, without the structures that enclose them."""
     value = _unpacked(value)
     for _ in range(8):
@@ -529,7 +529,7 @@ def _time(value: Any) -> float:
         return 0.0
 
 
-def _unpacked(value: object) -> Any:
+def _unpacked(value: object) -> object:
     """Return the parsed JSON of a text that contains an object or an array; else the value."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         found = parsed(value)

@@ -28,7 +28,7 @@ class Value(NamedTuple):
     """A JSON value of a file, or a `BadRow` with the reason for a missing value."""
 
     place: str
-    value: Any
+    value: object
 
 
 def json_values(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[Value]:
@@ -118,7 +118,7 @@ def _expanded(place: str, value: object) -> Iterator[Value]:
         yield Value(place, value)
 
 
-def is_history(value: list[Any]) -> bool:
+def is_history(value: list[object]) -> bool:
     """Whether a list is one chat history rather than a list of rows."""
     return bool(value) and is_message(value[0])
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
@@ -121,7 +121,7 @@ def _complete(
 
 def sample_key(request: SamplingRequest, seed: int) -> str:
     """Return the digest (32 hex digits) of a prompt, its agent and arm, its sampling parameters and one seed."""
-    parts: list[Any] = [[[m.role, m.content] for m in request.messages], request.agent]
+    parts: list[object] = [[[m.role, m.content] for m in request.messages], request.agent]
     parts += [request.max_new_tokens, float(request.temperature), float(request.top_p), seed]
     if request.extra_body:
         parts.append(request.extra_body)

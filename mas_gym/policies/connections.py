@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mas_gym.internal.event_loop import close_at_exit
+
+if TYPE_CHECKING:
+    from openai import DefaultAsyncHttpxClient
 
 POOL_SIZE = 8
 
@@ -19,18 +22,18 @@ class Connections:
     few connections are open under low load.
     """
 
-    def __init__(self, open_client: Callable[[], Any]) -> None:
+    def __init__(self, open_client: Callable[[], DefaultAsyncHttpxClient]) -> None:
         """Configure the pools; no connection is opened yet.
 
         Args:
             open_client: Returns a client with a separate connection pool.
         """
         self._open_client = open_client
-        self._pools: list[Any] = []
+        self._pools: list[DefaultAsyncHttpxClient] = []
         self._used: list[int] = []
 
     @contextmanager
-    def one(self) -> Iterator[Any]:
+    def one(self) -> Iterator[DefaultAsyncHttpxClient]:
         """Provide a client for one call."""
         free = [i for i, used in enumerate(self._used) if used < POOL_SIZE]
         if free:

@@ -19,7 +19,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mas_gym.errors import (
     ConfigError,
@@ -50,6 +50,9 @@ from mas_gym.policies.openai_format import (
     reply_limit,
 )
 from mas_gym.systems.prompts import ChatMessage
+
+if TYPE_CHECKING:
+    from openai import DefaultAsyncHttpxClient
 
 logger = logging.getLogger("mas_gym.policies")
 
@@ -477,7 +480,7 @@ class OpenAIPolicy(AsyncPolicy):
     def _shown_url(self) -> str:
         return re.sub(r"//[^/@]*@", "//", self.base_url or "the default OpenAI endpoint")
 
-    def _open(self) -> Any:
+    def _open(self) -> DefaultAsyncHttpxClient:
         import openai
 
         key = os.environ.get(self.options.key_env, "").strip()

@@ -15,9 +15,9 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from mas_gym.errors import PolicyError
 from mas_gym.internal.json_types import JSONObject
@@ -31,6 +31,9 @@ from mas_gym.policies.base import (
     token_count,
 )
 from mas_gym.systems.tool_calls import ToolCall, with_calls
+
+if TYPE_CHECKING:
+    pass
 
 Api = Literal["chat", "completions"]
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
@@ -63,7 +66,26 @@ class BadReply(Exception):
     """A reply that arrived but is unusable."""
 
 
-async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
+class HTTPResponse(Protocol):
+    """The parts of a response of httpx or httpx2 that are read."""
+
+    @property
+    def status_code(self) -> int:
+        """The HTTP status."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers; names in any case."""
+
+    def aiter_raw(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, compressed."""
+
+
+async def read_body(response: HTTPResponse, limit: int) -> tuple[bytes, bool]:
     """Read and decompress a streamed response of any status.
 
     Args:
@@ -170,7 +192,7 @@ def payload(
     return body
 
 
-def _defused(value: object) -> Any:
+def _defused(value: Any) -> Any:
     """Return JSON with every string defused."""
     if isinstance(value, dict):
         return {key: _defused(entry) for key, entry in value.items()}
@@ -373,7 +395,7 @@ class StatusError(Exception):
         self.status, self.headers, self.body = status, headers, body
 
 
-async def read_reply(response: Any, limit: int) -> bytes:
+async def read_reply(response: HTTPResponse, limit: int) -> bytes:
     """Read the body of a streamed response.
 
     Args:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TypeGuard
 
 from mas_gym.errors import ConfigError, MissingDependencyError, shown
 from mas_gym.plugins import Registry, Spec, build, read_yaml
@@ -88,21 +89,21 @@ def known_policies() -> list[str]:
     return POLICIES.names()
 
 
-def policy_makers() -> dict[str, Callable[..., Any]]:
+def policy_makers() -> dict[str, Callable[..., object]]:
     """Return, by name, the callable with a policy's options in its signature: its class, else its loader."""
     return {name: _class_of(name) for name in known_policies()}
 
 
-def _class_of(name: str) -> Callable[..., Any]:
+def _class_of(name: str) -> Callable[..., object]:
     spec = Spec(name)
     try:
-        found: Callable[..., Any] = (_CLASSES if name in _CLASSES.shipped else POLICIES).find(spec)
+        found: Callable[..., object] = (_CLASSES if name in _CLASSES.shipped else POLICIES).find(spec)
     except MissingDependencyError:
         found = POLICIES.find(spec)
     return found
 
 
-def local_module() -> Any:
+def local_module() -> ModuleType:
     """Import `mas_gym.policies.local.transformers`. Raises `MissingDependencyError` if torch is not installed."""
     try:
         return import_module("mas_gym.policies.local.transformers")
@@ -118,11 +119,12 @@ def _written_mapping(spec: str) -> Mapping[str, str | Mapping[str, str]]:
         raise ConfigError(
             f"expected a mapping from agents' names to policy strings or to mappings of arms, got {shown(spec)}"
         )
-    found: Mapping[str, str | Mapping[str, str]] = read
-    return found
+    return read
 
 
-def _is_mapping(read: object, fits: Callable[[object], bool] = lambda policy: isinstance(policy, str)) -> bool:
+def _is_mapping(
+    read: object, fits: Callable[[object], bool] = lambda policy: isinstance(policy, str)
+) -> TypeGuard[Mapping[str, str | Mapping[str, str]]]:
     return isinstance(read, dict) and all(isinstance(name, str) and fits(policy) for name, policy in read.items())
 
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from mas_gym.policies.base import (
     as_policy,
 )
 from mas_gym.policies.sessions import open_session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SCHEMA = 1
 
@@ -80,8 +83,7 @@ class _Log:
         self._policy, self._folder = policy, folder
         self._digest: str | None = None
         self._stem: Path | None = None
-        self._file: Any = None
-        self._writer: Any = None
+        self._stream: tuple[pa.OSFile, pa.RecordBatchStreamWriter] | None = None
 
     def add(self, answered: Sequence[tuple[SamplingRequest, SamplingReply]]) -> None:
         """Write the traces of replies.
@@ -96,10 +98,11 @@ class _Log:
         self._digest = self._digest or digest_of(identity_of(self._policy))
         rows = [self._row(request, *one) for request, reply in answered for one in _samples(request, reply)]
         try:
-            if self._writer is None:
-                self._open()
-            self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_schema()))
-            self._file.flush()
+            if self._stream is None:
+                self._stream = self._open()
+            file, writer = self._stream
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_schema()))
+            file.flush()
         except OSError as error:
             raise StoreError(f"cannot write token traces to {self._folder}: {error}; free some space") from error
 
@@ -122,24 +125,24 @@ class _Log:
             "finish_reason": sample.finish_reason,
         }
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[pa.OSFile, pa.RecordBatchStreamWriter]:
         import pyarrow as pa
 
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._file = pa.OSFile(f"{self._stem}{_STREAM}", "wb")
+        file = pa.OSFile(f"{self._stem}{_STREAM}", "wb")
         options = pa.ipc.IpcWriteOptions(compression="zstd")
-        self._writer = pa.ipc.new_stream(self._file, _schema(), options=options)
+        return file, pa.ipc.new_stream(file, _schema(), options=options)
 
     def close(self) -> None:
         """Turn the stream into a Parquet file; the next trace opens another stream."""
-        if self._writer is None:
+        if self._stream is None:
             return
         from pyarrow import parquet
 
-        self._writer.close()
-        self._file.close()
-        self._writer = self._file = None
+        for one in reversed(self._stream):
+            one.close()
+        self._stream = None
         stream, part, table = (Path(f"{self._stem}{end}") for end in (_STREAM, ".part", _TABLE))
         try:
             parquet.write_table(_read_stream(stream), part, compression="zstd")
@@ -150,7 +153,7 @@ class _Log:
         stream.unlink()
 
 
-def _schema() -> Any:
+def _schema() -> pa.Schema:
     import pyarrow as pa
 
     kinds = {
@@ -309,7 +312,7 @@ class Traces:
         return Traced(TokenTrace(*tokens), *(found[name] for name in ("agent", "policy", "temperature", "top_p")))
 
 
-def _read_stream(file: Path) -> Any:
+def _read_stream(file: Path) -> pa.Table:
     """Return the complete batches of a stream; its writer may have been killed."""
     import pyarrow as pa
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError, shown
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop, together
@@ -35,6 +35,10 @@ from mas_gym.policies.meters import Meter
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.openai_format import SEED_MASK
 from mas_gym.systems.prompts import ChatMessage
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 _engines: dict[tuple[str, str], VLLMEngine] = {}
 _lock = threading.Lock()
@@ -59,8 +63,8 @@ class VLLMEngine:
         self.model = model
         self.adapters: list[str] = []
         self._arguments = dict(arguments)
-        self._llm: Any = None
-        self._starting: asyncio.Task[Any] | None = None
+        self._llm: AsyncLLM | None = None
+        self._starting: asyncio.Task[AsyncLLM] | None = None
 
     def add_adapter(self, folder: str) -> None:
         """Register an adapter.
@@ -77,7 +81,7 @@ class VLLMEngine:
         _rank(folder)
         self.adapters.append(folder)
 
-    async def llm(self) -> Any:
+    async def llm(self) -> AsyncLLM:
         """Return the running engine; must be called on the engine loop."""
         if self._llm is None:
             if self._starting is None:
@@ -90,11 +94,11 @@ class VLLMEngine:
             close_at_exit(self._shut_down)
         return self._llm
 
-    def _start(self) -> Any:
+    def _start(self) -> AsyncLLM:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        lora: dict[str, Any] = {}
+        lora: dict[str, object] = {}
         if self.adapters:
             # If max_loras equals the number of adapters, rows of the base model silently use an adapter.
             lora = {"enable_lora": True, "max_loras": len(self.adapters) + 1}
@@ -111,7 +115,7 @@ class VLLMEngine:
                 "its log above has the cause"
             ) from error
 
-    def lora_request(self, folder: str) -> Any:
+    def lora_request(self, folder: str) -> LoRARequest:
         """Return vLLM's request for an adapter."""
         from vllm.lora.request import LoRARequest
 
@@ -166,7 +170,7 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def without_spinning(arguments: Mapping[str, object]) -> dict[str, Any]:
+def without_spinning(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return engine arguments under which one worker on a CPU shares the engine's process.
 
     By default the worker gets a separate process; the engine waits for it in a busy loop that occupies one core. vLLM
@@ -317,7 +321,7 @@ class VLLMPolicy(AsyncPolicy):
         """Stop the engine; the next request of any policy that shares it starts it again."""
         self._engine.close()
 
-    async def _llm(self) -> Any:
+    async def _llm(self) -> AsyncLLM:
         try:
             return await self._engine.llm()
         except PolicyError as error:
@@ -332,13 +336,13 @@ class VLLMPolicy(AsyncPolicy):
             raise self._explained(error) from error
         return SamplingReply(tuple(sample for sample, _ in found), len(prompt.ids), found[0][1], prompt.dropped)
 
-    def _prompt(self, llm: Any, request: SamplingRequest) -> Prompt:
+    def _prompt(self, llm: AsyncLLM, request: SamplingRequest) -> Prompt:
         if self._format is None:
             self._format = ChatFormat(llm.get_tokenizer(), llm.model_config.max_model_len, self._chat_options)
         refuse_extra_body(self, request)
         return self._format.encode(request.messages, request.max_new_tokens)
 
-    async def _one(self, llm: Any, prompt: Prompt, request: SamplingRequest, seed: int) -> tuple[Sample, int]:
+    async def _one(self, llm: AsyncLLM, prompt: Prompt, request: SamplingRequest, seed: int) -> tuple[Sample, int]:
         """Return one sample and the number of its cached prompt tokens."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input

@@ -186,7 +186,7 @@ class Job:
 
 
 _RUNNING: WeakKeyDictionary[ThreadPoolExecutor, WeakSet[Job]] = WeakKeyDictionary()
-_JOBS: WeakKeyDictionary[Future[Any], Job] = WeakKeyDictionary()
+_JOBS: WeakKeyDictionary[Future[object], Job] = WeakKeyDictionary()
 
 
 def _waits(frame: FrameType) -> bool:
@@ -221,8 +221,8 @@ class Activity:
         self.executor: Executor | None = None
         self.loop_thread: int | None = None
         self._jobs: set[Job] = set()
-        self._results: dict[asyncio.Future[Any], Job | None] = {}
-        self._sleeps: dict[asyncio.Future[Any], str] = {}
+        self._results: dict[asyncio.Future[object], Job | None] = {}
+        self._sleeps: dict[asyncio.Future[object], str] = {}
         self._connections: list[ref[asyncio.BaseTransport]] = []
 
     def begin(self, job: Job) -> None:
@@ -250,7 +250,7 @@ class Activity:
         self._results[result] = job
         result.add_done_callback(lambda done: self._results.pop(done, None))
 
-    def sleeps(self, timer: asyncio.Future[Any], seconds: float) -> None:
+    def sleeps(self, timer: asyncio.Future[object], seconds: float) -> None:
         """Record a sleeping task."""
         task = asyncio.current_task()
         coroutine = None if task is None else task.get_coro()
@@ -292,7 +292,7 @@ def job_of(future: Future[Any]) -> Job | None:
     return _JOBS.get(future)
 
 
-def _end_after_callbacks(future: Future[Any], job: Job) -> None:
+def _end_after_callbacks(future: Future[object], job: Job) -> None:
     """End a job after the callbacks of its future: LangGraph waits for its callbacks, not for the futures."""
     invoke = future._invoke_callbacks  # type: ignore[attr-defined]
 
@@ -313,13 +313,13 @@ def _end_after_callbacks(future: Future[Any], job: Job) -> None:
 @functools.cache
 def track() -> None:
     """Track the threads and thread pools that programs start; safe to call twice."""
-    submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
+    submit: Callable[..., Future[object]] = ThreadPoolExecutor.submit
     start = threading.Thread.start
 
     @functools.wraps(submit)
     def submit_job(
         pool: ThreadPoolExecutor, function: Callable[..., object], /, *args: object, **named: object
-    ) -> Future[Any]:
+    ) -> Future[object]:
         execution = CURRENT.get()
         if execution is None:
             return submit(pool, function, *args, **named)

@@ -57,7 +57,7 @@ _PASSED_ON = {
 }
 _KNOWN = _READ | _WITHOUT_EFFECT | _REFUSED.keys()
 # Values without an effect, which clients send by default.
-_IDLE: dict[str, tuple[Any, ...]] = {
+_IDLE: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logprobs": (False,),

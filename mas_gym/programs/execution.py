@@ -181,7 +181,7 @@ class Place(Protocol):
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
 
-    def soon(self, work: Callable[..., Any], *args: object) -> None:
+    def soon(self, work: Callable[..., object], *args: object) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
 
 

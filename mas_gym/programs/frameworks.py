@@ -13,13 +13,13 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
@@ -33,9 +33,39 @@ _GRAPHS = "langgraph.pregel"
 _LIBRARIES = ("langgraph", "langchain")
 """Libraries with routing functions that do not call a model."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Config(TypedDict, total=False):
+    """LangChain's configuration of a run, as far as it is read."""
+
+    metadata: Mapping[str, Any]
+
+
+class _URL(Protocol):
+    port: int | None
+
+
+class _Request(Protocol):
+    """An unsent request of httpx or httpx2."""
+
+    url: _URL
+    headers: MutableMapping[str, str]
+
+
+class _Graph(Protocol):
+    """A compiled graph of LangGraph."""
+
+    config: _Config | None
+    nodes: Mapping[str, object]
+
+    def get_subgraphs(self) -> Iterable[tuple[str, _Graph]]: ...
+
+
 _process_port: int | None = None
 _nodes: ContextVar[tuple[str, ...]] = ContextVar("mas_gym_nodes", default=())
-_routers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_routers: WeakKeyDictionary[object, str] = WeakKeyDictionary()
 """Names of routing functions (which choose the next node), by their runnable."""
 _router: ContextVar[tuple[str, str]] = ContextVar("mas_gym_router", default=("", ""))
 """The routing function that runs in this context, after its node."""
@@ -70,7 +100,7 @@ def _extend_clients() -> None:
 class _Finder(MetaPathFinder):
     """Instruments LangGraph as soon as it is imported, because a program may import it while it runs."""
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == _GRAPHS else None
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
@@ -83,7 +113,7 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _describe_graphs(library: Any) -> None:
+def _describe_graphs(library: ModuleType) -> None:
     for run in (library.Pregel.stream, library.Pregel.astream):
         _wrap(library.Pregel, run, _describing)
 
@@ -94,12 +124,12 @@ def _name_routers(kind: Any) -> None:
         _wrap(kind, run, _routing)
 
 
-def _wrap(kind: Any, method: Any, wrapper: Any) -> None:
+def _wrap(kind: type, method: Callable[P, R], wrapper: Callable[[Callable[P, R]], Callable[P, R]]) -> None:
     setattr(kind, method.__name__, functools.wraps(method)(wrapper(method)))
 
 
-def _naming(send: Any) -> Any:
-    def send_named(client: Any, request: Any, *args: Any, **named: Any) -> Any:
+def _naming(send: Callable[Concatenate[object, _Request, P], R]) -> Callable[Concatenate[object, _Request, P], R]:
+    def send_named(client: object, request: _Request, /, *args: P.args, **named: P.kwargs) -> R:
         execution = CURRENT.get()
         port = _process_port if execution is None else execution.activity.port
         if port is not None and request.url.port == port:
@@ -109,8 +139,8 @@ def _naming(send: Any) -> Any:
     return send_named
 
 
-def _describing(run: Any) -> Any:
-    def run_described(graph: Any, *args: Any, **named: Any) -> Any:
+def _describing(run: Callable[Concatenate[_Graph, P], R]) -> Callable[Concatenate[_Graph, P], R]:
+    def run_described(graph: _Graph, /, *args: P.args, **named: P.kwargs) -> R:
         if CURRENT.get() is not None or _process_port is not None:
             _nodes.set(tuple(dict.fromkeys((*_nodes.get(), *_nodes_of(graph, _running())))))
         return run(graph, *args, **named)
@@ -118,7 +148,7 @@ def _describing(run: Any) -> Any:
     return run_described
 
 
-def _nodes_of(graph: Any, above: Mapping[str, Any]) -> Iterator[str]:
+def _nodes_of(graph: _Graph, above: Mapping[str, object]) -> Iterator[str]:
     """Yield the nodes of a graph and its subgraphs, and the routing functions.
 
     Args:
@@ -145,31 +175,32 @@ def _nodes_of(graph: Any, above: Mapping[str, Any]) -> Iterator[str]:
                 _name_routers(kind)
 
 
-def _router_name(path: Any) -> str:
+def _router_name(path: object) -> str:
     """Return the name of a routing function; empty if it has none or belongs to the library."""
     held = vars(path)
-    function = inspect.unwrap(held.get("func") or held.get("afunc"))
+    held_function: Any = held.get("func") or held.get("afunc")
+    function = inspect.unwrap(held_function)
     if not isinstance(function, FunctionType | MethodType) or function.__module__.partition(".")[0] in _LIBRARIES:
         return ""
     return "" if function.__name__ == "<lambda>" else function.__name__
 
 
-def _routing(run: Any) -> Any:
+def _routing(run: Callable[..., Any]) -> Callable[..., Any]:
     @contextmanager
-    def named_by(path: Any, config: Any) -> Iterator[None]:
+    def named_by(path: object, config: _Config | None) -> Iterator[None]:
         before = _router.set((_node((config or {}).get("metadata") or {}), _routers[path]))
         try:
             yield
         finally:
             _router.reset(before)
 
-    def run_named(path: Any, value: Any, config: Any = None, **named: Any) -> Any:
+    def run_named(path: object, value: object, config: _Config | None = None, **named: object) -> object:
         if path not in _routers:
             return run(path, value, config, **named)
         with named_by(path, config):
             return run(path, value, config, **named)
 
-    async def await_named(path: Any, value: Any, config: Any = None, **named: Any) -> Any:
+    async def await_named(path: object, value: object, config: _Config | None = None, **named: object) -> object:
         if path not in _routers:
             return await run(path, value, config, **named)
         with named_by(path, config):

@@ -167,7 +167,7 @@ class _Started:
 
     __slots__ = ("cancelled", "name", "task", "work")
 
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str | None) -> None:
+    def __init__(self, work: Callable[[], Coroutine[object, object, None]], name: str | None) -> None:
         self.work, self.name = work, name
         self.task: asyncio.Task[None] | None = None
         self.cancelled = False

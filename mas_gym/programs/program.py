@@ -73,7 +73,7 @@ class Program:
         agents: Sequence[str] | Mapping[str, str] | None = None,
         mas: MAS | str | Mapping[str, object] | None = None,
         files: Sequence[str | os.PathLike[str]] = (),
-        normalise: Callable[[JSONObject], Any] | None = None,
+        normalise: Callable[[JSONObject], object] | None = None,
         max_calls: int = 50,
         timeout: float = 60.0,
         settle: float = 0.05,

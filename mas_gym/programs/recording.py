@@ -88,7 +88,7 @@ def recorded(tool: F) -> F:
         return use.keep(tool(*args, **named))
 
     @functools.wraps(tool)
-    async def run_async(*args: object, **named: object) -> Any:
+    async def run_async(*args: object, **named: object) -> object:
         use = _use(name, (args, named))
         if use is None:
             return await tool(*args, **named)

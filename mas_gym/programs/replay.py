@@ -55,7 +55,7 @@ class Described(Protocol):
 
     name: str
     source: Source
-    normalise: Callable[[JSONObject], Any] | None
+    normalise: Callable[[JSONObject], object] | None
     max_calls: int
     timeout: float
     settle: float

@@ -46,7 +46,7 @@ def structured_reply(call: Call, words: str) -> str | None:
     return "{}" if form.get("type") == "json_object" else None
 
 
-def instance(schema: object, words: str = "text") -> Any:
+def instance(schema: object, words: str = "text") -> object:
     """Return a value that a JSON schema allows: required properties, lists with one element, the first of choices.
 
     >>> instance({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
@@ -59,7 +59,7 @@ class _Builder:
     def __init__(self, root: JSONObject, words: str) -> None:
         self._root, self._words = root, words
 
-    def value(self, schema: object, depth: int) -> Any:
+    def value(self, schema: object, depth: int) -> object:
         schema = self._plain(schema, depth)
         if "const" in schema:
             return schema["const"]
@@ -106,7 +106,7 @@ class _Builder:
                 return schema
         return {}
 
-    def _referred(self, address: str) -> Any:
+    def _referred(self, address: str) -> object:
         found: Any = self._root
         for part in address.lstrip("#/").split("/") if address != "#" else ():
             key = part.replace("~1", "/").replace("~0", "~")
@@ -117,7 +117,7 @@ class _Builder:
         parts = schema.get("properties", {})
         return {name: self.value(parts.get(name, {}), depth) for name in schema.get("required", ())}
 
-    def _array(self, schema: JSONMapping, depth: int) -> list[Any]:
+    def _array(self, schema: JSONMapping, depth: int) -> list[object]:
         first = list(schema.get("prefixItems", ()))
         wanted = 0 if depth >= _DEEP else min(1, schema.get("maxItems", 1))
         count = max(len(first), schema.get("minItems", 0), wanted)

@@ -50,10 +50,10 @@ class Stage(Protocol):
     def client(self, execution: Execution, asynchronous: bool) -> Any:
         """Return an OpenAI client that works without a socket."""
 
-    def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
+    def on_loop(self, execution: Execution, work: Callable[[], object]) -> Callable[[], None]:
         """Run the coroutine that ``work`` returns on the loop of programs; return a function that cancels it."""
 
-    def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
+    def beside(self, work: Callable[[], object]) -> Callable[[], None]:
         """Run it on the internal loop, which user code never blocks."""
 
 
@@ -149,8 +149,8 @@ class FunctionSource:
             thread.start()
         return lambda: interrupt(thread)
 
-    def _arguments(self, execution: Execution, stage: Stage) -> dict[str, Any]:
-        given: dict[str, Any] = {}
+    def _arguments(self, execution: Execution, stage: Stage) -> dict[str, object]:
+        given: dict[str, object] = {}
         if "base_url" in self.named:
             given["base_url"] = stage.url(execution)
         if "api_key" in self.named:
@@ -323,7 +323,7 @@ class IsolatedSource(CommandSource):
         return Ended(said["answer"]) if "answer" in said else Failed(said["error"])
 
 
-def _spec_of(function: Callable[..., Any]) -> str:
+def _spec_of(function: Callable[..., object]) -> str:
     """Return ``FILE.py:NAME`` of a function. Raises `ConfigError`."""
     name, found = name_of(function), None
     with suppress(TypeError, OSError):

@@ -107,7 +107,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path.name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> object:
     """Return the plain data of a YAML or JSON file, which must not contain aliases, tags or repeated keys.
 
     Raises:
@@ -117,7 +117,7 @@ def read_yaml(path: Path) -> Any:
     return _document(path.name, text, _EventReader(text))
 
 
-def _document(label: str, text: str, reader: _EventReader) -> Any:
+def _document(label: str, text: str, reader: _EventReader) -> object:
     try:
         return reader.document()
     except (yaml.YAMLError, ValueError) as error:
@@ -141,13 +141,13 @@ class _EventReader:
     """Builds plain data from YAML events, with the line of each value and a limit on depth; aliases are rejected."""
 
     def __init__(self, text: str) -> None:
-        self.events: Iterator[Any] = yaml.parse(text, _LOADER)
+        self.events: Iterator[yaml.Event] = yaml.parse(text, _LOADER)
         self.scalars: Any = yaml.SafeLoader("")
         self.lines: dict[Place, int] = {}
 
-    def document(self) -> Any:
+    def document(self) -> object:
         """Return the only document; None if the text is empty."""
-        data: Any = None
+        data: object = None
         documents = 0
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -157,11 +157,11 @@ class _EventReader:
                 data = self.value(next(self.events), ())
         return data
 
-    def value(self, event: Any, place: Place) -> Any:
+    def value(self, event: yaml.Event, place: Place) -> object:
         line = self.lines[place] = _line(event)
         if len(place) > MAX_DEPTH:
             raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+        if not isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) or event.anchor is not None:
             raise ValueError(f"line {line}: YAML anchors and aliases are not supported: write the value out")
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event)
@@ -169,14 +169,14 @@ class _EventReader:
             raise ValueError(f"line {line}: the tag {shown(event.tag)} is not allowed")
         return self.sequence(place) if isinstance(event, yaml.SequenceStartEvent) else self.mapping(place)
 
-    def sequence(self, place: Place) -> list[Any]:
-        data: list[Any] = []
+    def sequence(self, place: Place) -> list[object]:
+        data: list[object] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
             data.append(self.value(event, (*place, len(data))))
         return data
 
-    def mapping(self, place: Place) -> dict[Any, Any]:
-        data: dict[Any, Any] = {}
+    def mapping(self, place: Place) -> dict[object, object]:
+        data: dict[object, object] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             line = _line(event)
             if not isinstance(event, yaml.ScalarEvent):
@@ -189,7 +189,7 @@ class _EventReader:
             self.lines[*place, step] = line
         return data
 
-    def scalar(self, event: Any) -> Any:
+    def scalar(self, event: yaml.ScalarEvent) -> object:
         line, text = _line(event), event.value
         tag = event.tag
         if tag is None or tag == "!":

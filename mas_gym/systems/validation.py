@@ -141,7 +141,7 @@ class _Reader:
 
     def routing(
         self,
-        data: Mapping[Any, object],
+        data: Mapping[object, object],
         agents: list[Agent | None],
         names: Mapping[str, int],
         edges: Sequence[ReadEdge],
@@ -201,14 +201,16 @@ class _Reader:
                 problem = f"messages cannot distinguish {shown(agent.name)} and {shown(seen[key])}: rename one"
                 self.fault(("agents", i, "name"), problem)
 
-    def route(self, place: Place, data: Mapping[Any, object], default: Route) -> Route:
+    def route(self, place: Place, data: Mapping[object, object], default: Route) -> Route:
         route = data.get("route", default)
         if route in get_args(Route):
             return cast(Route, route)
         self.fault((*place, "route"), f"expected {_or(get_args(Route))}, got {shown(route)}")
         return default
 
-    def fallback(self, place: Place, data: Mapping[Any, object], agents: int, names: Mapping[str, int]) -> int | None:
+    def fallback(
+        self, place: Place, data: Mapping[object, object], agents: int, names: Mapping[str, int]
+    ) -> int | None:
         if "fallback" not in data:
             return None
         node = self.node((*place, "fallback"), data["fallback"], agents, names)
@@ -217,7 +219,7 @@ class _Reader:
             return None
         return node
 
-    def keys(self, place: Place, data: Mapping[Any, object], known: Sequence[str]) -> None:
+    def keys(self, place: Place, data: Mapping[object, object], known: Sequence[str]) -> None:
         for key in data:
             if key not in known:
                 problem = f"unknown key {shown(key)}: expected {_or(known)}{self.near(key, known)}"

@@ -64,7 +64,7 @@ class Problem:
             choice(f"kind of problem {shown(self.id)}", self.kind, KINDS)
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle with plain metadata: a mapping proxy cannot be pickled."""
         return Problem, (self.id, self.question, self.answer, self.kind, dict(self.metadata))
 

@@ -48,7 +48,7 @@ from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
 from mas_gym.tasks.files import absolute, listing, read_file, read_partition, stamp, three_ways
 from mas_gym.tasks.grading.answers import check_mode
-from mas_gym.tasks.grading.graders import KindGrader, make_grader
+from mas_gym.tasks.grading.graders import Function, KindGrader, make_grader
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub import Hub, read_hub
@@ -117,7 +117,7 @@ def load_task(
     *,
     columns: Mapping[str, object] | str | None = None,
     kind: str | None = None,
-    grader: object = None,
+    grader: str | Function | Grader | None = None,
     judge: object = None,
     allow_code: bool = False,
     sandbox: str = "bubblewrap",
@@ -173,7 +173,7 @@ def load_task(
     return _finished(task, grader, base, limit)
 
 
-def _finished(task: Task, grader: Any, base: KindGrader, limit: int | None) -> Task:
+def _finished(task: Task, grader: str | Function | Grader | None, base: KindGrader, limit: int | None) -> Task:
     # A task with built-in grading raises an error if it gets a grader.
     if grader is not None or task.grader is not None:
         task = task.graded_by(make_grader(grader, base))

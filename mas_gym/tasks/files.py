@@ -9,11 +9,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError, DataError, need, shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.logiqa import logiqa_block
 from mas_gym.tasks.rows import BadRow, Row
+
+if TYPE_CHECKING:
+    import pyarrow
 
 MAX_BYTES = 1 << 29
 """Maximum size of a data file, and of a Parquet file's content in memory."""
@@ -120,7 +124,7 @@ def _jsonl(path: Path, name: str) -> Iterator[Row]:
             yield Row(f"{path}:{number}", _parsed(line))
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -150,7 +154,7 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
             texts = _checked_columns(path, file.metadata)
         # Texts stay dictionary-encoded until their size is known: one stored text can encode a million equal values.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-            rows: list[Any] = []
+            rows: list[JSONObject] = []
             size = 0
             for batch in file.iter_batches(_BATCH):
                 size += _ROW_BYTES * batch.num_rows + sum(map(_python_bytes, batch.columns))
@@ -168,7 +172,7 @@ _ROW_BYTES, _VALUE_BYTES = 512, 128
 """Approximate overhead of a row and of a value as Python objects, in bytes, without their content."""
 
 
-def _checked_columns(path: Path, facts: Any) -> list[str]:
+def _checked_columns(path: Path, facts: pyarrow.parquet.FileMetaData) -> list[str]:
     """Check the declared size of a Parquet file before it is read; return its text columns."""
     if facts.num_columns > MAX_COLUMNS:
         raise DataError(
@@ -187,7 +191,7 @@ def _checked_columns(path: Path, facts: Any) -> list[str]:
     return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
 
 
-def _python_bytes(array: Any) -> int:
+def _python_bytes(array: pyarrow.Array) -> int:
     """Return the approximate size in bytes of an Arrow array's values as Python objects."""
     import pyarrow
     from pyarrow import compute
@@ -216,7 +220,7 @@ def _csv(path: Path, name: str) -> Iterator[Row]:
     for line, cells in _cells(path):
         if not cells or (line == 1 and cells[0].strip().lower() == "question"):
             continue
-        value: Any = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
+        value: object = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
         if len(cells) == 6:
             value = {"question": cells[0], "choices": cells[1:5], "answer": cells[5], "subject": subject}
         yield Row(f"{path}:{line}", value)
@@ -229,7 +233,7 @@ def _table(path: Path) -> Iterator[Row]:
     if len(set(header)) < len(header):
         raise DataError(f"{path}: expected columns of different names, got {shown(header)}")
     for line, cells in rows:
-        value: Any = BadRow(f"expected {len(header)} cells, one per column, got {len(cells)}: {shown(cells)}")
+        value: object = BadRow(f"expected {len(header)} cells, one per column, got {len(cells)}: {shown(cells)}")
         if len(cells) == len(header):
             value = dict(zip(header, cells, strict=True))
         yield Row(f"{path}:{line}", value)
@@ -259,7 +263,7 @@ def _txt(path: Path, name: str) -> Iterator[Row]:
             block.append(line.strip())
         elif block:
             try:
-                value: Any = logiqa_block(block)
+                value: object = logiqa_block(block)
             except BadRow as error:
                 value = error
             yield Row(f"{path}:{number - len(block)}", value)

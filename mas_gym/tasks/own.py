@@ -440,7 +440,7 @@ def _label(answer: str, options: Sequence[str]) -> str:
     raise BadRow(f"expected the letter, index or text of one of the options as the answer, got {shown(answer)}")
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Return a value of another column in JSON-able form."""
     try:
         json.dumps(value, allow_nan=False)

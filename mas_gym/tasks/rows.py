@@ -17,7 +17,7 @@ class Row(NamedTuple):
     """One raw row and its location for error messages."""
 
     place: str
-    value: Any
+    value: object
 
 
 class BadRow(Exception):

@@ -31,7 +31,7 @@ class Table:
     """
 
     def __init__(
-        self, problems: Iterable[Problem], origin: tuple[Callable[..., Table], tuple[Any, ...]] | None = None
+        self, problems: Iterable[Problem], origin: tuple[Callable[..., Table], tuple[object, ...]] | None = None
     ) -> None:
         """Store the problems; everything else is computed on first use."""
         self.problems = tuple(problems)
@@ -57,7 +57,7 @@ class Table:
         return _reload, (*self.origin, self.digest)
 
 
-def _reload(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str) -> Table:
+def _reload(make: Callable[..., Table], arguments: tuple[object, ...], digest: str) -> Table:
     table = make(*arguments)
     if table.digest != digest:
         raise DataError(
@@ -244,7 +244,7 @@ class ProceduralTask(ProblemSequence):
         ConfigError: An argument is out of range.
     """
 
-    levels: ClassVar[Mapping[int, Any]]
+    levels: ClassVar[Mapping[int, object]]
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mas_gym.errors import ComplianceError, ConfigError, IdentityError, IllegalActionError, PolicyError, shown
 from mas_gym.internal.event_loop import engine_loop
@@ -85,14 +85,7 @@ def addressed(mas: MAS, state: MASState, text: str, number: int) -> str:
 
 
 def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Random) -> list[MASState]:
-    """Return the states of one random episode, from the initial to the terminal one.
-
-    Args:
-        model: The dynamics.
-        question: The question.
-        texts: The messages that agents may send.
-        rng: Chooses texts and recipients.
-    """
+    """Return the states of one random episode, from the initial to the terminal one."""
     states = [model.initial_state(question)]
     while not model.is_terminal(states[-1]):
         text = rng.choice(texts)
@@ -134,7 +127,10 @@ def check_apart(findings: Findings, first: str, second: str, alike: bool, differ
         findings.expect(first != second, fault)
 
 
-def variants(part: object) -> Iterator[tuple[str, Any]]:
+T = TypeVar("T")
+
+
+def variants(part: T) -> Iterator[tuple[str, T]]:
     """Yield copies of a component with one numeric setting changed, and the name of the setting.
 
     A changed setting may be invalid, so an error in such a copy is not a violation.
@@ -150,7 +146,7 @@ def variants(part: object) -> Iterator[tuple[str, Any]]:
         yield name, other
 
 
-def _changed(value: object) -> Any:
+def _changed(value: object) -> object:
     """Return another value of the same type; None if it is not numeric."""
     if isinstance(value, bool):
         return not value
@@ -309,10 +305,10 @@ def _check_seeds(
         findings.expect(streamed == said, "its session and sample() return different samples")
 
 
-def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[Any]:
+def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[object]:
     """Return the samples of a session in which requests join while others are being generated."""
     session = policy.open()
-    samples: list[Any] = [None] * len(requests)
+    samples: list[object] = [None] * len(requests)
     waiting = list(enumerate(requests))
     for _ in range(_MOST_STEPS):
         if waiting:

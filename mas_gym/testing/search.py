@@ -41,7 +41,7 @@ _QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
 class PlannerLike(Protocol):
     """The part of `search.Planner` that is checked."""
 
-    def plan(self, model: Any, root: MASState, rng: random.Random) -> Generator[list[Any], list[Any], Any]:
+    def plan(self, model: Dynamics, root: MASState, rng: random.Random) -> Generator[list[Any], list[Any], object]:
         """Search from the root."""
 
 
@@ -150,11 +150,11 @@ class _Search:
         self.findings, self.model, self.training, self.seed = findings, model, training, seed
         self.root = model.initial_state(_QUESTION)
         self.asked: list[str] = []
-        self.plan: Any = None
+        self.plan: object = None
         self.over = False
         self._drawn: dict[MASState, int] = {}
         self._generator = planner.plan(model, self.root, random.Random(seed))
-        self._replies: list[Any] | None = None
+        self._replies: list[object] | None = None
         self._left: int | None = None
 
     def advance(self) -> None:
@@ -180,7 +180,7 @@ class _Search:
         plan = self.plan
         return [candidate.state.digest.hex() for candidate in plan.candidates] if isinstance(plan, _PlanLike) else []
 
-    def spend(self) -> Any:
+    def spend(self) -> object:
         """Raise `BudgetError` in the search; return its plan or the error that it propagated.
 
         Like the scheduler, this still executes single-message requests, which complete one path.
@@ -200,7 +200,7 @@ class _Search:
             return error
         return None
 
-    def _reply(self, request: Any) -> Any:
+    def _reply(self, request: Any) -> object:
         kind = type(request).__name__
         if kind == "Remaining":
             return self._left
@@ -227,7 +227,7 @@ class _Search:
             self.findings.expect(terminal, "it requested the reward of a state that is not terminal")
         return [1.0 if self._draw(state, "reward") > 0 else -1.0 for state in states]
 
-    def _propose(self, request: Any) -> list[Any]:
+    def _propose(self, request: Any) -> list[ProposalLike]:
         state = request.state
         fine = isinstance(request.n, int) and request.n >= 1
         self.findings.expect(fine, f"Propose(n={shown(request.n)}): expected a whole number from 1 on")
@@ -313,7 +313,7 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
 class CriticLike(Protocol):
     """The part of `search.Critic` that has no default."""
 
-    def score(self, contexts: Any) -> Sequence[float]:
+    def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
         """Return one value per state, in order."""
 
 
@@ -444,7 +444,7 @@ class OracleCritic(Critic):
                 raise CriticError(f"expected the reference answer of {name!r}, got {answer!r}; pass problem.answer")
             self._problems[problem.question] = problem
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the answers and the task that grades."""
         return {"answers": self._answers, "task": self._task}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Literal
 
 from mas_gym.errors import ConfigError, choice, refuse_unknown
 from mas_gym.internal.json_types import JSONObject
@@ -76,20 +76,20 @@ class AgentConfig:
         return asdict(self)
 
 
-_LARGE: dict[str, dict[str, Any]] = {
+_LARGE: dict[str, dict[str, object]] = {
     "sft": {"learning_rate": 1e-4, "epochs": 2.0},
     "dpo": {"learning_rate": 1e-5},
     "grpo": {"learning_rate": 1e-5},
 }
-_TINY: dict[str, Any] = {"lora_rank": 0, "batch_size": 64, "max_rows": 64}
-_TINY_BY_METHOD: dict[str, dict[str, Any]] = {
+_TINY: dict[str, object] = {"lora_rank": 0, "batch_size": 64, "max_rows": 64}
+_TINY_BY_METHOD: dict[str, dict[str, object]] = {
     "sft": {"learning_rate": 3e-4, "epochs": 2.0},
     "dpo": {"learning_rate": 1e-4, "epochs": 2.0},
     "grpo": {"learning_rate": 1e-4, "epochs": 1.0},
 }
 
 
-def agent_config(method: str, parameters: int, overrides: dict[str, Any]) -> AgentConfig:
+def agent_config(method: str, parameters: int, overrides: dict[str, object]) -> AgentConfig:
     """Return the defaults for a method and a base of this size, with the given fields replaced.
 
     Raises:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, TrainingError, choice, need, whole_number
 from mas_gym.internal.identity import digest_of, identity_of
@@ -28,6 +28,9 @@ from search.results.display import COLOURS, HEIGHT, WIDTH, dress, figure_class, 
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarise
 from search.store import open_store
+
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Task
 
 ROUNDS = "rounds.json"
 RUN = "improve.json"
@@ -93,7 +96,7 @@ class Round(NamedTuple):
 
 def improve(
     bench: Bench,
-    held_out: Any,
+    held_out: Task,
     out: str | Path,
     config: ImproveConfig,
     start: str = "tiny",
@@ -166,7 +169,7 @@ class _Stage:
     def __init__(
         self,
         bench: Bench,
-        held_out: Any,
+        held_out: Task,
         out: Path,
         config: ImproveConfig,
         start: str,

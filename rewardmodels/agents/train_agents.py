@@ -258,7 +258,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path,
 
 def _encoded(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the rows of a trainer; rows that exceed the model's context window are omitted."""
     from mas_gym.policies.local.chat import ChatFormat
     from mas_gym.policies.local.transformers import context_window

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 class GuardedLoop(Guarded):
     """Checks the loss of every step of a TRL trainer."""
 
-    def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
+    def training_step(self, *arguments: object, **options: object) -> torch.Tensor:
         """Compute a step and return its loss.
 
         Raises:
@@ -50,7 +50,7 @@ class DemonstrationTrainer(GuardedLoop, SFTTrainer):
 class PreferenceTrainer(GuardedLoop, DPOTrainer):
     """TRL's DPO trainer for rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
-    def _prepare_dataset(self, dataset: Any, *arguments: Any, **options: Any) -> Any:
+    def _prepare_dataset(self, dataset: object, *arguments: object, **options: object) -> object:
         # The rows are already tokenised.
         return dataset
 
@@ -63,14 +63,14 @@ class CreditTrainer(GuardedLoop, GRPOTrainer):
     of the lengths. The ratio compares with the log-probabilities at sampling.
     """
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> object:
         """Return the rows in seeded order, without generating samples."""
         return Trainer.get_train_dataloader(self)
 
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
+    def _get_train_sampler(self, dataset: object = None) -> object:
         return Trainer._get_train_sampler(self, dataset)
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
+    def _prepare_inputs(self, generation_batch: object) -> object:
         return Trainer._prepare_inputs(self, generation_batch)
 
     def drift(self, rows: Sequence[Row], batch_size: int) -> list[tuple[float, float]]:

@@ -64,7 +64,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _source(folder: str) -> dict[str, Any]:
+def _source(folder: str) -> dict[str, object]:
     """Return the options of every load: code in a model's folder is never run, and local folders do not use the hub."""
     return {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
 
@@ -101,7 +101,9 @@ def load_scalar(
     return model
 
 
-def load_pretrained(kind: str, folder: str, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+def load_pretrained(
+    kind: str, folder: str, dtype: torch.dtype, **options: object
+) -> tuple[PreTrainedModel, dict[str, list[str]]]:
     """Load a transformers model from safetensors, without running code from its folder.
 
     Args:

@@ -265,7 +265,7 @@ class VLLMCritic(LearnedCritic):
         dtype: str = "auto",
         max_batch: int = 256,
         gpu_memory_utilization: float | None = None,
-        engine: dict[str, Any] | None = None,
+        engine: dict[str, object] | None = None,
     ) -> None:
         """Start the engine."""
         if not str(folder):
@@ -292,7 +292,7 @@ class VLLMCritic(LearnedCritic):
 class _PoolingScorer:
     """Computes logits of encoded states; the counterpart of `rewardmodels.model.prefixes.PrefixScorer`."""
 
-    def __init__(self, folder: str, arguments: dict[str, Any]) -> None:
+    def __init__(self, folder: str, arguments: dict[str, object]) -> None:
         from vllm import LLM
 
         from mas_gym.policies.vllm import without_spinning

@@ -73,7 +73,7 @@ class _Layout:
 
 
 def attend(
-    module: Any,
+    module: object,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -106,7 +107,7 @@ TINY = TrainingConfig(
 )
 
 
-def config_for(parameters: int, overrides: dict[str, Any]) -> TrainingConfig:
+def config_for(parameters: int, overrides: Mapping[str, Any]) -> TrainingConfig:
     """Return the default config for a backbone of this size, with the given fields replaced.
 
     Raises:

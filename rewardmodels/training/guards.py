@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -110,7 +109,7 @@ class Guarded(Trainer):  # type: ignore[misc]
         last = last_checkpoint(Path(self.args.output_dir))
         return f"The last good checkpoint is kept: {last.name}." if last else "No checkpoint had been written yet."
 
-    def _save_checkpoint(self, model: PreTrainedModel, trial: Any) -> None:
+    def _save_checkpoint(self, model: PreTrainedModel, trial: object) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters() if p.requires_grad):
             raise TrainingError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,7 +36,8 @@ from search.store import RunInfo, engine_identity, open_store
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rewardmodels.training.trainer import HeldOut
+    from rewardmodels.data.dataset import DataKind
+    from rewardmodels.training.trainer import Bundle, HeldOut
 
 RUN = "run.json"
 _PART = f"{RUN}.part"
@@ -119,7 +120,7 @@ def train(
 
 
 def open_backbone(
-    base: str, device: str, overrides: dict[str, Any]
+    base: str, device: str, overrides: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, TrainingConfig]:
     """Load a backbone ready for training, with a new head and, if the config has them, NF4 and LoRA adapters.
 
@@ -291,7 +292,7 @@ def _info(
     held: RewardData,
     base: str,
     metrics: JSONObject,
-    found: Sequence[Any],
+    found: Sequence[Bundle],
 ) -> CriticInfo:
     counts = {
         "trees": data.trees,
@@ -440,7 +441,7 @@ def teach(
     """
     wanted = TrainingConfig(kind=kind, head=head).data_kind
 
-    def mined(what: Any) -> RewardData:
+    def mined(what: DataKind) -> RewardData:
         return collect(source(), what, view=view, pairs_per_tree=pairs_per_tree, same=same)
 
     points = mined("points") if wanted == "pairs" else None

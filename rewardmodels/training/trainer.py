@@ -224,7 +224,7 @@ class StepData(Dataset):  # type: ignore[misc]
         """Return the number of steps."""
         return len(self.order)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         """Return the tensors of one step, one entry per forward pass."""
         passes = forward_passes([self.found[i] for i in self.order[index]], self.max_tokens, self.options[-1])
         return {"passes": [gather(part, *self.options) for part in passes]}
@@ -275,7 +275,7 @@ class HeldOut:
 class CriticTrainer(Guarded):
     """Trains a critic on `StepData` and measures it on `HeldOut`."""
 
-    def __init__(self, config: TrainingConfig, steps: StepData, held_out: HeldOut, **kwargs: Any):
+    def __init__(self, config: TrainingConfig, steps: StepData, held_out: HeldOut, **kwargs: object):
         """Pass the other arguments to transformers."""
         self.config, self.held_out = config, held_out
         super().__init__(train_dataset=steps, eval_dataset=steps, data_collator=lambda items: items[0], **kwargs)
@@ -283,7 +283,7 @@ class CriticTrainer(Guarded):
         self.remove_callback(PrinterCallback)
         self.history: list[JSONObject] = []
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+    def _get_train_sampler(self, train_dataset: object = None) -> SequentialSampler:
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
     def training_step(
@@ -311,7 +311,7 @@ class CriticTrainer(Guarded):
         return total
 
     def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+        self, eval_dataset: object = None, ignore_keys: object = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Measure on the held-out problems and log the numbers."""
         found = self.held_out.metrics(self.model, self.config)
@@ -320,7 +320,7 @@ class CriticTrainer(Guarded):
         for depth, part in found.get("accuracy_by_depth", {}).items():
             flat[f"{metric_key_prefix}_accuracy_depth_{depth}"] = part["mean"]
         self.log(flat)
-        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, flat)
+        self.control: object = self.callback_handler.on_evaluate(self.args, self.state, self.control, flat)
         return flat
 
 

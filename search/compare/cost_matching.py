@@ -63,12 +63,6 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
     simulations. Sizes are chosen only by cost, never by correctness. With a store, the searches are stored in a
     separate file next to it (`calibration_store`), so that they are not repeated.
 
-    Args:
-        row: The row.
-        bench: Policy, system and seed; the first seed is used.
-        match: The cost to reach.
-        problems: The problems to search.
-
     Raises:
         ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 USD.
     """

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
@@ -20,6 +20,9 @@ from search.results.display import gap_cell, interval_cell, percent_cell
 from search.results.intervals import Difference
 from search.results.selection import SelectionCurve, selection_curve
 from search.store import Recorded, as_recorded
+
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Problem
 
 SIZES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Default sample counts of curves; counts up to the maximum per question are used."""
@@ -132,7 +135,7 @@ def select(
     critics: str | Critic | Mapping[str, Critic] | Iterable[str | Critic] = (),
     *,
     ks: Sequence[int] = (),
-    problems: Iterable[Any] | None = None,
+    problems: Iterable[Problem] | None = None,
     store: str | Path | None = None,
     concurrency: int = 64,
     progress: bool | Callable[[str, Progress], None] = False,

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mas_gym.errors import ConfigError
-from search.budget import Budget
-from search.engine.allowance import Cost
+from search.budget import Budget, Cost
 from search.setup import Setup
 from search.usage import Usage
 

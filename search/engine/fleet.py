@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter, sleep
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.internal.json_types import JSONObject
@@ -26,8 +26,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task, as_problems
-from search.budget import Budget
-from search.engine.allowance import Allowance, Cost
+from search.budget import Allowance, Budget, Cost
 from search.engine.progress import Journal, Listener, Progress, listener
 from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
@@ -47,6 +46,10 @@ from search.setup import (
 )
 from search.store import Store, engine_identity, open_record
 from search.usage import Usage
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
 
 
 def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
@@ -114,7 +117,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
 
 def _journal(
     pool: ActorPool,
-    make: Callable[[Any], Setup],
+    make: Callable[[SimpleNamespace | None], Setup],
     problems: Iterable[Problem],
     store: Store | str | os.PathLike[str] | None,
     run_name: str | None,
@@ -144,7 +147,7 @@ def _connect(address: str | None) -> None:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def _check_picklable(**arguments: Any) -> None:
+def _check_picklable(**arguments: object) -> None:
     from ray import cloudpickle
 
     for name, value in arguments.items():
@@ -194,7 +197,7 @@ class Worker:
         self,
         setup: Callable[[Critic | None], Setup],
         concurrency: int,
-        task: Any,
+        task: Iterable[Problem] | None,
         make_policy: Callable[[], Policy | AsyncPolicy],
         make_critic: Callable[[], Critic] | None,
         prices: Prices | None,
@@ -208,7 +211,7 @@ class Worker:
     async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
         """Return facts about policy and critic and, for a store, their identities."""
 
-        def stated(role: str, engine: Any) -> JSONObject:
+        def stated(role: str, engine: Policy | AsyncPolicy | Critic) -> JSONObject:
             return engine_identity(role, engine) if stored else {"name": engine.name}
 
         policy, critic = stated("policy", self._policy), self._critic
@@ -259,9 +262,9 @@ class _Member:
     """An actor with its loading call, and its searches by call with the grant of each."""
 
     number: int
-    actor: Any
-    loading: Any
-    open: dict[Any, tuple[SearchFuture, Cost]] = field(default_factory=dict)
+    actor: ActorHandle
+    loading: ObjectRef
+    open: dict[ObjectRef, tuple[SearchFuture, Cost]] = field(default_factory=dict)
 
 
 class ActorPool:
@@ -286,7 +289,7 @@ class ActorPool:
         """
         import ray
 
-        self._ray: Any = ray
+        self._ray = ray
         self.earlier, self.closed, self.meters = Usage(), False, dict[str, Meter]()
         self.stopped: str | None = None
         self.size, self.allowance = fleet.actors, Allowance(Budget(), Budget())

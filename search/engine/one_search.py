@@ -1,4 +1,4 @@
-"""One search in progress: its planner, its open calls, its state and its usage."""
+"""One search in progress: its planner, its calls to the engines, its state and its usage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from mas_gym.envs.critic_base import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
 from mas_gym.internal.user_files import place_of
-from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.programs import Runner
 from mas_gym.systems.graph import Agent
@@ -23,10 +23,8 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
-from search.engine.calls import Call, CriticCall, GradingCall, Pause, PolicyCall, ProgramStep, Share
-from search.engine.plan_checks import checked_plan, chosen_requests
 from search.grading import Grader
-from search.plan import Plan
+from search.plan import Plan, checked_plan
 from search.protocol import (
     Arm,
     Arms,
@@ -57,12 +55,70 @@ _NO_BUDGET = Budget()
 _REFUSALS = 8
 """Maximum number of requests rejected after the search's time is up, before the search fails."""
 
+_MOST_MESSAGES, _LONGEST_MESSAGE = 200, 20_000
+"""Limits of a stored program request: number of messages, and characters per message."""
+
 MAX_LOCAL_ROUNDS = 100_000
 """Maximum number of consecutive rounds without policy or critic requests, to detect endless planners."""
 
 Messages = tuple[ChatMessage, ...]
 Prompt = tuple[Messages, Agent, Sampling, str, str]
 """Messages, agent, sampling, extra body and arm. Requests with equal prompts are merged into one call."""
+
+
+class Share(NamedTuple):
+    """The samples of a call for one of the planner's requests.
+
+    Attributes:
+        slot: Position of the planner's request.
+        state: The request's state.
+        places: Positions of the samples in its reply.
+    """
+
+    slot: int
+    state: MASState
+    places: slice[int | None, None, int]
+
+
+class PolicyCall(NamedTuple):
+    """A request to the policy, and the planner's requests that share its samples, in order."""
+
+    request: SamplingRequest
+    shares: list[Share]
+
+
+class CriticCall(NamedTuple):
+    """A request to score states."""
+
+    contexts: list[ScoringContext]
+
+
+class GradingCall(NamedTuple):
+    """A request to grade messages on another thread, for slow graders."""
+
+    grader: Grader
+    texts: list[str]
+
+
+class ProgramStep(NamedTuple):
+    """A request to run a program with a reply at a state; None starts the program."""
+
+    state: MASState | None
+    text: str
+
+
+class Pause(NamedTuple):
+    """A wait for the run's allocation; the outcome is the reply to `search.protocol.Continue`."""
+
+    gain: float
+
+
+Call = PolicyCall | CriticCall | GradingCall | ProgramStep | Pause
+
+
+def agent_calls(calls: Iterable[Call]) -> int:
+    """Return the number of agent calls among the calls of a search."""
+    return sum(len(call.request.seeds) for call in calls if isinstance(call, PolicyCall))
 
 
 @dataclass
@@ -121,7 +177,9 @@ class ActiveSearch:
         self.failure: BaseException | None = None
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
         self.session = runner.session(problem.question) if runner is not None else None
-        self._root = None if runner is not None else self._initial_state()
+        self._root: MASState | None = None
+        if runner is None:
+            self._root = setup.dynamics.initial_state(problem.question) if world is None else world.root
         self._account, self._on_message, self._arms = account, on_message, arms
         self._generator: PlanGenerator | None = None
         self._requests: Sequence[Request] = []
@@ -140,9 +198,6 @@ class ActiveSearch:
         self._found: Plan | None = None
         self._ended: float | None = None
         self._billed = Usage()
-
-    def _initial_state(self) -> MASState:
-        return self.setup.dynamics.initial_state(self.problem.question) if self.world is None else self.world.root
 
     @property
     def usage(self) -> Usage:
@@ -576,7 +631,7 @@ class ActiveSearch:
             key = step.state.digest
             self.samples.setdefault((key, outcome.text), self.samples[key, step.text])
 
-    def _record(self, sample: Any, seed: int, arm: str) -> SampleRecord:
+    def _record(self, sample: Sample, seed: int, arm: str) -> SampleRecord:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.setup.dynamics.mas.ALL)
@@ -616,7 +671,7 @@ class ActiveSearch:
         else:
             self._bill_grades()
             self._spend(self._chosen(graded))
-            requests = {} if self.session is None else chosen_requests(graded, self.session.call)
+            requests = {} if self.session is None else self._requests_on_path(graded)
             varied = self.session is not None and self.session.order_varied
             self.plan = replace(
                 graded,
@@ -626,6 +681,22 @@ class ActiveSearch:
                 requests=requests,
                 order_varied=varied,
             )
+
+    def _requests_on_path(self, plan: Plan) -> dict[int, Messages]:
+        """Return a program's requests on the chosen path, by the node of each reply."""
+        assert self.session is not None
+        node = plan.best.node if plan.best is not None else None
+        found: dict[int, Messages] = {}
+        while node and plan.tree is not None:
+            parent = plan.tree[node].parent
+            asked = self.session.call(plan.tree.states[parent]).messages
+            kept = asked if len(asked) <= _MOST_MESSAGES else (asked[0], *asked[1 - _MOST_MESSAGES :])
+            found[node] = tuple(
+                m if len(m.content) <= _LONGEST_MESSAGE else m._replace(content=m.content[:_LONGEST_MESSAGE] + " [...]")
+                for m in kept
+            )
+            node = parent
+        return found
 
     def _chosen(self, plan: Plan) -> Usage:
         """Return how many messages of the chosen answer each arm wrote."""

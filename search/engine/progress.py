@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONMapping
@@ -122,10 +122,14 @@ class _Bar:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        columns: list[Any] = [BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn()]
+        columns: list[ProgressColumn] = [
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        ]
         self._bar = RichProgress(*columns, console=Console(stderr=True))
         self._task = self._bar.add_task("starting", total=None)
 
@@ -183,7 +187,7 @@ class Journal:
         record: Record | None = None,
         listener: Listener | None = None,
         repeat: bool = False,
-        **facts: Any,
+        **facts: object,
     ) -> None:
         """Log the start of a run.
 

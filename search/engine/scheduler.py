@@ -34,14 +34,20 @@ from mas_gym.envs.critic_base import Scores, scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks.base import Problem, as_problems
-from search.budget import Budget
+from search.budget import Allowance, Budget, Cost
 from search.engine.allocation import Allocation
-from search.engine.allowance import Allowance, Cost
-from search.engine.calls import Call, CriticCall, GradingCall, Pause, PolicyCall, ProgramStep, agent_calls
-from search.engine.critic_batches import BATCH_DONE, CriticBatches
-from search.engine.grading_threads import GradingThreads
-from search.engine.one_search import Account, ActiveSearch
-from search.engine.policy_requests import Mail, PolicyRequests, policy_requests
+from search.engine.one_search import (
+    Account,
+    ActiveSearch,
+    Call,
+    CriticCall,
+    GradingCall,
+    Pause,
+    PolicyCall,
+    ProgramStep,
+    agent_calls,
+)
+from search.engine.queues import BATCH_DONE, CriticBatches, GradingThreads, Mail, PolicyRequests, policy_requests
 from search.engine.tracing import Spans, Tracer
 from search.grading import Grader
 from search.plan import Plan

@@ -161,7 +161,7 @@ class Tracer:
             ]
             span.set_attribute("gen_ai.output.messages", json.dumps(said))
 
-    def _open(self, parent: Span, name: str, attributes: dict[str, Any]) -> Span:
+    def _open(self, parent: Span, name: str, attributes: dict[str, object]) -> Span:
         kind = self._api.SpanKind.CLIENT
         within = self._api.set_span_in_context(parent)
         return self._tracer.start_span(name, context=within, kind=kind, attributes=attributes)

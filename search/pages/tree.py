@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from mas_gym.errors import DataError
 
@@ -57,7 +56,7 @@ class TreeNodes:
     answer: Sequence[str | None] | None = None
     correct: Sequence[bool | None] | None = None
 
-    def columns(self) -> dict[str, Sequence[Any]]:
+    def columns(self) -> dict[str, Sequence[object]]:
         """Return the columns that are present, by name."""
         return {name: column for name, column in vars(self).items() if column is not None}
 
@@ -165,7 +164,7 @@ def _data(view: TreePage) -> str:
     return _LONE_SURROGATE.sub("\ufffd", text.replace("<", "\\u003c"))
 
 
-def _plain(column: Sequence[Any]) -> list[Any]:
+def _plain(column: Sequence[object]) -> list[object]:
     return [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in column]
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
-    Steps,
     check_at_least,
     check_positive,
     child_of,
@@ -30,7 +28,7 @@ from search.protocol import (
     PlanGenerator,
     Planner,
     Propose,
-    Request,
+    Steps,
 )
 from search.tree import Tree
 
@@ -96,12 +94,12 @@ class _Growth:
         self.exhausted: set[int] = set()
         self.watch = Watch(planner.stop, self.tree)
 
-    def settled(self) -> Generator[list[Request], list[Any], bool]:
+    def settled(self) -> Steps[bool]:
         """Return whether the stop rule ends the search."""
         leader = self._decode()
         return (yield from self.watch.check(leader, self.ends, lambda: simulation_gain(self.tree, leader, self.ends)))
 
-    def simulate(self, start: Sequence[int] = (0,)) -> Steps:
+    def simulate(self, start: Sequence[int] = (0,)) -> Steps[None]:
         tree, path, new = self.tree, [*start], [*start[1:]]
         while not tree.is_terminal(path[-1]):
             node = self._choose(path[-1])
@@ -124,7 +122,7 @@ class _Growth:
             tree.totals[node] += value
             self.squares[node] += value * value
 
-    def _sample(self, path: list[int]) -> Steps:
+    def _sample(self, path: list[int]) -> Steps[None]:
         """Extend the path by the child for a new message, which may already exist."""
         tree, parent = self.tree, path[-1]
         [[proposal]] = yield [Propose(tree.states[parent], 1)]

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
-    Steps,
     check_at_least,
     child_of,
     evaluate,
@@ -33,23 +32,33 @@ from search.protocol import (
     Planner,
     Propose,
     Remaining,
+    Steps,
     ValueKind,
 )
 from search.tree import Tree
 
 ACTION = "message"
+State = TypeVar("State")
 
 
-class AskTellAlgorithm(Protocol):
+class Trial(Protocol):
+    """A sample that an algorithm asks for; ``parent_state`` is the node to extend, None for the root."""
+
+    trial_id: object
+    action: str
+    parent_state: int | None
+
+
+class AskTellAlgorithm(Protocol[State]):
     """The interface of a library's algorithm; its own state is passed through unchanged."""
 
-    def init_tree(self) -> Any:
+    def init_tree(self) -> State:
         """Return the state of an empty search."""
 
-    def ask_batch(self, state: Any, batch_size: int, actions: list[str]) -> tuple[Any, Sequence[Any]]:
-        """Return the state and trials, each with ``trial_id``, ``action`` and ``parent_state`` (None for the root)."""
+    def ask_batch(self, state: State, batch_size: int, actions: list[str]) -> tuple[State, Sequence[Trial]]:
+        """Return the state and the next trials."""
 
-    def tell(self, state: Any, trial_id: Any, result: tuple[Any, float]) -> Any:
+    def tell(self, state: State, trial_id: object, result: tuple[int, float]) -> State:
         """Return the state after a trial's node and its score in [0, 1]."""
 
 
@@ -75,7 +84,7 @@ class AskTell(Planner):
 
     size_setting = "n_trials"
 
-    algorithm: AskTellAlgorithm
+    algorithm: AskTellAlgorithm[Any]
     n_trials: int = 30
     batch: int = 1
     values: ValueKind = "process"
@@ -102,7 +111,7 @@ class AskTell(Planner):
         scores = path_scores(tree, ends, self.values)
         return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=watch.stopped)
 
-    def _search(self, tree: Tree, model: Model, watch: Watch) -> Steps:
+    def _search(self, tree: Tree, model: Model, watch: Watch) -> Steps[None]:
         [arms] = yield [Arms(tree.states[0])]
         actions = [arm.name for arm in arms] if len(arms) > 1 else [ACTION]
         state, reported = self.algorithm.init_tree(), 0
@@ -135,7 +144,7 @@ class AskTell(Planner):
         return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
 
 
-def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()) -> Steps:
+def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()) -> Steps[None]:
     """Replace each non-terminal node by a new child, sampled and scored.
 
     In a recorded run, a node without further messages is replaced by its best child.
@@ -167,7 +176,7 @@ def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()
     yield from evaluate(tree, [node for node in dict.fromkeys(nodes) if node and math.isnan(tree.values[node])])
 
 
-def _carry_on(tree: Tree, model: Model) -> Steps:
+def _carry_on(tree: Tree, model: Model) -> Steps[None]:
     nodes = [max(range(1, len(tree)), key=lambda node: (tree.values[node], node), default=0)]
     while not _ends(tree):
         yield from _extend(tree, model, nodes)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from mas_gym.internal.identity import ADDED
 from search.planners.common import evaluate, step_values, widen
 from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
-from search.protocol import Critic, Model, Planner, Request, planner_name
+from search.protocol import Critic, Model, Planner, Steps, planner_name
 from search.tree import Tree
 
 
@@ -34,9 +34,7 @@ class TurnByTurn(Planner):
         return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
 
 
-def extend(
-    tree: Tree, model: Model, counts: dict[int, int], answered: bool
-) -> Generator[list[Request], list[Any], list[int]]:
+def extend(tree: Tree, model: Model, counts: dict[int, int], answered: bool) -> Steps[list[int]]:
     """Sample messages at states as `search.planners.common.widen` does; return the scored successors."""
     grown = yield from widen(tree, model, counts, answered=answered)
     fresh = [child for children in grown.values() for child in children]
@@ -44,9 +42,7 @@ def extend(
     return fresh
 
 
-def unsettled(
-    tree: Tree, watch: Watch, growing: list[int], ends: Sequence[int]
-) -> Generator[list[Request], list[Any], list[int]]:
+def unsettled(tree: Tree, watch: Watch, growing: list[int], ends: Sequence[int]) -> Steps[list[int]]:
     """Return the states to extend: all, or only the best one once it is settled."""
     if watch.stopped is not None:
         return growing

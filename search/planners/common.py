@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import BudgetError, ConfigError, is_number, whole_number
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
 from search.plan import AnytimePoint, Candidate, Plan
-from search.protocol import Critic, Evaluate, Model, PlanGenerator, Propose, Remaining, Request, ValueKind, value_kind
+from search.protocol import (
+    Critic,
+    Evaluate,
+    Model,
+    PlanGenerator,
+    Propose,
+    Remaining,
+    Request,
+    Steps,
+    ValueKind,
+    value_kind,
+)
 from search.tree import Proposal, Tree
-
-Steps = Generator[list[Request], list[Any], None]
 
 
 def check_at_least(planner: object, low: int, **numbers: int) -> None:
@@ -142,7 +151,7 @@ def child_of(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
     return tree.add(node, state, proposal, model.is_terminal(state)) if known is None else known
 
 
-def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps:
+def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps[None]:
     """Request the critic's values of nodes and write them into the tree."""
     if nodes:
         [values] = yield [Evaluate([tree.states[node] for node in nodes])]
@@ -155,7 +164,7 @@ def turns_left(model: Model, state: MASState) -> int:
     return max(1, model.max_depth - state.depth)
 
 
-def finish(tree: Tree, model: Model, node: int) -> Generator[list[Request], list[Any], int]:
+def finish(tree: Tree, model: Model, node: int) -> Steps[int]:
     """Continue a path with single messages and return its terminal node."""
     while not tree.is_terminal(node):
         [[proposal]] = yield [Propose(tree.states[node], 1)]
@@ -163,9 +172,7 @@ def finish(tree: Tree, model: Model, node: int) -> Generator[list[Request], list
     return node
 
 
-def grow_chains(
-    tree: Tree, model: Model, count: int, earlier: Sequence[int] = ()
-) -> Generator[list[Request], list[Any], list[int]]:
+def grow_chains(tree: Tree, model: Model, count: int, earlier: Sequence[int] = ()) -> Steps[list[int]]:
     """Run up to ``count`` independent passes and return their terminal nodes, in sample order.
 
     Passes that have already ended, ``earlier``, count as the first ones.
@@ -196,7 +203,7 @@ def grow_chains(
     return ends
 
 
-def _grow_together(tree: Tree, model: Model, chains: list[int], count: int) -> Steps:
+def _grow_together(tree: Tree, model: Model, chains: list[int], count: int) -> Steps[None]:
     """Run ``count`` chains from the root to their ends; ``chains`` receives their last nodes."""
     [proposals] = yield [Propose(tree.states[0], count)]
     chains += [append(tree, model, 0, proposal) for proposal in proposals]
@@ -206,9 +213,7 @@ def _grow_together(tree: Tree, model: Model, chains: list[int], count: int) -> S
             chains[i] = append(tree, model, chains[i], proposal)
 
 
-def widen(
-    tree: Tree, model: Model, wanted: Mapping[int, int], answered: bool
-) -> Generator[list[Request], list[Any], dict[int, list[int]]]:
+def widen(tree: Tree, model: Model, wanted: Mapping[int, int], answered: bool) -> Steps[dict[int, list[int]]]:
     """Sample ``wanted[node]`` messages at each node, or as many as an even share of the budget covers.
 
     The remaining messages are divided evenly among the remaining turns, so a search narrows instead of stopping early.
@@ -255,9 +260,7 @@ def widen(
     return grown
 
 
-def delegate(
-    inner: PlanGenerator, answer: Callable[[list[Request]], Generator[list[Request], list[Any], list[Any]]]
-) -> PlanGenerator:
+def delegate(inner: PlanGenerator, answer: Callable[[list[Request]], Steps[list[object]]]) -> PlanGenerator:
     """Run a planner whose requests another function answers, and return its plan.
 
     Args:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
 from search.planners.common import (
-    Steps,
     check_at_least,
 )
 from search.planners.mcts import MCTS, Search, check_serial
 from search.protocol import (
     Model,
+    Steps,
 )
 
 
@@ -48,7 +48,7 @@ class SequentialHalving(MCTS):
 class _Halving(Search):
     planner: SequentialHalving
 
-    def run(self) -> Steps:
+    def run(self) -> Steps[None]:
         tree = self.tree
         self.ceiling = float("inf")
         yield from self.expand([0], self.planner.width)

@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -46,7 +46,6 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
 from search.planners.common import (
-    Steps,
     anytime_point,
     append_distinct,
     check_at_least,
@@ -64,12 +63,13 @@ from search.protocol import (
     Remaining,
     Request,
     Reward,
+    Steps,
     ValueKind,
     value_kind,
 )
 from search.tree import TERMINAL, Proposal, Tree
 
-Flight = Generator[list[Request], list[Any], bool]
+Flight = Steps[bool]
 TRAINING_C_UCT = 4.0
 INFERENCE_C_UCT = 2.0
 
@@ -214,7 +214,7 @@ class Search:
         self.curve: list[AnytimePoint] = []
         self.watch = None if planner.stop is None else Watch(planner.stop, self.tree, not self.steps)
 
-    def run(self) -> Steps:
+    def run(self) -> Steps[None]:
         """Run the simulations one after another."""
         for _ in range(self.planner.n_simulations):
             if not (yield from self.simulate([0])) or (self.watch is not None and (yield from self.settled())):
@@ -250,7 +250,7 @@ class Search:
             tree.totals[step] += value
         return True
 
-    def pace(self) -> Steps:
+    def pace(self) -> Steps[None]:
         """Scale exploration and width by the remaining share of the budget before a simulation."""
         [left] = yield [Remaining()]
         share = 1 - self.begun / self.planner.n_simulations
@@ -319,7 +319,7 @@ class Search:
                 self.found([*path, child])
         return True
 
-    def room(self, node: int, count: int, drawn: bool) -> Generator[list[Request], list[Any], int]:
+    def room(self, node: int, count: int, drawn: bool) -> Steps[int]:
         """Return how many of ``count`` messages can be sampled at ``node`` with enough calls left for an answer."""
         if self.leads[0]:
             return count
@@ -336,7 +336,7 @@ class Search:
             return 0
         return min(count, max(spare, 0 if drawn else 1))
 
-    def leaf_value(self, path: list[int]) -> Generator[list[Request], list[Any], float | None]:
+    def leaf_value(self, path: list[int]) -> Steps[float | None]:
         """Extend ``path`` by the leaf rule and return the simulation's value; None without budget to expand."""
         tree = self.tree
         while not tree.is_terminal(node := path[-1]):
@@ -349,7 +349,7 @@ class Search:
             yield from self.score(path)
         return tree.values[node]
 
-    def score(self, path: list[int]) -> Steps:
+    def score(self, path: list[int]) -> Steps[None]:
         """Request the value of the terminal state at the end of ``path``."""
         tree, node = self.tree, path[-1]
         if self.kind == "reward":
@@ -385,7 +385,7 @@ class Search:
         if not self.curve or self.curve[-1].node != node:
             self.curve.append(anytime_point(self.tree, self.calls, self.tokens, node))
 
-    def complete(self) -> Steps:
+    def complete(self) -> Steps[None]:
         """Complete the greedy path with single messages if the tree has no scored terminal state."""
         if self.leads[0]:
             return
@@ -467,7 +467,7 @@ class ParallelSearch(Search):
         self.losses: Counter[int] = Counter()
         self.spent = False
 
-    def run(self) -> Steps:
+    def run(self) -> Steps[None]:
         """Run the simulations in rounds; within a round, simulations advance in the order in which they started."""
         left, at_once = self.planner.n_simulations, 1 if self.limited else self.planner.parallel
         flights: list[tuple[Flight, list[Request]]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,17 +14,18 @@ from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.prompts import nameable
 from mas_gym.systems.state import Action, MASState
 from search.planners.common import (
-    Steps,
     delegate,
     step_values,
 )
 from search.protocol import (
     Critic,
     Evaluate,
+    Model,
     PlanGenerator,
     Planner,
     Propose,
     Request,
+    Steps,
     as_planner,
 )
 from search.tree import Proposal
@@ -86,11 +87,11 @@ class ChosenRecipients(Planner):
         """Return a copy with a resized planner."""
         return replace(self, planner=self.planner.resized(size))
 
-    def plan(self, model: Any, root: MASState, rng: random.Random) -> PlanGenerator:
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and change the recipients of its proposals."""
         rule = _RULES[self.recipients](rng)
 
-        def answer(requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
+        def answer(requests: list[Request]) -> Steps[list[Any]]:
             replies = yield requests
             yield from _readdress(model, requests, replies, rule)
             return replies
@@ -106,11 +107,11 @@ class _Fan(NamedTuple):
     successors: Mapping[int, MASState]
 
 
-_Steps = Generator[list[Request], list[Any], list[int]]
+_Steps = Steps[list[int]]
 _Choose = Callable[[Sequence[_Fan]], _Steps]
 
 
-def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps:
+def _readdress(model: Model, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps[None]:
     """Change the recipients of the proposals among the replies."""
     places: list[tuple[list[Proposal], int]] = []
     fans: list[_Fan] = []
@@ -125,7 +126,7 @@ def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choo
         proposals[i] = proposals[i]._replace(action=Action(proposals[i].action.text, recipient))
 
 
-def _fan(model: Any, state: MASState, action: Action) -> _Fan:
+def _fan(model: Model, state: MASState, action: Action) -> _Fan:
     successors: dict[int, MASState] = {}
     for recipient in nameable(model.mas, state):
         # The edge's condition may be false for this text.

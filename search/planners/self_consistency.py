@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from mas_gym.errors import ConfigError, shown
 from mas_gym.internal.identity import ADDED
@@ -30,7 +29,7 @@ from search.planners.voting import (
     vote_curve,
     vote_gain,
 )
-from search.protocol import Continue, Critic, Extract, Model, PlanGenerator, Planner, Request, ValueKind, value_kind
+from search.protocol import Continue, Critic, Extract, Model, PlanGenerator, Planner, Steps, ValueKind, value_kind
 from search.tree import Tree
 
 
@@ -96,7 +95,7 @@ class SelfConsistency(Planner):
         anytime = vote_curve(tree, ends, [ends[winner] for winner in winners])
         return Plan(ranked(tree, ends, scores, ends[winners[-1]]), tree, anytime, stopped=stopped)
 
-    def _passes(self, tree: Tree, model: Model) -> Generator[list[Request], list[Any], tuple[list[int], str | None]]:
+    def _passes(self, tree: Tree, model: Model) -> Steps[tuple[list[int], str | None]]:
         """Run passes until the vote is settled; return their ends, and the reason for stopping before ``k`` passes.
 
         Each group has the smallest number of passes that can settle the vote, so none is wasted. If the run allocates

@@ -18,19 +18,19 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.state import MASState
 from search.calibrated import interpolated
 from search.planners.voting import sigmoid
-from search.protocol import Continue, Critic, Extract, Planner, Request, ValueKind, planner_name, value_kind
+from search.protocol import Continue, Critic, Extract, Planner, Steps, ValueKind, planner_name, value_kind
 from search.tree import Tree
 
 SCHEMA = 1
@@ -223,7 +223,7 @@ class Confident(StopRule):
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ConfigError(f"stop: expected a probability from 0 to 1, got {shown(self.threshold)}")
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the data that determines the decisions: the contents of the map, not its path."""
         known = self.calibrated
         content = None if known is None else [known.weights, known.bias, [list(point) for point in known.points]]
@@ -394,9 +394,7 @@ class Watch:
         self._checks = self._unchanged = 0
         self._last: object = None
 
-    def check(
-        self, leader: int | None, ends: Sequence[int], gain: Callable[[], float] | None = None
-    ) -> Generator[list[Request], list[Any], bool]:
+    def check(self, leader: int | None, ends: Sequence[int], gain: Callable[[], float] | None = None) -> Steps[bool]:
         """Return whether the search should stop.
 
         Args:
@@ -416,9 +414,7 @@ class Watch:
                 self.stopped = f"ended at check {evidence.check}: {refusal}"
         return self.stopped is not None
 
-    def evidence(
-        self, leader: int, ends: Sequence[int], gain: Callable[[], float] | None = None
-    ) -> Generator[list[Request], list[Any], Evidence]:
+    def evidence(self, leader: int, ends: Sequence[int], gain: Callable[[], float] | None = None) -> Steps[Evidence]:
         """Return the evidence at a check; the arguments are those of `check`."""
         tree = self._tree
         fresh = [node for node in ends if node not in self._answers]

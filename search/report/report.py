@@ -18,7 +18,7 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import by_cause
 from search.compare import Comparison
 from search.compare.blame import Falls
-from search.compare.reliability import CONFIDENT, Bin, ScoredStates, scored_states
+from search.compare.reliability import CONFIDENT, Bin, ScoredStates
 from search.prices import Prices
 from search.report.canary import canary_panel
 from search.report.listing import regrade_table, report_page
@@ -45,9 +45,11 @@ from search.results.stored import Setting, cost_of, settings, table_of
 from search.results.summary import ResultRow, anytime_curve
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
     from search import Store
+    from search.results.summary import CurvePoint
     from search.store.regrading import Regraded
 
 _RANKS = (1, 2, 3, 5, 8, 10)
@@ -114,10 +116,10 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         if not store.has_values(run.run):
             outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
             continue
-        of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
+        of_row, falls = states.setdefault(label, ScoredStates()), Falls()
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)
-            of_row.add(scored_states(tree))
+            of_row.add_tree(tree)
             falls.add(tree, outcome.correct)
         blamed.setdefault(label, Counter()).update(falls.counts(agents[label]))
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
@@ -247,7 +249,7 @@ def _figure(lines: int, height: float = HEIGHT) -> Figure:
     return figure_class()(figsize=(WIDTH, height + legend_height(lines)), dpi=200, layout="constrained")
 
 
-def _anytime_figure(curves: Mapping[str, Sequence[Any]]) -> Figure:
+def _anytime_figure(curves: Mapping[str, Sequence[CurvePoint]]) -> Figure:
     figure = _figure(len(curves))
     axes, handles = figure.subplots(), []
     for (label, curve), look in zip(curves.items(), _looks(), strict=False):
@@ -279,7 +281,7 @@ def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents:
     speakers = list(dict.fromkeys(agents[label][index] for label, groups in rows.items() for index in sorted(groups)))
     looks = dict(zip(speakers, cycle(_looks()), strict=False))
     figure = _figure(len(speakers), 2.4 * len(rows))
-    handles: dict[str, Any] = {}
+    handles: dict[str, Artist] = {}
     for axes, (label, groups) in zip(figure.subplots(len(rows), squeeze=False).flat, rows.items(), strict=True):
         for index, bins in groups.items():
             right, speaker = [100 * one.right for one in bins], agents[label][index]

@@ -21,6 +21,8 @@ from search.results.intervals import Difference, Interval
 from search.results.summary import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import RenderableType
     from rich.table import Table
@@ -457,11 +459,6 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the frontier: the
     rows that no other row outperforms at the same or lower cost.
 
-    Args:
-        rows: From `search.compare.summarise`.
-        title: Title of the figure.
-        cost: ``"tokens"`` or ``"agent_calls"``.
-
     Raises:
         ConfigError: No row has a finished search.
         MissingDependencyError: matplotlib is not installed.
@@ -540,7 +537,7 @@ def _assign(names: Sequence[str], looks: Sequence[Look]) -> dict[str, Look]:
     return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker, size: float) -> None:
+def _draw_row(axes: Axes, row: ResultRow, cost: str, colour: str, marker: Marker, size: float) -> None:
     if row.curve and cost == "tokens":
         stops, hits = zip(*row.curve, strict=True)
         axes.plot(stops, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
@@ -552,7 +549,7 @@ def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker,
     axes.plot(spent, hit, marker=marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
 
 
-def dress(axes: Any, x: str, y: str, title: str = "") -> None:
+def dress(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Style a panel: labels, a pale grid and no frame. The title may be a user's text."""
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
@@ -567,7 +564,7 @@ def dress(axes: Any, x: str, y: str, title: str = "") -> None:
     axes.tick_params(colors=INK, length=0, labelsize=10)
 
 
-def plain_log_ticks(axes: Any, low: float, high: float) -> None:
+def plain_log_ticks(axes: Axes, low: float, high: float) -> None:
     """Label a logarithmic axis from a little below ``low`` to a little above ``high`` with whole numbers."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -586,7 +583,7 @@ def legend_height(lines: int) -> float:
     return 0.2 * lines + 0.1
 
 
-def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None:
+def add_legend(figure: Figure, handles: Sequence[Artist], columns: int = 1) -> None:
     """Put a legend below the panels."""
     look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 10, "labelspacing": 0.25}
     legend = figure.legend(handles=handles, loc="outside lower left", ncols=columns, **look)
@@ -602,11 +599,11 @@ _TWO_COLUMNS = 48
 
 def _legend_handles(
     colours: dict[str, str], markers: dict[str, Marker], sizes: dict[str, float], lines: Mapping[str, dict[str, Any]]
-) -> tuple[list[Any], int]:
+) -> tuple[list[Artist], int]:
     """Return the legend entries (searches, then critics and line meanings) and the number of columns."""
     from matplotlib.lines import Line2D
 
-    def entry(label: str, **look: Any) -> Any:
+    def entry(label: str, **look: Any) -> Artist:
         return Line2D([], [], label=label, **({"linestyle": "none"} | look))
 
     shape: dict[str, Any] = {"markeredgecolor": PAPER}
@@ -620,14 +617,14 @@ def _legend_handles(
             for name, size in sizes.items()
         ]
     second += [entry(_HEADINGS[2]), *(entry(label, color=NO_CRITIC, **look) for label, look in lines.items())]
-    if sum(max(len(one.get_label()) for one in block) for block in (first, second)) > _TWO_COLUMNS:
+    if sum(max(len(str(one.get_label())) for one in block) for block in (first, second)) > _TWO_COLUMNS:
         return [*first, *second], 1
     short = min(first, second, key=len)
     short += [entry("") for _ in range(abs(len(first) - len(second)))]
     return [*first, *second], 2
 
 
-def _lines(dotted: bool, curves: bool, marked: bool) -> dict[str, dict[str, Any]]:
+def _lines(dotted: bool, curves: bool, marked: bool) -> dict[str, dict[str, object]]:
     """Return the legend labels and styles of the lines."""
     found: dict[str, dict[str, Any]] = {"95% interval": {"linestyle": "-", "linewidth": 3, "alpha": 0.35}}
     if curves:

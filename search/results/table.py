@@ -6,7 +6,7 @@ import io
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.internal.json_types import JSONMapping
@@ -121,7 +121,7 @@ class Comparison:
 
         return save_tradeoff(self.rows, Path(path), self.title)
 
-    def show(self, width: int = _WIDTH) -> Any:
+    def show(self, width: int = _WIDTH) -> object:
         """Return the whole result as a renderable of rich."""
         return display.report(self.rows, self.title, width, self.baseline)
 

@@ -430,7 +430,7 @@ class HangsUpOnSilence(H11Protocol):
         self.connections.discard(self)
         self.transport.close()
 
-    def _look(self, before: Any) -> None:
+    def _look(self, before: object) -> None:
         if self.cycle is before and self.silent:
             self.hang_up()
         elif not self.transport.is_closing():

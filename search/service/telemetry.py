@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from mas_gym.errors import ConfigError, MissingDependencyError, need
 from mas_gym.internal.json_types import JSONObject
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
@@ -115,7 +117,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
     need("opentelemetry.sdk", "recording traces", "telemetry")
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
     with contextlib.ExitStack() as stack:
         exporter: SpanExporter
@@ -131,7 +133,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
             yield
 
 
-def _otlp() -> Any:
+def _otlp() -> SpanExporter:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
@@ -141,7 +143,7 @@ def _otlp() -> Any:
     return OTLPSpanExporter()
 
 
-def require_prometheus() -> Any:
+def require_prometheus() -> ModuleType:
     """Return the module. Raises `MissingDependencyError`."""
     return need("prometheus_client", "counting metrics", "metrics")
 
@@ -164,7 +166,10 @@ def text_of(registry: CollectorRegistry) -> bytes:
     return written
 
 
-def family(kind: str, name: str, values: Mapping[Any, float], labels: tuple[str, ...] = ()) -> Metric:
+LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
+
+
+def family(kind: str, name: str, values: Mapping[LabelValues, float], labels: tuple[str, ...] = ()) -> Metric:
     """Return a ``"counter"`` or ``"gauge"`` called ``mas_gym_NAME`` with a value for each tuple of label values."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -129,12 +131,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise _LimitError(f"it writes more than {MAX_CHARS:,} characters")
         return ""
 
-    def shown(self, value: object) -> Any:
+    def shown(self, value: object) -> object:
         """Count the output of an expression."""
         self.step(_size(value))
         return value
 
-    def counted(self, items: Iterable[object]) -> Iterator[Any]:
+    def counted(self, items: Iterable[object]) -> Iterator[object]:
         """Count the iterations of a loop, including those that its condition skips."""
         for item in items:
             self.step()
@@ -144,14 +146,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Return ``a ~ b ~ c``."""
         return str(self._fits("".join(map(str, parts))))
 
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         """Call a function or method of the template."""
         inner = getattr(function, "__wrapped__", function)
         owner = getattr(inner, "__self__", None)
         self._check(getattr(inner, "__name__", ""), (owner, *args, *kwargs.values()))
         return self._fits(super().call(context, function, *args, **kwargs))
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Evaluate an operator."""
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * (right if operator == "**" else 1) + right.bit_length()
@@ -161,15 +163,15 @@ class _Environment(ImmutableSandboxedEnvironment):
             self._check("format" if operator == "%" else operator, (left, right))
         return self._fits(super().call_binop(context, operator, left, right))
 
-    def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _limited(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
-        def limited(*args: object, **kwargs: object) -> Any:
+        def limited(*args: object, **kwargs: object) -> object:
             self._check(name, (*args, *kwargs.values()))
             return self._fits(function(*args, **kwargs))
 
         return limited
 
-    def _check(self, name: str, values: tuple[Any, ...]) -> None:
+    def _check(self, name: str, values: tuple[object, ...]) -> None:
         self.step()
         if name not in _GROWING:
             return
@@ -181,7 +183,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if product > MAX_CHARS:
             raise _LimitError(f"it builds texts or lists that may be longer than {MAX_CHARS:,} with {name!r}")
 
-    def _fits(self, value: object) -> Any:
+    def _fits(self, value: object) -> object:
         if _size(value) > MAX_CHARS:
             raise _LimitError(f"it builds texts or lists longer than {MAX_CHARS:,}")
         return value
@@ -199,20 +201,21 @@ class _Counting(NodeTransformer):
         return self._with_step(node)
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._with_step(self.generic_visit(node))
+        self.generic_visit(node)
+        return self._with_step(node)
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._with_step(self.generic_visit(node))
+        self.generic_visit(node)
+        return self._with_step(node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("joined", node.nodes)
 
-    def _with_step(self, node: Any) -> nodes.Node:
+    def _with_step(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         node.body.insert(0, nodes.ExprStmt(_call("step", [nodes.Const(chars)])))
-        result: nodes.Node = node
-        return result
+        return node
 
 
 class _Generation(Extension):
@@ -220,12 +223,12 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Any) -> nodes.Node:
+    def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-def _call(method: str, arguments: list[Any]) -> nodes.Call:
+def _call(method: str, arguments: Sequence[nodes.Node]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None)
 
 
@@ -242,7 +245,11 @@ def _size(value: object) -> int:
 
 
 def _tojson(
-    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    x: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -340,7 +347,7 @@ class ChatFormat:
         text = self._template.render(*self._given(messages))
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _given(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    def _given(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, str]], dict[str, object]]:
         turns = [{"role": m.role, "content": m.content} for m in messages]
         return turns, {**self.tokenizer.special_tokens_map, **self._options}
 

@@ -367,7 +367,7 @@ class Decoder:
         self._temperature[row], self._top_p[row] = job.request.temperature, job.request.top_p
         self._count[row], self._caps[row], self._sums[row], self._least[row] = 0, job.cap, 0.0, 0.0
 
-    def _write(self, rows: np.ndarray[Any, Any], logits: torch.Tensor) -> list[Job]:
+    def _write(self, rows: npt.NDArray[np.int64], logits: torch.Tensor) -> list[Job]:
         """Sample the next token of ``rows`` and remove the finished ones."""
         uniform = uniforms(self._seeds[rows], self._count[rows])
         drawn = draw(logits, self._temperature[rows], self._top_p[rows], uniform, _TOLERANCE)

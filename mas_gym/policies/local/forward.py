@@ -259,7 +259,7 @@ def gathered(found: list[tuple[Encoded | None, int]]) -> tuple[DynamicCache, int
         return cache, 0
     pattern = next(entry for entry, _ in found if entry is not None)
     for index, pair in enumerate(pattern.layers):
-        filled: list[Any] = []
+        filled: list[object] = []
         for part, like in enumerate(pair):
             memory = like.new_zeros((len(found), like.shape[0], width, like.shape[2]))
             for row, (entry, length) in enumerate(found):

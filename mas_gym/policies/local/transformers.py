@@ -122,7 +122,7 @@ class TransformersPolicy(StreamingPolicy):
         return {"model": self._source.identity(), **self._settings}
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         """The transformers model."""
         return self._model.model
 
@@ -225,7 +225,7 @@ def _device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
+def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model and its tokenizer."""
     kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
     # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would prompt the user.

@@ -14,6 +14,7 @@ import resource
 import signal
 import site
 import sys
+import types
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -82,7 +83,7 @@ def _run_cases(job: dict[str, Any], report: int) -> None:
     """Run the code and then each case in one module, and report each case when it ends."""
     module = _main_module("solution.py")
 
-    def expired(number: int, frame: Any) -> None:
+    def expired(number: int, frame: types.FrameType | None) -> None:
         raise _CaseTimeout
 
     signal.signal(signal.SIGPROF, expired)

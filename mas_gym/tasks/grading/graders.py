@@ -288,7 +288,7 @@ def _function(spec: str) -> Function:
     return function
 
 
-def _stated(problem: Problem) -> list[Any]:
+def _stated(problem: Problem) -> list[object]:
     try:
         metadata = json.loads(json.dumps(dict(problem.metadata)))
     except (TypeError, ValueError) as error:

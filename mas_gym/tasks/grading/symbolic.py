@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from mas_gym.errors import MissingDependencyError
 from mas_gym.internal.workers import LineProcess, serve_lines
@@ -189,13 +189,13 @@ def _stop_timer() -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def _comparer() -> Any:
+def _comparer() -> Callable[[str, str], bool]:
     from math_verify import LatexExtractionConfig, parse, verify
     from sympy import Basic, Expr, MatrixBase, N
 
     config = [LatexExtractionConfig(boxed_match_priority=-1)]
 
-    def read(text: str) -> list[Any]:
+    def read(text: str) -> list[Basic | MatrixBase]:
         found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
         return [expression for expression in found if isinstance(expression, Basic | MatrixBase)]
 

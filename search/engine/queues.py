@@ -1,19 +1,22 @@
-"""Policy requests, run in batches on the scheduler's thread or awaited on the event loop.
+"""Queues of a scheduler's requests to the policy, the critic and the graders.
 
-The result of a request never depends on when it runs.
+Each has ``submit`` and ``cancel`` for one request. Work on the scheduler's thread happens in ``step``; outcomes from
+other threads and from the event loop arrive in the scheduler's mailbox. No result depends on when a request runs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, score_batch
 from mas_gym.errors import PolicyError
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession
+from search.grading import Grader
 
 Mail = SimpleQueue[tuple[Hashable, Any]]
 """The scheduler's mailbox: outcomes by key, from other threads."""
@@ -170,3 +173,126 @@ class _AsyncRequests:
             futures = list(self._open.values())
         for future in futures:
             future.cancel()
+
+
+BATCH_DONE = "batch done"
+"""Mailbox key: a batch on the critic's thread is complete."""
+
+
+class CriticBatches:
+    """Collects the states of many searches into batches for one critic.
+
+    Attributes:
+        name: The critic's name.
+        inline: Whether `step` scores on the scheduler's thread; False for critics that are ``concurrent``.
+        waiting: States not yet submitted to the critic.
+    """
+
+    def __init__(self, critic: Critic, mail: Mail) -> None:
+        """Start empty, with a thread if the critic is ``concurrent``."""
+        self._critic, self._mail = critic, mail
+        self.name = critic.name
+        self.max_batch = critic.max_batch
+        self.inline = not critic.concurrent
+        self.waiting = 0
+        self._jobs: OrderedDict[Hashable, Sequence[ScoringContext]] = OrderedDict()
+        self._inbox: SimpleQueue[Mapping[Hashable, Sequence[ScoringContext]] | None] = SimpleQueue()
+        self._scoring = False
+        if not self.inline:
+            threading.Thread(target=self._serve, name="mas-gym-critic", daemon=True).start()
+
+    def submit(self, key: Hashable, contexts: Sequence[ScoringContext]) -> None:
+        """Queue new states of one search."""
+        self._jobs[key] = contexts
+        self.waiting += len(contexts)
+
+    def cancel(self, key: Hashable) -> None:
+        """Drop the queued states of one search; a batch in progress is not affected."""
+        self.waiting -= len(self._jobs.pop(key, ()))
+
+    def ready(self, engine_has_capacity: bool) -> bool:
+        """Return whether to score now: a batch is full, the engine has capacity, or the critic's thread is idle."""
+        if not self.waiting:
+            return False
+        return self.waiting >= self.max_batch or engine_has_capacity if self.inline else not self._scoring
+
+    def step(self) -> Sequence[tuple[Hashable, Scores | Exception]]:
+        """Score one batch, or submit it to the critic's thread."""
+        batch: dict[Hashable, Sequence[ScoringContext]] = {}
+        size = 0
+        while self._jobs:
+            key, contexts = self._jobs.popitem(last=False)
+            if batch and size + len(contexts) > self.max_batch:
+                self._jobs[key] = contexts
+                self._jobs.move_to_end(key, last=False)
+                break
+            batch[key] = contexts
+            size += len(contexts)
+        self.waiting -= size
+        if self.inline:
+            return score_batch(self._critic, batch)
+        self._scoring = True
+        self._inbox.put(batch)
+        return ()
+
+    def done(self) -> None:
+        """Record that the outcomes of the thread's batch have arrived."""
+        self._scoring = False
+
+    def _serve(self) -> None:
+        while (batch := self._inbox.get()) is not None:
+            for outcome in score_batch(self._critic, batch):
+                self._mail.put(outcome)
+            self._mail.put((BATCH_DONE, None))
+
+    def close(self) -> None:
+        """End the thread after its current batch."""
+        self._inbox.put(None)
+
+
+class GradingThreads:
+    """Grades messages on daemon threads, which start on demand.
+
+    Most graders use one thread; graders that can process several messages at once use a few.
+    """
+
+    def __init__(self, mail: Mail) -> None:
+        """Start without threads."""
+        self._mail = mail
+        self._jobs: dict[int, SimpleQueue[tuple[Hashable, Grader, Sequence[str]] | None]] = {}
+        self._started: dict[int, int] = {}
+        self._open: set[Hashable] = set()
+
+    def submit(self, key: Hashable, grader: Grader, texts: Sequence[str]) -> None:
+        """Queue messages for grading. The grader caches the grades; the outcome is None, or the error."""
+        count = max(1, grader.threads)
+        jobs = self._jobs.setdefault(count, SimpleQueue())
+        self._open.add(key)
+        jobs.put((key, grader, texts))
+        if self._started.get(count, 0) < count:
+            self._started[count] = self._started.get(count, 0) + 1
+            threading.Thread(target=self._serve, args=(jobs,), name="mas-gym-grading", daemon=True).start()
+
+    def cancel(self, key: Hashable) -> None:
+        """Drop the queued messages of one search; grading in progress is not affected."""
+        self._open.discard(key)
+
+    def _serve(self, jobs: SimpleQueue[tuple[Hashable, Grader, Sequence[str]] | None]) -> None:
+        while (job := jobs.get()) is not None:
+            key, grader, texts = job
+            outcome: Exception | None = None
+            try:
+                for text in texts:
+                    if key in self._open:
+                        grader.grade(text)
+            except Exception as error:
+                outcome = error
+            self._open.discard(key)
+            self._mail.put((key, outcome))
+
+    def close(self) -> None:
+        """End the threads after their current messages; queued messages are dropped."""
+        self._open.clear()
+        for count, jobs in self._jobs.items():
+            for _ in range(self._started.get(count, 0)):
+                jobs.put(None)
