@@ -223,7 +223,7 @@ def line(name: str, plans: Sequence[search.Plan], reference: Scores | None) -> s
 
 def cascade(lab: Lab, last: str, most: float) -> Entry | None:
     """Return the cascade from the small to the large model with the highest dev Hit@1 within a cost, if any."""
-    firsts = ("single", "mcts:5,3")
+    firsts = ("bon:1", "mcts:5,3")
     found: list[tuple[float, float, str]] = []
     for first, threshold in product(firsts, THRESHOLDS):
         spec = CASCADE.format(first=first, last=last, threshold=threshold)

@@ -283,7 +283,7 @@ def test_cost_works_with_prices_of_zero() -> None:
 
 @pytest.mark.parametrize("rule", ["ucb", "", "none"])
 def test_unknown_rule_is_rejected(rule: str) -> None:
-    with pytest.raises(ConfigError, match="turns, thompson or cost"):
+    with pytest.raises(ConfigError, match="turns, thompson, cost or only:NAME"):
         search.load_planner(f"mcts:4,2,arms={rule}")
 
 

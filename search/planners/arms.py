@@ -71,7 +71,7 @@ class ChosenArms(Planner):
     def __post_init__(self) -> None:
         """Check the rule."""
         planner = as_planner(self.planner)
-        if self.arms.startswith(ONLY):
+        if isinstance(self.arms, str) and self.arms.startswith(ONLY):
             check_arm(self.arms.removeprefix(ONLY))
         elif self.arms not in LEARNED:
             raise ConfigError(f"expected arms to be {RULES}, got {self.arms!r}")
