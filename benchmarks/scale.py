@@ -4,8 +4,8 @@ A scripted policy answers at once, so the figures are those of the engine, of Ra
 
 1. A run of single pass on the four agents of ``rpsv`` writes FOLDER/run.db through `run_ray`, with one writer. The
    memory of each process is read during the run. The same command resumes the run after a kill.
-2. Searches of the run are copied under other problem ids into stores of the sizes given by ``--copies``, and the
-   commands that read a store are measured on each. Copies share their texts, so they are smaller than the run's.
+2. The commands that read a store are measured on the run's store, and on smaller stores of the sizes given by
+   ``--copies``. These have copies of a few searches under other problem ids, which share their texts.
 3. The alternative of one file per actor: what it takes to merge two files, beside writing the same searches once.
 
 The page states what is measured and what is computed from the slope. It goes to ``benchmarks/pages/search/scale.md``.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -24,12 +25,12 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple, overload
 
+import search
 from benchmarks.paper.page import write_whole
 from benchmarks.store_reading import BATCH, Cost, copy, measure, memory
-from mas_gym.internal.database import transaction
+from mas_gym.internal.database import READ_SECONDS, transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search import open_store
 from search.engine.fleet import Fleet, run_ray
 from search.store.file import CONTENT, FORMAT, seal
 from search.store.rows import Writer
@@ -74,6 +75,10 @@ class Scripted(ScriptedPolicy):
 def make_policy(pids: Path) -> ScriptedPolicy:
     """Load the policy in an actor, which leaves its process id in a folder."""
     (pids / str(os.getpid())).touch()
+    return scripted()
+
+
+def scripted() -> ScriptedPolicy:
     words = ("we add the terms", "and check each step", "of the plan", "before the answer", "is given")
 
     def script(request: object, seed: int) -> str:
@@ -93,8 +98,13 @@ class Sample(NamedTuple):
     actors: list[float]
 
 
-def write(folder: Path, searches: int, actors: int) -> list[Sample]:
-    """Run the searches that the store lacks, and return the measurements of the run."""
+def write(folder: Path, searches: int, actors: int, minutes: float) -> list[Sample]:
+    """Run the searches that the store lacks until the time is up, and return the measurements."""
+    log = folder / "samples.jsonl"
+    found = [Sample(*json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    earlier = found[-1] if found else Sample(0, 0.0, 0.0, 0.0, [])
+    if earlier.searches >= searches or earlier.seconds >= 60 * minutes:
+        return found
     pids = folder / "actors"
     pids.mkdir(parents=True, exist_ok=True)
     for file in pids.iterdir():
@@ -107,63 +117,72 @@ def write(folder: Path, searches: int, actors: int) -> list[Sample]:
         store=folder / "run.db",
         fleet=Fleet(actors=actors),
     )
-    found: list[Sample] = []
-    begun, spent, fresh = 0.0, 0.0, 0
-    for done, plan in enumerate(run, 1):
-        fresh = done if run.usage.agent_calls else 0
-        if not begun and fresh:
+
+    def sample(done: int) -> Sample:
+        held = [memory(int(file.name), "VmRSS") for file in sorted(pids.iterdir())]
+        seconds, cpu = earlier.seconds + perf_counter() - begun, earlier.cpu + process_time() - spent
+        return Sample(done, seconds, cpu, memory(os.getpid(), "VmRSS"), held)
+
+    begun = spent = 0.0
+    for done, _ in enumerate(run, 1):
+        if not begun:
+            if not run.usage.agent_calls:
+                continue
             begun, spent = perf_counter(), process_time()
-        if done % max(1, searches // SAMPLES) == 0 and begun:
-            held = [memory(int(file.name), "VmRSS") for file in sorted(pids.iterdir())]
-            now = Sample(done, perf_counter() - begun, process_time() - spent, memory(os.getpid(), "VmRSS"), held)
-            found.append(now)
-            print(f"{done:,} searches, {now.seconds:.0f} s, driver {now.driver:.0f} MiB, actors {held}", flush=True)
-        del plan
+        late = earlier.seconds + perf_counter() - begun >= 60 * minutes
+        if late or done == searches or done % max(1, searches // SAMPLES) == 0:
+            found.append(sample(done))
+            with log.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(found[-1]) + "\n")
+            print(found[-1], flush=True)
+        if late:
+            break
+    run.close()
     return found
 
 
 class Growth(NamedTuple):
-    """A store of copies: its size, CPU seconds per search to insert the last tenth, and the cost of reading."""
+    """A store: its size, CPU seconds per search to add the last tenth, if measured, and the cost of reading."""
 
     searches: int
-    insert: float
+    insert: float | None
     reads: dict[str, Cost]
 
 
 def grow(folder: Path, sizes: Sequence[int]) -> list[Growth]:
-    """Copy searches of the run into a store that grows to these sizes, and measure each that is not measured yet."""
-    path, saved = folder / "copies.db", folder / "growths.json"
-    found = {}
+    """Measure the reading of stores of copies with these sizes and of the run's store, where it is not measured yet."""
+    saved, copies = folder / "growths.jsonl", folder / "copies.db"
+    found: dict[int, Growth] = {}
     if saved.exists():
-        for size, insert, reads in json.loads(saved.read_text(encoding="utf-8")):
+        for size, insert, reads in map(json.loads, saved.read_text(encoding="utf-8").splitlines()):
             found[size] = Growth(size, insert, {name: Cost(*cost) for name, cost in reads.items()})
-    if not path.exists():
-        first_copies(folder / "run.db", path)
+
+    def note(size: int, insert: float | None, path: Path) -> None:
+        found[size] = Growth(size, insert, {name: measure(name, path) for name in READS})
+        with saved.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(found[size]) + "\n")
+        print(found[size], flush=True)
+
     for size in sorted(set(sizes) - set(found)):
-        with closing(FORMAT.connect(path, create=True)) as connection:
+        if not copies.exists():
+            list(search.run(PLANNER, Questions(BATCH), mas=MAS, policy=scripted(), store=copies))
+        with closing(FORMAT.connect(copies, create=True)) as connection:
             [run] = connection.execute("SELECT run FROM runs").fetchone()
             copy(connection, run, size - size // 10)
             [held] = connection.execute("SELECT count(*) FROM searches").fetchone()
             start = process_time()
             copy(connection, run, size)
             each = (process_time() - start) / (size - held)
-        found[size] = Growth(size, each, {name: measure(name, path) for name in READS})
-        saved.write_text(json.dumps(list(found.values())), encoding="utf-8")
-        print(found[size], flush=True)
+        note(size, each, copies)
+    if (size := stored(folder)) not in found:
+        note(size, None, folder / "run.db")
     return [found[size] for size in sorted(found)]
 
 
-def first_copies(source: Path, path: Path) -> None:
-    """Make a store of the first searches of another one."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with closing(FORMAT.connect(source, create=False)) as connection:
-        connection.execute("VACUUM INTO ?", (str(part),))
-    with closing(FORMAT.connect(part, create=True)) as connection:
-        kept = "SELECT id FROM searches WHERE cast(substr(problem, 2) AS INTEGER) < ?"
-        for table, column in (*((table, "search") for table in CONTENT), ("searches", "id")):
-            connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN ({kept})", (BATCH,))
-    part.rename(path)
+def stored(folder: Path) -> int:
+    """Return the number of searches in the run's store."""
+    with search.open_store(folder / "run.db") as store:
+        return store.find().searches
 
 
 class Merge(NamedTuple):
@@ -178,7 +197,7 @@ def merge(folder: Path) -> Merge:
     first, second = folder / "first.db", folder / "second.db"
     for path in (first, second):
         path.unlink(missing_ok=True)
-    with open_store(folder / "run.db") as store:
+    with search.open_store(folder / "run.db") as store:
         info = store.find()
         searches = [pair for pair, _ in zip(store.searches(info.run), range(MERGED), strict=False)]
     row = (info.run, None, json.dumps(dict(info.config), sort_keys=True), json.dumps(dict(info.facts)), 0, 0, None)
@@ -202,15 +221,9 @@ def merge(folder: Path) -> Merge:
     return Merge(written, (process_time() - start) / (len(searches) // 2))
 
 
-def slope(growths: Sequence[Growth], name: str) -> tuple[float, float]:
-    """Return the CPU seconds per search of a command, between the smallest and the largest store, and its start."""
-    first, last = growths[0], growths[-1]
-    each = (last.reads[name].seconds - first.reads[name].seconds) / (last.searches - first.searches)
-    return each, first.reads[name].seconds - each * first.searches
-
-
 def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth], merged: Merge) -> str:
     """Return the page; ``size`` is the bytes per search of the run's store."""
+    told = ", ".join(f"{name} {1e6 * each:,.1f}" for name, each, _ in slopes(growths))
     parts = [
         "# A run of very many questions",
         "`python -m benchmarks.scale FOLDER`: single pass on the four agents of `rpsv` with a scripted policy, five "
@@ -223,19 +236,37 @@ def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth], merg
         "A run writes to one file: an actor with a language model ends a few searches per second, so one writer serves "
         "hundreds of actors, and at every moment all finished searches are in one place.",
         "## Reading",
-        "Copies of the run's searches under other ids, in one run. Each cell has CPU seconds, with the start of the "
-        'process, and memory in MiB. "insert" is what it takes to add a search to a store of this size.',
+        "Each cell has CPU seconds, with the start of the process, and memory in MiB. The last store is the run's; the "
+        'others have copies of a few searches. "insert" is the time to add a search to a store of this size.',
         _table(["searches", "insert, us", *READS], [_line(one) for one in growths]),
+        f"Microseconds per search between the smallest and the largest store: {told}.",
+        "## What grows, and where one file ends",
+        _limits(samples, size, growths),
     ]
-    if len(growths) > 1:
-        most = growths[-1].searches
-        told = [f"{name} {1e6 * each:,.1f} ({each * MILLION + start:,.0f} s)" for name, each, start in slopes(growths)]
-        note = "" if most >= MILLION else f"; the largest store measured has {most:,}"
-        parts.append(
-            "Microseconds per search between the smallest and the largest store, and in brackets the seconds that this "
-            f"slope gives for a million searches{note}: {', '.join(told)}."
-        )
     return "\n\n".join(parts) + "\n"
+
+
+def _limits(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -> str:
+    half, last = samples[len(samples) // 2], samples[-1]
+    few, most = growths[0], growths[-1]
+    held = 2**20 * (most.reads["compare"].memory - few.reads["compare"].memory) / (most.searches - few.searches)
+    driver = 2**20 * (last.driver - half.driver) / (last.searches - half.searches)
+    rate = (last.searches - half.searches) / (last.cpu - half.cpu)
+    each = {name: seconds for name, seconds, _ in slopes(growths)}
+    lines = [
+        f"Memory of an actor: {min(half.actors + last.actors):,.0f} to {max(half.actors + last.actors):,.0f} MiB in "
+        "the second half of the run.",
+        f"Memory of the driver: {driver:,.0f} bytes per search, for the ids of the finished problems.",
+        f"The file: {size:,.0f} bytes per search, {size * MILLION / 2**30:,.1f} GiB per million. SQLite allows 16 TiB.",
+        f"Time of every command that reads: linear. Memory of `status`: constant; of `compare`, `report` and the index "
+        f"of `view`: an object per search, {held:,.0f} bytes.",
+        f"The writer ends first where searches are short: {rate:,.0f} searches per second in the second half of the "
+        "run. Searches with a language model take seconds, so hundreds of engines fit.",
+        f"Reading ends next: a statement that takes longer than {READ_SECONDS:g} s is stopped, as protection against "
+        f"manipulated files. For `status` this is at about {READ_SECONDS / each['status'] / MILLION:,.1f} million "
+        "searches in one run (computed). Split larger runs: one store for each part of the questions.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _writing(samples: Sequence[Sample], size: float) -> Iterator[str]:
@@ -268,7 +299,7 @@ def slopes(growths: Sequence[Growth]) -> Iterator[tuple[str, float, float]]:
 
 def _line(one: Growth) -> list[str]:
     reads = [f"{one.reads[name].seconds:,.2f} s, {one.reads[name].memory:,.0f}" for name in READS]
-    return [f"{one.searches:,}", f"{1e6 * one.insert:,.0f}", *reads]
+    return [f"{one.searches:,}", "" if one.insert is None else f"{1e6 * one.insert:,.0f}", *reads]
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -279,19 +310,16 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--searches", type=int, default=100_000, help="searches of the run on Ray [100000]")
-    parser.add_argument("--copies", type=int, nargs="*", default=[10_000, 100_000, MILLION], help="sizes to read")
+    parser.add_argument("--searches", type=int, default=MILLION, help="searches of the run [1000000]")
+    parser.add_argument("--copies", type=int, nargs="*", default=[10_000, 100_000], help="sizes of smaller stores")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time of the run, restarts included [no limit]")
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--page", type=Path, default=PAGE)
     args = parser.parse_args()
-    saved = args.folder / "samples.json"
-    if not saved.exists():
-        saved.parent.mkdir(parents=True, exist_ok=True)
-        saved.write_text(json.dumps(write(args.folder, args.searches, args.actors)), encoding="utf-8")
-    samples = [Sample(*one) for one in json.loads(saved.read_text(encoding="utf-8"))]
+    samples = write(args.folder, args.searches, args.actors, args.minutes)
     merged = merge(args.folder)
     growths = grow(args.folder, args.copies)
-    size = (args.folder / "run.db").stat().st_size / args.searches
+    size = (args.folder / "run.db").stat().st_size / growths[-1].searches
     write_whole(args.page, page(samples, size, growths, merged))
     print(f"wrote {args.page}")
 

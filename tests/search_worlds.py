@@ -138,6 +138,16 @@ async def consults(question: str, client: Any) -> str:
     return await ask("Cleo", " ".join([question, *said]))
 
 
+def writes(question: str, client: Any, world: str) -> str:
+    """A program with a folder as its world: it appends three replies to a file, and returns the file."""
+    log = Path(world, "log")
+    for _ in range(3):
+        messages = [{"role": "user", "content": f"{question} {log.read_text()}"}]
+        reply = client.chat.completions.create(model="m", messages=messages)
+        log.write_text(f"{log.read_text()} {reply.choices[0].message.content}")
+    return log.read_text()
+
+
 class HashCritic(Critic):
     """Values in (0, 1) that depend on the transcript alone; remembers the size of each batch."""
 

@@ -273,7 +273,7 @@ def test_solve_accepts_any_question(run: Run, recording: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "expected a question"),
+        ((), "expected either a question"),
         (("1 + 1?", "--task", "arithmetic"), "expected either a question"),
         (("  ",), "got an empty text"),
         (("1 + 1?", "--kind", "poem"), "--kind: expected one of 'number', 'expression', 'formula', 'choice'"),

@@ -351,7 +351,7 @@ def test_ensemble_score_is_the_mean(folders: dict[str, Path]) -> None:
             "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge",
         ),
         ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
-        ("constant:high", ConfigError, "expected a number"),
+        ("constant:high", ConfigError, "expected a finite number"),
         ("constant:nan", ConfigError, "finite"),
         ("policy-likelihood:x", ConfigError, "takes no argument"),
         ("tiny-masprm:x", ConfigError, "takes no argument"),

@@ -526,6 +526,10 @@ def test_commands_work_on_imported_runs(store: Path, tmp_path: Path) -> None:
     assert (result.before, result.after) == (1, 2)
     page = Pages(store).page(f"/tree/{run.run}", {"problem": next(iter(plans(store, "log").values())).problem_id})
     assert "Planner" in page
+    shown = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["status", str(store)]).output
+    [line] = [line for line in shown.splitlines() if "recorded:solo, seed 0" in line and "recorded " in line]
+    # The log has no token counts.
+    assert line.split()[-5:-2] == ["\N{EN DASH}", "1.0", "0.0"]
 
 
 def test_blame_and_bench_critic_read_imported_runs(tmp_path: Path) -> None:

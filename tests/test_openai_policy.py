@@ -183,11 +183,9 @@ def test_large_token_limit_does_not_truncate_a_fitting_prompt(words: int, kept: 
     assert (reply.dropped_tokens == 0) is kept and reply.prompt_tokens <= 1500
 
 
-@pytest.mark.parametrize(
-    ("model", "error", "words"), [("absent", EngineUnavailableError, "expected a server with the model")]
-)
+@pytest.mark.parametrize(("model", "error", "words"), [("absent", EngineUnavailableError, "a server with")])
 def test_unknown_model_ends_the_run_immediately(url: str, model: str, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"(?i){words} the model 'absent'.*/v1/models"):
+    with pytest.raises(error, match=f"(?i){words} 'absent'.*/v1/models"):
         ask(OpenAIPolicy(model, url), [request()])
 
 
@@ -564,7 +562,7 @@ def test_calls_share_connections_and_open_more_on_demand() -> None:
     from mas_gym.policies.connections import POOL_SIZE, Connections
 
     class Client:
-        async def close(self) -> None:
+        async def aclose(self) -> None:
             return None
 
     opened: list[Client] = []

@@ -171,7 +171,7 @@ def test_inferred_kind_is_reported_in_one_line(rows: Rows, caplog: pytest.LogCap
     caplog.set_level("INFO", "mas_gym.tasks")
     load_task(rows(capitals()))
     [said] = caplog.messages
-    assert said.startswith("my: 3 problems of kind text (guessed") and "\n" not in said
+    assert said.startswith("my: 3 problems of kind text") and "\n" not in said
 
 
 def test_unknown_kind_is_rejected(rows: Rows) -> None:
@@ -560,7 +560,7 @@ MINE = ("--task", "my.csv", "--columns", "question=prompt,answer=gold")
 def test_commands_accept_a_users_file(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     policy = ("--policy", "my.py:make")
     code, said = command("eval", *MINE, *policy, "--json", "out.json")
-    assert code == 0 and "my: 3 problems of kind text (guessed" in said and "33.3" in said
+    assert code == 0 and "my: 3 problems of kind text" in said and "33.3" in said
     code, said = command("eval", *MINE, *policy, "--grader", "my.py:grade", "--mas", "single")
     assert code == 0 and "33.3" in said
     code, said = command(
@@ -568,7 +568,7 @@ def test_commands_accept_a_users_file(command: Callable[..., tuple[int, str]], t
     )
     assert code == 0 and "Answer: vienna (right)" in said
     code, said = command("rollouts", *MINE, *policy, "--split", "train", "--store", "t.db", "--planner", "mcts:2,2")
-    assert code == 0 and "it has no split column, so train is 95% of it" in said
+    assert code == 0 and "it has no split column, so train is 95%" in said
     code, said = command("eval", *MINE, *policy, "--kind", "judge", "--judge", "my.py:make")
     assert "expected the last line 'Verdict " in said
     (tmp_path / "code.csv").write_text("question,answer\nWrite f.,assert f(2) == 4\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import re
 import runpy
 import signal
 import sqlite3
@@ -12,9 +13,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +461,42 @@ def test_program_with_a_database_world_restores_it(tmp_path: Path) -> None:
     database.close()
     world = Notes(tmp_path)
     check_logs(searched(Program(solve_with_table, agents=["Solver"], world=world, parked=0)))
+
+
+def test_service_gives_concurrent_requests_separate_worlds(repository: Path) -> None:
+    pytest.importorskip("fastapi", reason="the fastapi package is not installed")
+    from loopback import serving
+
+    from search.service.app import make_app
+    from search.service.requests import Service
+
+    arrived = {"one": threading.Event(), "two": threading.Event()}
+
+    def meet(question: str, client: OpenAI, world: str) -> str:
+        arrived[question].set()
+        # Both requests have a copy before either of them changes its own.
+        assert all(event.wait(60) for event in arrived.values())
+        return f"{question}: {solve(question, client, world)}"
+
+    folder = Folder(repository)
+    before = content(repository)
+    program = Program(meet, agents=["Solver"], world=folder)
+    service = Service(search.load_planner("sc:2"), program.mas, POLICY, program=program)
+    with (
+        serving(make_app(service)) as base,
+        OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def answer_of(question: str) -> str:
+            messages: Any = [{"role": "user", "content": question}]
+            return str(client.chat.completions.create(model="mas-gym", messages=messages).choices[0].message.content)
+
+        answers = list(pool.map(answer_of, arrived))
+    for question, answer in zip(arrived, answers, strict=True):
+        assert re.fullmatch(f"{question}: start[abc]{{{ROUNDS}}}", answer)
+    assert content(repository) == before
+    check_released(folder)
 
 
 class Full(Notes):

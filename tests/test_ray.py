@@ -20,13 +20,13 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 
 import ray
-from search_worlds import consults
+from search_worlds import consults, writes
 
 import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy, load_policy
-from mas_gym.programs import Program
+from mas_gym.programs import Folder, Program
 from search.engine.fleet import Fleet, run_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -124,16 +124,19 @@ def test_two_actors_give_the_rows_of_a_local_run(tmp_path: Path) -> None:
     assert results(fleet_run(make_policy, store=tmp_path / "plain.db")) == expected
 
 
-@pytest.mark.parametrize("kind", ["function", "file", "command"])
+@pytest.mark.parametrize("kind", ["function", "file", "command", "world"])
 def test_program_on_two_actors_gives_the_rows_of_a_local_run(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     script = tmp_path / "agents.py"
     script.write_text(COMMAND, encoding="utf-8")
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "log").write_text("start")
     more: dict[str, Any] = {"agents": ["Ann", "Bob", "Cleo"]}
     program = {
         "function": Program(consults, **more),
         "file": Program(f"{Path(__file__).parent}/search_worlds.py:consults", **more),
         "command": Program(f"{sys.executable} -S {script}", files=[script], agents=["Ann"]),
+        "world": Program(writes, agents=["Ann"], world=Folder(tmp_path / "repo")),
     }[kind]
     count = 3 if kind == "command" else 12
     options: dict[str, Any] = {"mas": None, "program": program}
@@ -142,6 +145,7 @@ def test_program_on_two_actors_gives_the_rows_of_a_local_run(tmp_path: Path, kin
     assert results(fleet_run(make_policy, count, store=tmp_path / "fleet.db", **options)) == expected
     again = plain_run(count, store=tmp_path / "fleet.db", **options)
     assert results(again) == expected and again.usage.agent_calls == 0
+    assert (tmp_path / "repo" / "log").read_text() == "start"
 
 
 def test_cost_over_all_actors_equals_a_local_run(tmp_path: Path) -> None:

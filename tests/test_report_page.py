@@ -19,7 +19,7 @@ from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
 from search import open_store
 from search.compare.blame import blame, chosen_path, path_values
-from search.compare.reliability import ScoredState, calibration, scored_states
+from search.compare.reliability import ScoredState, ScoredStates, calibration
 from search.report.report import read_reports, report_figures, write_tensorboard
 from search.results.outcomes import Outcome
 from search.results.summary import anytime_curve
@@ -169,12 +169,13 @@ def test_calibration_is_shown_by_depth(store: Path) -> None:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plan, (_, values) = next(opened.plans(run.run)), next(opened.values(run.run))
     assert plan.tree is not None
-    first = [node for node in plan.tree.path(plan.candidates[0].node or 0)][1]
-    below = [c.correct for c in plan.candidates if c.node is not None and first in plan.tree.path(c.node)]
-    value = plan.tree[first].value
-    assert value is not None
-    speaker = plan.tree[first].state.speaker
-    assert ScoredState(1, value, sum(map(bool, below)) / len(below), speaker) in scored_states(values)
+    scored, expected = ScoredStates(), ScoredStates()
+    scored.add_tree(values)
+    for node in list(plan.tree)[1:]:
+        below = [bool(c.correct) for c in plan.candidates if c.node is not None and node.id in plan.tree.path(c.node)]
+        if below and node.value is not None:
+            expected.add(node.state.speaker, node.value, sum(below) / len(below))
+    assert scored.bins() == expected.bins() and len(scored.bins()) == 3
 
 
 def test_anytime_curve_has_intervals_and_ends_at_the_result() -> None:

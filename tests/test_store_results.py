@@ -21,7 +21,7 @@ from mas_gym.tasks import Grade, Problem
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search import Plan, open_store
 from search.compare.blame import Falls, blamed, path_values
-from search.compare.reliability import CONFIDENT, scored_states
+from search.compare.reliability import CONFIDENT, ScoredStates
 from search.results.outcomes import outcome_of
 from search.store import TreeValues, regrade
 from search.store.file import FORMAT, seal
@@ -146,15 +146,16 @@ def test_tree_values_equal_those_of_rebuilt_plans(whole: Path) -> None:
     with open_store(whole) as store:
         for info in store.runs():
             agents = [agent.name for agent in info.mas.agents]
-            plans, falls = list(store.plans(info.run, failed=True)), Falls()
+            plans, falls, states = list(store.plans(info.run, failed=True)), Falls(), ScoredStates()
             for plan, (outcome, tree) in zip(plans, store.values(info.run), strict=True):
                 assert tree == values_of(plan) and outcome == outcome_of(plan, "", "", info.config["seed"])
                 assert all(len(tree.path(node)) == 3 for node, _ in tree.candidates)
-                seen["states"] += len(scored_states(tree))
+                states.add_tree(tree)
                 falls.add(tree, outcome.correct)
             blames = blamed((plan, values) for plan in plans if (values := path_values(plan)))
             sure = Counter(agents[one.speaker] if one.confidence >= CONFIDENT else "nobody" for one in blames)
             assert falls.counts(agents) == sure
+            seen["states"] += sum(one.states for bins in states.bins().values() for one in bins)
             seen.update(sure)
     assert seen["states"] > 20 and seen["nobody"] and len(seen) > 2
 

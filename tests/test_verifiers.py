@@ -114,7 +114,7 @@ def test_uncertainty_follows_its_formulae() -> None:
 
 
 def test_uncertainty_without_statistics_is_rejected() -> None:
-    with pytest.raises(CriticError, match=r"reports no entropy .* or uncertainty:least"):
+    with pytest.raises(CriticError, match=r"uncertainty:entropy.* or uncertainty:least"):
         Uncertainty("entropy").score([context("a", certainty=Certainty(least=-1.0))])
     with pytest.raises(CriticError, match="uncertainty:least"):
         Uncertainty("least").score([context("a")])

@@ -178,7 +178,7 @@ def test_unpicklable_parts_are_rejected() -> None:
     shared = bench(policy=None, workers=workers())
     with pytest.raises(ConfigError, match="pickle"):
         measure([Arm("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], shared)
-    with pytest.raises(ConfigError, match="by name"):
+    with pytest.raises(ConfigError, match="name of a critic"):
         measure([Arm("mcts", search.load_planner("mcts:4,2"), HashCritic(), "hash")], shared)
 
 

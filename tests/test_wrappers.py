@@ -192,7 +192,7 @@ def test_too_long_proposals_are_rejected() -> None:
     long = next(i for i, candidate in enumerate(observation["candidates"]) if not candidate.text)
     assert info["action_mask"].sum() == 1
     assert not info["action_mask"][long]
-    assert "a text of 100 bytes" in env.step(long)[4]["invalid_action"]
+    assert "at most 64 bytes, got 100" in env.step(long)[4]["invalid_action"]
 
 
 def test_policies_without_logprobs_give_no_likelihoods() -> None:

@@ -228,16 +228,20 @@ def _results(run: RunInfo, figures: Totals) -> tuple[str, ...]:
     sound, searches = figures.sound, run.searches - run.failed
     costs = (sound.generated_tokens, sound.agent_calls, sound.reward_calls, sound.prompt_tokens)
     means = [f"{cost / searches:,.1f}" if searches else _DASH for cost in costs]
+    # Logs without token counts.
+    if sound.agent_calls and not sound.generated_tokens:
+        means[0] = _DASH
     cached = _percent(sound.cached_tokens, sound.prompt_tokens)
     policy = str(run.config["policy"]["name"])
-    return (task, run.mas.name, policy, _percent(figures.right, run.searches), *means, cached)
+    return (task, run.system, policy, _percent(figures.right, run.searches), *means, cached)
 
 
 def _pace(run: RunInfo, figures: Totals, paid: bool) -> tuple[str, ...]:
     wanted = run.facts.get("problems")
     done = f"{run.searches:,}" + (f"/{wanted:,}" if wanted else "")
     sound, active = run.searches - run.failed, figures.active
-    rates = [f"{number / active:,.1f}" if active else _DASH for number in (60 * run.searches, figures.tokens)]
+    tokens = figures.tokens if figures.tokens or not figures.sound.agent_calls else None
+    rates = [f"{n / active:,.1f}" if active and n is not None else _DASH for n in (60 * run.searches, tokens)]
     each = f"{figures.sound.seconds / sound:,.1f}" if sound else _DASH
     ago = _DASH if figures.last is None else f"{clock(max(0.0, time.time() - figures.last))} ago"
     money = run.facts.get("money")

@@ -6,8 +6,8 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,12 +31,23 @@ def engine_loop() -> asyncio.AbstractEventLoop:
         return _running[1]
 
 
-async def on_engine_loop(work: Coroutine[object, object, T]) -> T:
+async def on_engine_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` on the engine loop and await it; cancelling the caller cancels the work."""
     loop = engine_loop()
     if asyncio.get_running_loop() is loop:
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of concurrent coroutines, in order; if one raises, the others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:

@@ -8,26 +8,22 @@ from dataclasses import replace
 
 from mas_gym.errors import ConfigError, PolicyError, shown
 from mas_gym.policies.base import ARMS, AsyncPolicy, Policy, SamplingReply, SamplingRequest
-from mas_gym.policies.per_agent import PerAgentPolicy
-from mas_gym.policies.sessions import as_async
+from mas_gym.policies.per_agent import CombinedPolicy, PerAgentPolicy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FORM = "arms:small=tiny,large=transformers:DIR"
 
 
-class ArmsPolicy(AsyncPolicy):
+class ArmsPolicy(CombinedPolicy):
     """Sends each request to the model that its ``arm`` names; requests without an arm go to the first one.
 
     Planners choose arms with `search.Propose`. If they do not, the scheduler uses the arms in turn.
 
     Attributes:
         name: Each arm with its policy's name, such as ``"arms:small=tiny|large=openai:m"``.
-        max_concurrency: The sum over the policies.
-        max_prompt_bytes: The minimum over the policies.
         takes_extra_body: The fields that all policies support.
         independent_samples: False if it is False for a policy; True if it is True for all; else None.
         meters: The meters of the policies, each named after its arm.
-        policies: As passed in.
     """
 
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
@@ -49,23 +45,14 @@ class ArmsPolicy(AsyncPolicy):
                     f"arm {arm!r}: expected a policy of one model, got {policy.name}; list all arms together, and give "
                     "agents different arms with a mapping from agents to arms"
                 )
-        self.policies = dict(policies)
-        views = {id(policy): as_async(policy) for policy in policies.values()}
-        self._views = {arm: views[id(policy)] for arm, policy in policies.items()}
+        super().__init__(policies)
         self.name = ARMS + "|".join(f"{arm}={view.name}" for arm, view in self._views.items())
-        self.max_concurrency = sum(view.max_concurrency for view in views.values())
-        bounds = (view.max_prompt_bytes for view in views.values())
-        self.max_prompt_bytes = min((bound for bound in bounds if bound is not None), default=None)
         self.takes_extra_body = _common([policy.takes_extra_body for policy in policies.values()])
         independent = {policy.independent_samples for policy in policies.values()}
         self.independent_samples = False if False in independent else True if independent == {True} else None
         self.meters = {
             f"{arm}={name}": meter for arm, view in self._views.items() for name, meter in view.meters.items()
         }
-
-    def identity(self) -> dict[str, Policy | AsyncPolicy]:
-        """Return the policy of each arm, represented by its identity."""
-        return self.policies
 
     def arms(self, agent: str) -> tuple[str, ...]:
         """Return the names of the arms, in the order in which they were given."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mas_gym.internal.event_loop import close_at_exit
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 POOL_SIZE = 8
 
@@ -22,18 +19,18 @@ class Connections:
     few connections are open under low load.
     """
 
-    def __init__(self, open_client: Callable[[], AsyncOpenAI]) -> None:
+    def __init__(self, open_client: Callable[[], Any]) -> None:
         """Configure the pools; no connection is opened yet.
 
         Args:
             open_client: Returns a client with a separate connection pool.
         """
         self._open_client = open_client
-        self._pools: list[AsyncOpenAI] = []
+        self._pools: list[Any] = []
         self._used: list[int] = []
 
     @contextmanager
-    def one(self) -> Iterator[AsyncOpenAI]:
+    def one(self) -> Iterator[Any]:
         """Provide a client for one call."""
         free = [i for i, used in enumerate(self._used) if used < POOL_SIZE]
         if free:
@@ -43,7 +40,7 @@ class Connections:
             client = self._open_client()
             self._pools.append(client)
             self._used.append(0)
-            close_at_exit(client.close)
+            close_at_exit(client.aclose)
         self._used[chosen] += 1
         try:
             yield self._pools[chosen]

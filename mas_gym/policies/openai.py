@@ -1,4 +1,7 @@
-"""Policies for OpenAI-compatible servers, with the official asynchronous client.
+"""Policies for OpenAI-compatible servers.
+
+The official client determines the address and the headers, and its HTTP client sends the requests. Its typed calls are
+not used: they retry a fixed number of times and read replies of any size.
 
 Each sample is one HTTP call with the seed of that sample, so a message depends only on
 its prompt and seed, as far as the server allows. ``choices="n"`` requests all samples of a
@@ -15,9 +18,8 @@ import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mas_gym.errors import (
     ConfigError,
@@ -26,7 +28,7 @@ from mas_gym.errors import (
     PromptTooLongError,
     need,
 )
-from mas_gym.internal.event_loop import engine_loop, on_engine_loop
+from mas_gym.internal.event_loop import engine_loop, on_engine_loop, together
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
@@ -44,15 +46,10 @@ from mas_gym.policies.openai_format import (
     model_facts,
     parse_reply,
     payload,
-    posted,
-    raise_for_status,
-    read_body,
+    read_reply,
     reply_limit,
 )
 from mas_gym.systems.prompts import ChatMessage
-
-if TYPE_CHECKING:
-    from openai import AsyncAPIResponse, AsyncOpenAI
 
 logger = logging.getLogger("mas_gym.policies")
 
@@ -256,13 +253,7 @@ class OpenAIPolicy(AsyncPolicy):
             return await self._one_by_one(request)
 
     async def _one_by_one(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
-        calls = [asyncio.ensure_future(self._call(request, (seed,))) for seed in request.seeds]
-        try:
-            return list(await asyncio.gather(*calls))
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+        return await together(self._call(request, (seed,)) for seed in request.seeds)
 
     async def _call(self, request: SamplingRequest, seeds: tuple[int, ...], top: int = 0) -> tuple[WireReply, int]:
         """Return a usable reply, after retries and adaptations if needed, and the prompt tokens that were cut."""
@@ -303,7 +294,7 @@ class OpenAIPolicy(AsyncPolicy):
         Raises:
             PolicyError: As `sample_async`.
         """
-        found = await on_engine_loop(self._json(lambda client: posted(client, url, body), limit))
+        found = await on_engine_loop(self._json("POST", url, limit, body))
         assert found is not None
         return found
 
@@ -313,20 +304,22 @@ class OpenAIPolicy(AsyncPolicy):
         def absent(fault: Fault) -> bool:
             return fault.status in _NO_LIST or fault.kind == "bad reply"
 
-        listed = await self._json(lambda client: client.models.with_streaming_response.list(), _LIST_BYTES, absent)
+        listed = await self._json("GET", "models", _LIST_BYTES, absent=absent)
         return {} if listed is None else model_facts(listed, self.model)
 
     async def _json(
         self,
-        call: Callable[[AsyncOpenAI], AbstractAsyncContextManager[AsyncAPIResponse[Any]]],
+        method: str,
+        url: str,
         limit: int,
+        body: JSONMapping | None = None,
         absent: Callable[[Fault], bool] = lambda fault: False,
     ) -> JSONObject | None:
         """Repeat a call until it returns a JSON object; None if a fault shows that there is none."""
         tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:
-                reply = load_object(await self._exchange(call, limit))
+                reply = load_object(await self._exchange(method, url, limit, body))
             except Exception as error:
                 fault = fault_of(error)
                 if fault is None:
@@ -366,13 +359,8 @@ class OpenAIPolicy(AsyncPolicy):
         body = self._body(request, seeds, top)
         want = "logprobs" in body
         api = self.options.api
-        inputs: JSONObject = {"messages": []} if api == "chat" else {"prompt": ""}
-
-        def call(client: AsyncOpenAI) -> AbstractAsyncContextManager[AsyncAPIResponse[Any]]:
-            endpoint = client.chat.completions if api == "chat" else client.completions
-            return endpoint.with_streaming_response.create(model=self.model, **inputs, extra_body=body)
-
-        raw = await self._exchange(call, reply_limit(request, len(seeds)))
+        url = "chat/completions" if api == "chat" else "completions"
+        raw = await self._exchange("POST", url, reply_limit(request, len(seeds)), body)
         reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
@@ -383,9 +371,7 @@ class OpenAIPolicy(AsyncPolicy):
         self._down, self._answered = False, asyncio.get_running_loop().time()
         return reply
 
-    async def _exchange(
-        self, call: Callable[[AsyncOpenAI], AbstractAsyncContextManager[AsyncAPIResponse[Any]]], limit: int
-    ) -> bytes:
+    async def _exchange(self, method: str, url: str, limit: int, body: JSONMapping | None) -> bytes:
         """Make one call as soon as a slot is free; return the body, of at most ``limit`` bytes."""
         loop = asyncio.get_running_loop()
         slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
@@ -394,11 +380,11 @@ class OpenAIPolicy(AsyncPolicy):
             while (wait := self._hold_until - loop.time()) > 0:
                 await asyncio.sleep(wait)
             with self._connections.one() as client:
-                async with asyncio.timeout(self.options.timeout), call(client) as response:
-                    raw, complete = await read_body(response.http_response, limit)
-        if not complete:
-            raise BadReply(f"it is larger than {limit:,} bytes")
-        return raw
+                async with (
+                    asyncio.timeout(self.options.timeout),
+                    client.stream(method, url, json=body, follow_redirects=False) as response,
+                ):
+                    return await read_reply(response, limit)
 
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> JSONObject:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
@@ -409,7 +395,6 @@ class OpenAIPolicy(AsyncPolicy):
             body.pop("top_logprobs", None)
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body.pop("max_tokens")
-        # The client would spend a quarter of the call traversing typed parameters; these are sent unchanged.
         return body | dict(self.options.extra_body or {})
 
     def _lower_cap(self, fault: Fault, request: SamplingRequest) -> bool:
@@ -492,7 +477,7 @@ class OpenAIPolicy(AsyncPolicy):
     def _shown_url(self) -> str:
         return re.sub(r"//[^/@]*@", "//", self.base_url or "the default OpenAI endpoint")
 
-    def _open(self) -> AsyncOpenAI:
+    def _open(self) -> Any:
         import openai
 
         key = os.environ.get(self.options.key_env, "").strip()
@@ -500,16 +485,15 @@ class OpenAIPolicy(AsyncPolicy):
             raise ConfigError(
                 f"expected an API key of printable ASCII in the environment variable {self.options.key_env}"
             )
-        return openai.AsyncOpenAI(
-            # Servers without keys accept any key, but the client requires one.
-            api_key=key or "none",
-            base_url=self.base_url,
-            max_retries=0,
-            # An unreachable machine does not refuse connections, so only a time limit detects it.
-            timeout=openai.Timeout(self.options.timeout, connect=min(_CONNECT_SECONDS, self.options.timeout / 2)),
-            default_headers={"Accept-Encoding": "gzip"},
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [raise_for_status]}),
-        )
+        # An unreachable machine does not refuse connections, so only a time limit detects it.
+        limits = openai.Timeout(self.options.timeout, connect=min(_CONNECT_SECONDS, self.options.timeout / 2))
+        http = openai.DefaultAsyncHttpxClient(timeout=limits)
+        # Servers without keys accept any key, but the client requires one.
+        official = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, http_client=http)
+        http.base_url = official.base_url
+        headers = {name: value for name, value in official.default_headers.items() if isinstance(value, str)}
+        http.headers.update({**headers, "Authorization": f"Bearer {official.api_key}", "Accept-Encoding": "gzip"})
+        return http
 
 
 def load_openai(argument: str, **options: object) -> OpenAIPolicy:

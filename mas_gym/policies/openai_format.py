@@ -8,7 +8,6 @@ and the caller retries.
 
 from __future__ import annotations
 
-import asyncio
 import email.utils
 import json
 import math
@@ -16,13 +15,12 @@ import random
 import re
 import time
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
-from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import (
     MOST_TOKENS,
     Certainty,
@@ -33,9 +31,6 @@ from mas_gym.policies.base import (
     token_count,
 )
 from mas_gym.systems.tool_calls import ToolCall, with_calls
-
-if TYPE_CHECKING:
-    pass
 
 Api = Literal["chat", "completions"]
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
@@ -68,26 +63,7 @@ class BadReply(Exception):
     """A reply that arrived but is unusable."""
 
 
-class HTTPResponse(Protocol):
-    """The parts of a response of httpx or httpx2 that are read."""
-
-    @property
-    def status_code(self) -> int:
-        """The HTTP status."""
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the status is 2xx."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers; names in any case."""
-
-    def aiter_raw(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, compressed."""
-
-
-async def read_body(response: HTTPResponse, limit: int) -> tuple[bytes, bool]:
+async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
     """Read and decompress a streamed response of any status.
 
     Args:
@@ -115,17 +91,6 @@ async def read_body(response: HTTPResponse, limit: int) -> tuple[bytes, bool]:
         if max(len(body), received) > limit:
             return bytes(body[:limit]), False
     return bytes(body), True
-
-
-@asynccontextmanager
-async def posted(client: Any, url: str, body: JSONMapping) -> AsyncIterator[Any]:
-    """Post JSON with the official client to an address that it has no method for; yield the unread response."""
-    headers = {"X-Stainless-Raw-Response": "stream"}
-    response = await client.post(url, cast_to=object, body=dict(body), options={"headers": headers})
-    try:
-        yield response
-    finally:
-        await response.close()
 
 
 class WireReply(NamedTuple):
@@ -205,7 +170,7 @@ def payload(
     return body
 
 
-def _defused(value: Any) -> Any:
+def _defused(value: object) -> Any:
     """Return JSON with every string defused."""
     if isinstance(value, dict):
         return {key: _defused(entry) for key, entry in value.items()}
@@ -408,10 +373,17 @@ class StatusError(Exception):
         self.status, self.headers, self.body = status, headers, body
 
 
-async def raise_for_status(response: HTTPResponse) -> None:
-    """Raise `StatusError` unless an httpx response is 2xx. As an event hook, it reads the body before the client does.
+async def read_reply(response: Any, limit: int) -> bytes:
+    """Read the body of a streamed response.
 
-    Redirects also raise it: prompts and the API key are sent to the configured address only.
+    Args:
+        response: An httpx response with an unread body.
+        limit: Maximum number of bytes.
+
+    Raises:
+        StatusError: The status is not 2xx. Redirects are not followed: prompts and the API key are sent to the
+            configured address only.
+        BadReply: The body is larger or cannot be decompressed.
     """
     if not response.is_success:
         try:
@@ -419,6 +391,10 @@ async def raise_for_status(response: HTTPResponse) -> None:
         except BadReply:
             body = b""
         raise StatusError(response.status_code, response.headers, body)
+    body, complete = await read_body(response, limit)
+    if not complete:
+        raise BadReply(f"it is larger than {limit:,} bytes")
+    return body
 
 
 class Fault(NamedTuple):
@@ -456,27 +432,20 @@ class Fault(NamedTuple):
 
 def fault_of(error: BaseException) -> Fault | None:
     """Return the fault that an exception represents, or None if no server caused it."""
-    import openai
-
-    # Some versions of the client wrap exceptions from its event hooks.
-    cause = error.__cause__ or error
-    for found in (error, cause):
-        if isinstance(found, StatusError):
-            return _status_fault(found.status, found.body, found.headers)
-        if isinstance(found, BadReply):
-            return Fault("bad reply", f"the reply is unusable: {found}")
-    if type(cause).__name__ == "ConnectTimeout":
+    if isinstance(error, StatusError):
+        return _status_fault(error.status, error.body, error.headers)
+    if isinstance(error, BadReply):
+        return Fault("bad reply", f"the reply is unusable: {error}")
+    kind, library = type(error).__name__, type(error).__module__.split(".")[0]
+    ours = library in ("httpx", "httpx2")
+    if ours and kind == "ConnectTimeout":
         return Fault("connection", "no connection before the timeout")
-    if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
+    if isinstance(error, TimeoutError) or (ours and "Timeout" in kind):
         return Fault("timeout", "no response before the timeout")
-    if isinstance(error, openai.APIConnectionError):
+    if ours:
         # A refused connection means that the server is down; a later reset may affect only this request.
-        kind: FaultKind = "connection" if type(cause).__name__ == "ConnectError" else "reset"
-        return Fault(kind, f"the connection failed ({type(cause).__name__}: {_printable(str(cause))})")
-    # A reset in the middle of a body surfaces as the HTTP library's own error, which the client does not wrap.
-    if type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2", "h11"):
-        kind = "timeout" if "Timeout" in type(error).__name__ else "reset"
-        return Fault(kind, f"the connection broke ({type(error).__name__}: {_printable(str(error))})")
+        reason = f"the connection failed ({kind}: {_printable(str(error))})"
+        return Fault("connection" if kind == "ConnectError" else "reset", reason)
     return None
 
 

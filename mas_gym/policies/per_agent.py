@@ -5,26 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mas_gym.errors import ConfigError, PolicyError
-from mas_gym.policies.base import (
-    AsyncPolicy,
-    Policy,
-    PolicyBase,
-    SamplingReply,
-    SamplingRequest,
-)
+from mas_gym.policies.base import AsyncPolicy, Policy, PolicyBase, SamplingReply, SamplingRequest
 from mas_gym.policies.sessions import as_async
 from mas_gym.systems.validation import ANYONE
 
 
-class PerAgentPolicy(AsyncPolicy):
+class CombinedPolicy(AsyncPolicy):
+    """A policy made of named policies.
+
+    Attributes:
+        max_concurrency: The sum over the policies.
+        max_prompt_bytes: The minimum over the policies.
+        policies: As passed in; several names may share one.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
+        """Combine policies by name."""
+        self.policies = dict(policies)
+        views = {id(policy): as_async(policy) for policy in policies.values()}
+        self._views = {name: views[id(policy)] for name, policy in policies.items()}
+        self.max_concurrency = sum(view.max_concurrency for view in views.values())
+        bounds = (view.max_prompt_bytes for view in views.values())
+        self.max_prompt_bytes = min((bound for bound in bounds if bound is not None), default=None)
+
+    def identity(self) -> dict[str, Policy | AsyncPolicy]:
+        """Return the policies by name, represented by their identities."""
+        return self.policies
+
+
+class PerAgentPolicy(CombinedPolicy):
     """Sends each request to its acting agent's policy.
 
     Attributes:
         name: Each agent with its policy's name.
-        max_concurrency: The sum over the policies.
-        max_prompt_bytes: The minimum over the policies.
         meters: The meters of the policies, each named after the first agent that uses it.
-        policies: As passed in.
     """
 
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
@@ -38,21 +52,12 @@ class PerAgentPolicy(AsyncPolicy):
         """
         if not policies:
             raise ConfigError("expected a policy for at least one agent, got none; name agents, or '*' for all")
-        self.policies = dict(policies)
-        views = {id(policy): as_async(policy) for policy in self.policies.values()}
-        self._routes = {agent: views[id(policy)] for agent, policy in self.policies.items()}
-        self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._routes.items())
-        self.max_concurrency = sum(view.max_concurrency for view in views.values())
-        bounds = (view.max_prompt_bytes for view in views.values())
-        self.max_prompt_bytes = min((bound for bound in bounds if bound is not None), default=None)
-        first = {id(view): agent for agent, view in reversed(self._routes.items())}
+        super().__init__(policies)
+        self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._views.items())
+        first = {id(view): agent for agent, view in reversed(self._views.items())}
         self.meters = {
-            f"{first[id(view)]}={name}": meter for view in views.values() for name, meter in view.meters.items()
+            f"{first[id(view)]}={name}": meter for view in self._views.values() for name, meter in view.meters.items()
         }
-
-    def identity(self) -> dict[str, Policy | AsyncPolicy]:
-        """Return the policy of each agent, represented by its identity."""
-        return self.policies
 
     def serving(self, agent: str) -> PolicyBase:
         """Return the policy for an agent's requests. Raises `PolicyError` if there is none."""
@@ -71,8 +76,8 @@ class PerAgentPolicy(AsyncPolicy):
         return await self._route(request.agent).sample_async(request)
 
     def _route(self, agent: str) -> AsyncPolicy:
-        policy = self._routes.get(agent) or self._routes.get(ANYONE)
+        policy = self._views.get(agent) or self._views.get(ANYONE)
         if policy is None:
-            known = ", ".join(self._routes)
+            known = ", ".join(self._views)
             raise PolicyError(f"expected a policy for the agent {agent!r}, got policies for {known}; add '*'")
         return policy

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError, shown
-from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
+from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop, together
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.plugins import build
 from mas_gym.policies.base import (
@@ -330,15 +330,10 @@ class VLLMPolicy(AsyncPolicy):
     async def _answer(self, request: SamplingRequest) -> SamplingReply:
         llm = await self._llm()
         prompt = self._prompt(llm, request)
-        calls = [asyncio.ensure_future(self._one(llm, prompt, request, seed)) for seed in request.seeds]
         try:
-            found = await asyncio.gather(*calls)
+            found = await together(self._one(llm, prompt, request, seed) for seed in request.seeds)
         except Exception as error:
             raise self._explained(error) from error
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
         return SamplingReply(tuple(sample for sample, _ in found), len(prompt.ids), found[0][1], prompt.dropped)
 
     def _prompt(self, llm: AsyncLLM, request: SamplingRequest) -> Prompt:

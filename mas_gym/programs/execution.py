@@ -146,15 +146,12 @@ class Host(Protocol):
 
     def watch(self, execution: Execution, seconds: float = 0.0) -> None:
         """Call `Execution.settle` when the program has been idle for some seconds."""
-        ...
 
     def late(self, seconds: float) -> None:
         """Wait longer for later calls, because one came some seconds after the decision."""
-        ...
 
     def rests(self, execution: Execution) -> None:
         """Free the slot of an execution that waits for a reply, or is over and must end its program."""
-        ...
 
 
 def given(texts: list[str] | Future[list[str]]) -> list[str]:
@@ -175,7 +172,6 @@ class Later(Protocol):
 
     def set_result(self, texts: list[str], /) -> object:
         """Set one text per choice; none if the execution is over."""
-        ...
 
 
 class Place(Protocol):
@@ -184,11 +180,9 @@ class Place(Protocol):
     @property
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
-        ...
 
     def soon(self, work: Callable[..., object], *args: object) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
-        ...
 
 
 def in_thread(execution: Execution) -> Future[list[str]]:

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from mas_gym.errors import MissingDependencyError
+from mas_gym.errors import need
 from mas_gym.programs.execution import Ended, Failed
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.recording import record_at
@@ -40,11 +40,8 @@ def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed
 
 
 def _client(asynchronous: bool, base_url: str, api_key: str) -> Any:
-    try:
-        import openai
-    except ImportError as error:
-        raise MissingDependencyError("a program with client= needs openai: pip install 'mas-gym[openai]'") from error
-    kind: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
+    openai = need("openai", "a program with client=", "openai")
+    kind = openai.AsyncOpenAI if asynchronous else openai.OpenAI
     return kind(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=None)
 
 

@@ -482,7 +482,7 @@ def _log_rehearsal(
     else:
         how = f"failed: {' '.join(str(end.error if isinstance(end, Failed) else end).split())[:300]}"
     if not isinstance(end, Ended):
-        how += f"; agents that it did not reach count as {OTHERS!r}, unless agents= names them"
+        how += f"; agents that it did not reach count as {OTHERS!r} unless agents= names them"
     if silent:
         how += f"; further nodes of its graph: {', '.join(silent)}"
     level = logging.INFO if isinstance(end, Ended) else logging.WARNING

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from time import monotonic, process_time
 from typing import Any, Protocol
 
-from mas_gym.errors import MASGymError, SearchError
+from mas_gym.errors import MASGymError, SearchError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, fitted
 from mas_gym.programs.activity import CURRENT, track
@@ -37,7 +37,7 @@ from mas_gym.programs.execution import (
     Waiting,
 )
 from mas_gym.programs.frameworks import name_nodes
-from mas_gym.programs.gateway import Clients, Gateway, Server
+from mas_gym.programs.gateway import Gateway, Server
 from mas_gym.programs.loop import Loop
 from mas_gym.programs.quiet import Watcher
 from mas_gym.programs.sources import Source
@@ -67,11 +67,9 @@ class Described(Protocol):
     @property
     def mas(self) -> MAS:
         """The system that search uses."""
-        ...
 
     def agent_of(self, call: Call) -> int:
         """Return the index of the agent that makes a call."""
-        ...
 
 
 class ProgramError(MASGymError, RuntimeError):
@@ -87,7 +85,7 @@ class Runner(Watcher):
         self.program = program
         self.policy = policy
         self.gateway = Gateway(program.normalise, self._fitted)
-        self._clients = Clients(self.gateway)
+        self._templates: dict[bool, Any] = {}
         self._lock = threading.RLock()
         self._open: set[Execution] = set()
         self._parked: OrderedDict[tuple[int, bytes], Execution] = OrderedDict()
@@ -222,8 +220,6 @@ class Runner(Watcher):
         for execution in left:
             execution.drop()
 
-    # ---- interface for executions
-
     # ---- interface for sources
 
     def url(self, execution: Execution) -> str:
@@ -236,8 +232,13 @@ class Runner(Watcher):
         return f"http://127.0.0.1:{self._server.port}/{execution.token}/v1"
 
     def client(self, execution: Execution, asynchronous: bool) -> Any:
-        """Return an OpenAI client that needs no socket."""
-        return self._clients.make(execution, asynchronous)
+        """Return an OpenAI client that needs no socket. Raises `MissingDependencyError`."""
+        need("openai", "a program with client=", "openai")
+        from mas_gym.programs.clients import async_client, client_of, sync_client
+
+        if asynchronous not in self._templates:
+            self._templates[asynchronous] = (async_client if asynchronous else sync_client)(self.gateway)
+        return client_of(execution, self._templates[asynchronous])
 
     def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
         """Run a coroutine on the loop of programs."""

@@ -46,19 +46,15 @@ class Stage(Protocol):
 
     def url(self, execution: Execution) -> str:
         """Return the base URL for an execution's calls, on a loopback port."""
-        ...
 
     def client(self, execution: Execution, asynchronous: bool) -> Any:
         """Return an OpenAI client that works without a socket."""
-        ...
 
     def on_loop(self, execution: Execution, work: Callable[[], object]) -> Callable[[], None]:
         """Run the coroutine that ``work`` returns on the loop of programs; return a function that cancels it."""
-        ...
 
     def beside(self, work: Callable[[], object]) -> Callable[[], None]:
         """Run it on the internal loop, which user code never blocks."""
-        ...
 
 
 class Source(Protocol):
@@ -72,20 +68,16 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """See the class."""
-        ...
 
     @property
     def needs_key(self) -> bool:
         """See the class."""
-        ...
 
     def identity(self) -> object:
         """Return everything that determines the program's behaviour. Raises `IdentityError`."""
-        ...
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Start the program on an execution's question, and return a function that ends it."""
-        ...
 
 
 class FunctionSource:

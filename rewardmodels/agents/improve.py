@@ -304,8 +304,8 @@ def _draw(rounds: Sequence[Round], path: Path) -> None:
     axes = figure.subplots()
     numbers = [one.number for one in rounds]
     for rows, colour in zip(zip(*(one.rows for one in rounds), strict=True), COLOURS, strict=False):
-        ends = [[100 * row.interval.low for row in rows], [100 * row.interval.high for row in rows]]
-        axes.fill_between(numbers, *ends, color=colour, alpha=0.15, lw=0)
+        low, high = ([100 * end for end in ends] for ends in zip(*(row.interval for row in rows), strict=True))
+        axes.fill_between(numbers, low, high, color=colour, alpha=0.15, lw=0)
         hits = [100 * row.hits[1].mean for row in rows]
         axes.plot(numbers, hits, color=colour, marker="o", ms=4, label=plain(rows[0].label))
     axes.set_xticks(numbers)

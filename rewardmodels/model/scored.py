@@ -36,8 +36,8 @@ class ModelCritic(Critic):
         for key, value in zip(fresh, self.values(list(fresh.values())) if fresh else (), strict=True):
             if not math.isfinite(value):
                 raise CriticError(
-                    f"critic {self.name!r}: expected a finite value for {key[1]!r}, got {value}; check its weights and "
-                    "precision"
+                    f"critic {self.name!r}: expected a finite value for {key[1]!r}, got {value}; its weights are "
+                    "damaged, or its dtype has too small a range"
                 )
             self._known[key] = rounded(value)
         return [self._known[context.mas.fingerprint, context.state] for context in contexts]

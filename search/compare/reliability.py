@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,17 @@ CONFIDENT = 0.3
 
 
 class ScoredState(NamedTuple):
-    """A scored state of a search tree.
+    """A scored state of a search tree or a transcript.
 
     Attributes:
         depth: Messages so far.
         value: The critic's value.
         right: Share of the graded answers below it that are right.
-        speaker: Index of the agent that wrote its last message, if known.
     """
 
     depth: int
     value: float
     right: float
-    speaker: int = -1
 
 
 class Bin(NamedTuple):
@@ -54,55 +52,47 @@ def gap(bins: Sequence[Bin]) -> float:
     return sum(abs(one.value - (2 * one.right - 1)) * one.states for one in bins) / sum(one.states for one in bins)
 
 
-def scored_states(tree: TreeValues) -> list[ScoredState]:
-    """Return the scored states of a search tree that have graded answers below them."""
-    parents = tree.parents
-    depths, graded, right = ([0] * len(parents) for _ in range(3))
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            depths[node] = depths[parent] + 1
-    for node, correct in tree.candidates:
-        while node > 0:
-            graded[node] += 1
-            right[node] += correct
-            node = parents[node]
-    return [
-        ScoredState(depths[node], value, right[node] / graded[node], tree.speakers[node])
-        for node, value in enumerate(tree.values)
-        if graded[node] and value is not None
-    ]
-
-
 class ScoredStates:
-    """The scored states of many searches by depth or speaker, at 16 bytes each."""
+    """The values of many scored states and the shares of right answers below them, in groups, at 16 bytes each."""
 
-    def __init__(self, by: Literal["depth", "speaker"]) -> None:
+    def __init__(self) -> None:
         """Start without states."""
-        self._key = attrgetter(by)
-        self._groups: dict[int, tuple[array[float], array[float]]] = {}
+        self._groups: defaultdict[int, tuple[array[float], array[float]]] = defaultdict(
+            lambda: (array("d"), array("d"))
+        )
 
-    def add(self, states: Iterable[ScoredState]) -> None:
-        """Add states."""
-        for state in states:
-            key = self._key(state)
-            if key not in self._groups:
-                self._groups[key] = array("d"), array("d")
-            values, right = self._groups[key]
-            values.append(state.value)
-            right.append(state.right)
+    def add(self, group: int, value: float, right: float) -> None:
+        """Add a state."""
+        values, shares = self._groups[group]
+        values.append(value)
+        shares.append(right)
+
+    def add_tree(self, tree: TreeValues) -> None:
+        """Add the scored states of a search tree that have graded answers below them, by speaker."""
+        parents = tree.parents
+        graded, right = [0] * len(parents), [0] * len(parents)
+        for node, correct in tree.candidates:
+            while node > 0:
+                graded[node] += 1
+                right[node] += correct
+                node = parents[node]
+        for speaker, value, below, found in zip(tree.speakers, tree.values, graded, right, strict=True):
+            if below and value is not None:
+                self.add(speaker, value, found / below)
 
     def bins(self) -> dict[int, list[Bin]]:
-        """Return, for each depth or speaker, at most `BINS` bins of about equally many states, in order of value.
+        """Return, for each group, at most `BINS` bins of about equally many states, in order of value.
 
         Equal values share a bin, so the order of the states does not matter.
         """
         return {key: _bins(*map(np.asarray, self._groups[key])) for key in sorted(self._groups)}
 
 
-def calibration(states: Iterable[ScoredState], by: Literal["depth", "speaker"] = "depth") -> dict[int, list[Bin]]:
-    """Return the bins of states by depth or speaker, as `ScoredStates.bins` does."""
-    groups = ScoredStates(by)
-    groups.add(states)
+def calibration(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
+    """Return the bins of states by depth, as `ScoredStates.bins` does."""
+    groups = ScoredStates()
+    for depth, value, right in states:
+        groups.add(depth, value, right)
     return groups.bins()
 
 

@@ -139,16 +139,18 @@ def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     problem, steps, label = (row.get(name) for name in ("problem", "steps", "label"))
     if not isinstance(problem, str) or not problem.strip():
         raise BadRow(f"expected a text as problem, got {shown(problem)}")
-    texts = _each(steps, "steps", lambda step: isinstance(step, str))
+    texts = _each(steps, "steps", "texts", lambda step: isinstance(step, str))
     if not texts:
         raise BadRow("expected at least one step, got none")
     if len(texts) > MOST_STEPS or len(problem) + sum(map(len, texts)) > LONGEST:
         raise BadRow(f"expected at most {MOST_STEPS} steps and {LONGEST:,} characters")
     if type(label) is not int or not NOBODY <= label < len(texts):
         raise BadRow(f"expected a label from -1 (no error) to {len(texts) - 1} (the last step), got {shown(label)}")
-    agents = _each(row.get("agents"), "agents", lambda name: isinstance(name, str) and name != "")
-    tokens = _each(row.get("tokens"), "tokens", lambda count: type(count) is int and count >= 0)
-    logprobs = _each(row.get("logprobs"), "logprobs", lambda x: x is None or (is_number(x) and x <= 0))
+    agents = _each(row.get("agents"), "agents", "names", lambda name: isinstance(name, str) and name != "")
+    tokens = _each(row.get("tokens"), "tokens", "whole numbers >= 0", lambda count: type(count) is int and count >= 0)
+    logprobs = _each(
+        row.get("logprobs"), "logprobs", "numbers <= 0 or null", lambda x: x is None or (is_number(x) and x <= 0)
+    )
     for what, column in (("agents", agents), ("tokens", tokens), ("logprobs", logprobs)):
         if column and len(column) != len(texts):
             raise BadRow(f"expected {len(texts)} {what}, one per step, got {len(column)}")
@@ -163,14 +165,14 @@ def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     )  # fmt: skip
 
 
-def _each(values: object, name: str, fits: Callable[[Any], bool]) -> list[Any]:
+def _each(values: object, name: str, kind: str, fits: Callable[[Any], bool]) -> list[Any]:
     if values is None and name != "steps":
         return []
     if not isinstance(values, list):
         raise BadRow(f"expected a list of {name}, got {shown(values)}")
     wrong = next((value for value in values if not fits(value)), values)
     if wrong is not values:
-        raise BadRow(f"{name}: expected valid values, got {shown(wrong)}")
+        raise BadRow(f"{name}: expected {kind}, got {shown(wrong)}")
     return values
 
 

@@ -18,7 +18,7 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import by_cause
 from search.compare import Comparison
 from search.compare.blame import Falls
-from search.compare.reliability import CONFIDENT, Bin, ScoredStates, scored_states
+from search.compare.reliability import CONFIDENT, Bin, ScoredStates
 from search.prices import Prices
 from search.report.listing import regrade_table, report_page
 from search.results.display import (
@@ -115,10 +115,10 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         if not store.has_values(run.run):
             outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
             continue
-        of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
+        of_row, falls = states.setdefault(label, ScoredStates()), Falls()
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)
-            of_row.add(scored_states(tree))
+            of_row.add_tree(tree)
             falls.add(tree, outcome.correct)
         blamed.setdefault(label, Counter()).update(falls.counts(agents[label]))
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)

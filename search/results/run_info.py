@@ -48,6 +48,11 @@ class RunInfo:
         return load_mas(self.config["mas"])
 
     @property
+    def system(self) -> str:
+        """The name of the system, without loading it."""
+        return str(self.config["mas"]["name"])
+
+    @property
     def spent(self) -> Usage:
         """The run's cost, including failed and dropped searches; seconds are wall-clock time."""
         return Usage(**self.facts.get("spent", {}))

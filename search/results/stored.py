@@ -79,7 +79,7 @@ def _title(run: RunInfo) -> str:
     policy, task = run.config["policy"]["name"], run.facts.get("task") or "own problems"
     return (
         f"{task} {run.facts.get('split') or ''}".strip()
-        + f", {run.mas.name}, policy {policy}"
+        + f", {run.system}, policy {policy}"
         + (", true reward" if run.config["training"] else "")
     )
 

@@ -7,10 +7,10 @@ table needs; grades and tree values also need its content. All data is verified 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome
@@ -126,37 +126,38 @@ class Totals(NamedTuple):
     last: float | None
 
 
-_ACTIVE = """
-WITH ends AS (SELECT 86400 * (julianday(finished) - 2440587.5) AS end, seconds FROM searches WHERE run = ?),
-spans AS (
-    SELECT end - seconds AS start, end,
-    max(end) OVER (ORDER BY end - seconds ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached FROM ends
-)
-SELECT total(max(0, end - max(start, ifnull(reached, start)))), max(end) FROM spans
+_SPANS = """
+SELECT ended - seconds AS started, ended
+FROM (SELECT 86400 * (julianday(finished) - 2440587.5) AS ended, seconds FROM searches WHERE run = ?) ORDER BY started
 """
-"""The length of the union of all spans, and the last end. Unix time began on Julian day 2440587.5."""
+"""The start and end of each search in Unix time, which began on Julian day 2440587.5."""
 
 
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     """Return the sums over the searches of a run; None if a search is corrupt."""
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in AMOUNTS)
     query = (
-        f"SELECT total(checksum IS NOT {row_checksum('searches')}), "
+        f"SELECT total(checksum IS NOT {row_checksum('searches')}), count(error), "
         f"total(correct AND error IS NULL), total(generated_tokens), {sums} FROM searches WHERE run = ?"
     )
-    damaged, right, tokens, *costs = connection.execute(query, (run,)).fetchone()
+    damaged, failed, right, tokens, *costs = connection.execute(query, (run,)).fetchone()
     if damaged:
         return None
     costs = {name: cost if name == "seconds" else int(cost) for name, cost in zip(AMOUNTS, costs, strict=True)}
-    query = (
-        "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error ORDER BY min(problem)"
-    )
-    reasons = {readable(error): number for error, number in connection.execute(query, (run,))}
-    active, last = connection.execute(_ACTIVE, (run,)).fetchone()
+    reasons = {}
+    if failed:
+        query = "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error"
+        found = connection.execute(f"{query} ORDER BY min(problem)", (run,))
+        reasons = {readable(error): number for error, number in found}
+    active, last = _active(connection.execute(_SPANS, (run,)))
     return Totals(int(right), int(tokens), Usage(**costs), reasons, active, last)
 
 
-def span(finished: str, seconds: float) -> tuple[float, float]:
-    """Return the start and end of a search in Unix time."""
-    end = datetime.fromisoformat(finished).timestamp()
-    return end - seconds, end
+def _active(spans: Iterable[tuple[float, float]]) -> tuple[float, float | None]:
+    """Return the length of the union of spans, given by start and end in order of start, and the last end."""
+    length, last = 0.0, -math.inf
+    for start, end in spans:
+        if end > last:
+            length += end - max(start, last)
+            last = end
+    return length, None if last == -math.inf else last

@@ -427,7 +427,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
         read = json.loads(facts)
         info = RunInfo(run, name, json.loads(config), read, searches, failed)
         # Listing runs needs these entries.
-        _ = (info.label, info.spent, str(read["started"]))
+        _ = (info.label, info.system, info.spent, str(read["started"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Damage(f"its facts cannot be read: {error}") from error
     return info

@@ -38,7 +38,6 @@ from search.store.results import (
     TreeValues,
     graded_outcome,
     outcome_of_row,
-    span,
     totals,
     tree_values,
 )
@@ -343,14 +342,6 @@ class Store:
             StoreError: As for `plans`.
         """
         return self._each(self.find(run), self._reader.problem)
-
-    def spans(self, run: str | None = None) -> list[tuple[float, float]]:
-        """Return the start and end of each search of one run in Unix time, including failed searches, by start.
-
-        Raises:
-            StoreError: As for `plans`.
-        """
-        return sorted(span(row["finished"], row["seconds"]) for row in self.rows(run))
 
     def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
         """Read the search of one problem, with the problem.

@@ -361,7 +361,7 @@ def test_server_that_keeps_rejecting_requests_fails(place: tuple[Server, str]) -
             yield chunk
 
     server.mode, server.posts = turn, 0
-    with pytest.raises(PolicyError, match="refused"):
+    with pytest.raises(PolicyError, match="rejected"):
         ask(policy(url))
     assert server.posts <= 20
 

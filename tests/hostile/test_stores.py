@@ -100,10 +100,6 @@ def questions(store: search.Store) -> list[Any]:
     return [(i.run, p, dict(p.metadata)) for i in store.runs() for p in store.problems(i.run)]
 
 
-def spans(store: search.Store) -> list[Any]:
-    return [(i.run, span) for i in store.runs() for span in store.spans(i.run)]
-
-
 def outcomes(store: search.Store) -> list[Any]:
     return [(i.run, outcome) for i in store.runs() for outcome in store.outcomes(i.run)]
 
@@ -128,7 +124,7 @@ def exported(store: search.Store) -> list[Any]:
     return rows
 
 
-READERS: list[Callable[[search.Store], list[Any]]] = [facts, totals, plans, answers, questions, spans, outcomes, values]
+READERS: list[Callable[[search.Store], list[Any]]] = [facts, totals, plans, answers, questions, outcomes, values]
 
 
 def check(path: Path, expected: dict[str, list[Any]], told: Told, readers: Any) -> int:

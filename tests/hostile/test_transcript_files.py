@@ -22,7 +22,7 @@ FAULTS: dict[str, tuple[object, str]] = {
     "no problem": ({"steps": ["2"], "label": -1}, "expected a text as problem, got None"),
     "no steps": (GOOD | {"steps": []}, "at least one step"),
     "steps as text": (GOOD | {"steps": "2"}, "expected a list of steps"),
-    "a step that is no text": (GOOD | {"steps": ["a", None]}, "steps: got None"),
+    "a step that is no text": (GOOD | {"steps": ["a", None]}, "steps: .* got None"),
     "label too large": (GOOD | {"label": 1}, "from -1 .* to 0 .*, got 1"),
     "label too small": (GOOD | {"label": -2}, "got -2"),
     "label as truth": (GOOD | {"label": True}, "got True"),
@@ -33,8 +33,8 @@ FAULTS: dict[str, tuple[object, str]] = {
     "too long": (GOOD | {"steps": ["2" * (LONGEST + 1)]}, "characters"),
     "agents of other number": (GOOD | {"agents": ["A", "B"]}, "expected 1 agents"),
     "path as system": (GOOD | {"mas": "../../etc/passwd"}, "expected the name of a shipped system"),
-    "infinite log-probability": (GOOD | {"tokens": [1], "logprobs": [-math.inf]}, "logprobs: got -inf"),
-    "positive log-probability": (GOOD | {"tokens": [1], "logprobs": [0.5]}, "logprobs: got 0.5"),
+    "infinite log-probability": (GOOD | {"tokens": [1], "logprobs": [-math.inf]}, "logprobs: .* got -inf"),
+    "positive log-probability": (GOOD | {"tokens": [1], "logprobs": [0.5]}, "logprobs: .* got 0.5"),
 }
 
 

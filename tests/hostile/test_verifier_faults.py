@@ -227,7 +227,7 @@ def test_reward_head_of_wrong_shape_is_rejected(tmp_path: Path) -> None:
 def test_weights_with_nan_are_rejected(tmp_path: Path) -> None:
     add_tensors(qwen_prm(tmp_path / "q"), score__2__bias=torch.full((2,), math.nan))
     critic = load_critic(f"prm:{tmp_path / 'q'}")
-    with pytest.raises(MASGymError, match="answered nan"):
+    with pytest.raises(MASGymError, match="got nan"):
         critic.score(CONTEXTS)
 
 

@@ -1,0 +1,205 @@
+"""OpenAI clients of programs in this process, which send their requests to the gateway without a socket.
+
+Creating a client takes longer than a replayed call, and so does a request. Therefore each execution receives a copy of
+one client with its own address and key. Plain chat requests go to the execution directly, all others through httpx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import marshal
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import cached_property, partial
+from typing import Any
+
+import openai
+from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
+from openai.types.chat import ChatCompletion
+
+from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, reply_to
+from mas_gym.programs.execution import Execution, L, Origin, given, in_thread
+from mas_gym.programs.frameworks import node_headers
+from mas_gym.programs.gateway import Gateway
+
+_PLAIN = {
+    *("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "metadata"),
+    *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"),
+}
+_AGENT = {AGENT_HEADER}
+
+
+def client_of(execution: Execution, template: Any) -> Any:
+    """Return a copy of a client from `async_client` or `sync_client` that sends requests for an execution."""
+    return template.with_options(base_url=f"{_URL}/{execution.token}/v1", api_key=execution.key or "none")
+
+
+_URL = "http://mas-gym"
+
+
+def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
+    """Return an asynchronous client without an execution."""
+
+    class GatewayCompletions(AsyncCompletions):
+        def __init__(self, client: openai.AsyncOpenAI) -> None:
+            super().__init__(client)
+            self._path = client.base_url.path
+
+        async def create(self, *args: Any, **named: Any) -> Any:
+            # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
+            execution = gateway.at(self._path)
+            if execution is None or args or (call := _plain(gateway, execution, named)) is None:
+                return await super().create(*args, **named)
+            texts = execution.ask(call, _of_task(execution), _Awaited)
+            if isinstance(texts, _Awaited):
+                texts = await texts.texts()
+            return ChatCompletion.model_validate(completion(call, texts))
+
+    class GatewayChat(AsyncChat):
+        @cached_property
+        def completions(self) -> GatewayCompletions:
+            return GatewayCompletions(self._client)
+
+    class Client(openai.AsyncOpenAI):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            # Otherwise it is computed on a thread at the first call, which reorders concurrent calls.
+            self._platform = "Unknown"
+
+        @cached_property
+        def chat(self) -> GatewayChat:
+            return GatewayChat(self)
+
+        async def close(self) -> None:
+            """Stay open: other executions share the HTTP client, and there is nothing to close."""
+
+    async def answer(request: Any) -> Any:
+        got = _received(gateway, request, _of_task, _Awaited)
+        if isinstance(got, Reply):
+            return _response(got)
+        call, texts, _ = got
+        if isinstance(texts, _Awaited):
+            texts = await texts.texts()
+        return _response(reply_to(call, texts))
+
+    http = _HTTP.AsyncClient(transport=_HTTP.MockTransport(answer), trust_env=False, timeout=None)
+    return Client(base_url=_URL, api_key="none", max_retries=0, http_client=http)
+
+
+def sync_client(gateway: Gateway) -> openai.OpenAI:
+    """Return a synchronous client without an execution."""
+
+    class GatewayCompletions(Completions):
+        def __init__(self, client: openai.OpenAI) -> None:
+            super().__init__(client)
+            self._path = client.base_url.path
+
+        def create(self, *args: Any, **named: Any) -> Any:
+            # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
+            execution = gateway.at(self._path)
+            if execution is None or args or (call := _plain(gateway, execution, named)) is None:
+                return super().create(*args, **named)
+            texts = execution.ask(call, _of_thread(execution), in_thread)
+            return ChatCompletion.model_validate(completion(call, given(texts)))
+
+    class GatewayChat(Chat):
+        @cached_property
+        def completions(self) -> GatewayCompletions:
+            return GatewayCompletions(self._client)
+
+    class Client(openai.OpenAI):
+        @cached_property
+        def chat(self) -> GatewayChat:
+            return GatewayChat(self)
+
+        def close(self) -> None:
+            """Stay open: other executions share the HTTP client, and there is nothing to close."""
+
+    def answer(request: Any) -> Any:
+        got = _received(gateway, request, _of_thread, in_thread)
+        if isinstance(got, Reply):
+            return _response(got)
+        call, texts, _ = got
+        return _response(reply_to(call, given(texts)))
+
+    http = _HTTP.Client(transport=_HTTP.MockTransport(answer), trust_env=False, timeout=None)
+    return Client(base_url=_URL, api_key="none", max_retries=0, http_client=http)
+
+
+# openai builds on httpx or on httpx2, depending on its version.
+_HTTP: Any = importlib.import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
+
+
+def _received(
+    gateway: Gateway, request: Any, origin: Callable[[Execution | None], Origin], later: Callable[[Execution], L]
+) -> Reply | tuple[Call, list[str] | L, Execution]:
+    path, headers = request.url.path, {**request.headers, **node_headers()}
+    return gateway.receive(request.method, path, headers, request.content, origin(gateway.at(path)), later)
+
+
+def _response(reply: Reply) -> Any:
+    return _HTTP.Response(reply.status, headers={"content-type": reply.kind}, content=reply.body)
+
+
+def _plain(gateway: Gateway, execution: Execution, named: JSONObject) -> Call | None:
+    """Return the call of a plain request; None if the request is not plain or must be rejected."""
+    headers: dict[str, str] = {}
+    if "extra_headers" in named:
+        named = dict(named)
+        headers = {str(key).lower(): str(value) for key, value in (named.pop("extra_headers") or {}).items()}
+    if not named.keys() <= _PLAIN or not headers.keys() <= _AGENT or execution.over:
+        return None
+    # openai's omitted values, and messages that are objects; httpx raises rejections as openai exceptions.
+    with suppress(TypeError, ValueError, CallError):
+        return gateway.read(marshal.dumps(named, 0), headers | node_headers(), partial(_asked, gateway, named))
+    return None
+
+
+def _asked(gateway: Gateway, named: JSONObject) -> JSONObject:
+    # A hook may change its argument, which is JSON.
+    return named if gateway.normalise is None else json.loads(json.dumps(named))
+
+
+def _of_task(execution: Execution | None) -> Origin:
+    ours = execution is not None and execution.place is not None and execution.place.here
+    return Origin.CLIENT if ours else Origin.HTTP
+
+
+def _of_thread(execution: Execution | None) -> Origin:
+    ours = execution is not None and execution.place is not None and execution.place.here
+    return Origin.LOOP if ours else Origin.CLIENT
+
+
+class _Awaited:
+    """A pending reply that a task of the running loop awaits."""
+
+    __slots__ = ("_context", "_execution", "_here", "_soon")
+
+    def __init__(self, execution: Execution) -> None:
+        loop, place = asyncio.get_running_loop(), execution.place
+        self._execution = execution
+        self._here: asyncio.Future[list[str]] = loop.create_future()
+        self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
+        # The loop uses it to find the execution of the reply.
+        self._context = copy_context()
+
+    def set_result(self, texts: list[str]) -> None:
+        """Set the texts, on any thread."""
+        self._context.copy().run(self._soon, _done, self._here, texts)
+
+    async def texts(self) -> list[str]:
+        """Wait for the texts; withdraw the call if its client disconnects. Raises `ProgramStopped`."""
+        try:
+            return given(await self._here)
+        except asyncio.CancelledError:
+            self._execution.withdraw(self)
+            raise
+
+
+def _done(here: asyncio.Future[list[str]], texts: list[str]) -> None:
+    if not here.done():
+        here.set_result(texts)
