@@ -46,7 +46,7 @@ class Gateway:
 
     def __init__(
         self,
-        normalise: Callable[[JSONObject], object] | None = None,
+        normalise: Callable[[JSONObject], Any] | None = None,
         fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         """Start without executions."""
