@@ -128,8 +128,8 @@ def _wrap(kind: type, method: Callable[P, R], wrapper: Callable[[Callable[P, R]]
     setattr(kind, method.__name__, functools.wraps(method)(wrapper(method)))
 
 
-def _naming(send: Callable[Concatenate[object, _Request, P], R]) -> Callable[Concatenate[object, _Request, P], R]:
-    def send_named(client: object, request: _Request, /, *args: P.args, **named: P.kwargs) -> R:
+def _naming(send: Callable[..., R]) -> Callable[..., R]:
+    def send_named(client: object, request: _Request, *args: object, **named: object) -> R:
         execution = CURRENT.get()
         port = _process_port if execution is None else execution.activity.port
         if port is not None and request.url.port == port:
