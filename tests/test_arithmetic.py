@@ -99,12 +99,12 @@ def test_misreadings_are_possible_in_many_problems() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "validation"}, "train, dev, test"),
+        ({"split": "validation"}, "'train', 'dev', 'test'"),
         ({"difficulty": 0}, "1 to 5"),
         ({"difficulty": 6}, "got 6"),
         ({"size": 0}, "got 0"),
         ({"seed": "a"}, "whole number"),
-        ({"grading": "lenient"}, "'strict' or 'paper'"),
+        ({"grading": "lenient"}, "'strict', 'paper'"),
     ],
 )
 def test_invalid_argument_error_names_the_expected_values(arguments: dict[str, object], message: str) -> None:

@@ -183,7 +183,7 @@ def test_large_token_limit_does_not_truncate_a_fitting_prompt(words: int, kept: 
     assert (reply.dropped_tokens == 0) is kept and reply.prompt_tokens <= 1500
 
 
-@pytest.mark.parametrize(("model", "error", "words"), [("absent", EngineUnavailableError, "a server with")])
+@pytest.mark.parametrize(("model", "error", "words"), [("absent", EngineUnavailableError, "a server with the model")])
 def test_unknown_model_ends_the_run_immediately(url: str, model: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"(?i){words} 'absent'.*/v1/models"):
         ask(OpenAIPolicy(model, url), [request()])

@@ -37,7 +37,7 @@ from benchmarks.paper import (
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
 from benchmarks.paper.curve import Series, save_curves
-from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, TinyShape, arm, publish, rule_for, weights
+from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, TinyShape, publish, row_of, rule_for, weights
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
@@ -194,7 +194,7 @@ def test_critics_of_easy_and_hard_problems_are_compared(lab: Lab) -> None:
 @pytest.mark.slow
 def test_stories_of_one_difficulty_form_a_task(options: Options) -> None:
     lab = Lab(replace(options, task="stories-4"))
-    [single] = lab.measure(lab.home, [arm("single")])
+    [single] = lab.measure(lab.home, [row_of("single")])
     assert {problem.rsplit("/", 1)[0] for problem in single.shares} == {"stories-of-length/test/0/4"}
     assert PARTNERS["stories-4"] == "stories-3" and PARTNERS["stories-2"] == "arithmetic-5"
     assert PARTNERS["retold-3"] == "arithmetic-3"
@@ -346,9 +346,9 @@ def test_critic_is_replaced_for_one_agent_at_a_time(lab: Lab) -> None:
 
 def test_rows_of_different_settings_are_separate(lab: Lab) -> None:
     critic = lab.load(LIKELIHOOD)
-    rows = [arm(spec, critic, "PL") for spec in ("sc:3,weights=critic", "sc:3,weights=critic,values=outcome")]
+    rows = [row_of(spec, critic, "PL") for spec in ("sc:3,weights=critic", "sc:3,weights=critic,values=outcome")]
     assert [row.label for row in rows] == ["sc:3,weights=critic + PL", "sc:3,weights=critic,values=outcome + PL"]
-    single, passes = lab.measure(lab.home, [arm("single"), replace(arm("sc:3"), name="single")])
+    single, passes = lab.measure(lab.home, [row_of("single"), replace(row_of("sc:3"), name="single")])
     assert (single.row.agent_calls.mean, passes.row.agent_calls.mean) == (4, 12)
 
 

@@ -156,7 +156,7 @@ def test_prices_are_validated_before_the_first_search() -> None:
     prices = {"talker": {"second": 1}}
     with pytest.raises(UnknownNameError, match="no price for the critic 'hash'"):
         search.compare(["single", "mcts:4,2"], problems(2), mas=MAS, policy=policy, critics=HashCritic(), prices=prices)
-    with pytest.raises(ConfigError, match=r"usd=0\.1 needs prices"):
+    with pytest.raises(ConfigError, match=r"prices for usd=0\.1"):
         search.compare("sc:3", problems(2), mas=MAS, policy=policy, match="usd=0.1")
 
 
@@ -200,7 +200,7 @@ def test_prices_are_part_of_the_identity_under_a_budget_of_usd(tmp_path: Path) -
 
 def test_budget_of_usd_requires_prices() -> None:
     for name in ("budget", "run_budget"):
-        with pytest.raises(ConfigError, match=r"usd=2 needs prices: pass prices="):
+        with pytest.raises(ConfigError, match="prices for usd=2, got none; pass prices="):
             run(**{name: Budget(usd=2)})
     for usd in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="usd to be a positive number"):
@@ -262,7 +262,7 @@ def test_eval_accepts_prices(tmp_path: Path) -> None:
     shown = invoke("--prices", prices, "--budget", "usd=0.01", "--run-budget", "usd=1")
     assert " USD " in shown and "USD: cost per problem" in shown
     for option in ("--budget", "--run-budget", "--match"):
-        assert "usd=1 needs prices: pass prices=, or --prices prices.yaml" in invoke(option, "usd=1")
+        assert "prices for usd=1, got none; pass prices=, or --prices prices.yaml" in invoke(option, "usd=1")
     assert "expected calls, tokens, seconds, usd" in invoke("--budget", "usdd=1")
     prices.write_text("script: {second: 1}\n", encoding="utf-8")
     assert "no price for the policy 'scripted'; priced: 'script'; did you mean 'script'?" in invoke("--prices", prices)

@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.paper import critics, rehearsal
 from benchmarks.paper.all import TABLES, make
-from benchmarks.paper.lab import MCTS, Lab, arm, check, command
+from benchmarks.paper.lab import MCTS, Lab, check, command, row_of
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page, write_whole
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError
@@ -269,7 +269,7 @@ def test_searches_on_ray_have_equal_outcomes(undisturbed: Options, tmp_path: Pat
     critic = str(here.folder(here.home))
     spread = Lab(replace(undisturbed, out=tmp_path, masprm=critic, ray="local", actors=1))
     try:
-        found, known = (lab.measure(lab.home, [arm(MCTS, lab.critic(lab.home), "full")]) for lab in (spread, here))
+        found, known = (lab.measure(lab.home, [row_of(MCTS, lab.critic(lab.home), "full")]) for lab in (spread, here))
     finally:
         ray.shutdown()
     assert [replace(one, seconds=0.0) for one in found[0].outcomes] == [

@@ -344,7 +344,7 @@ def test_exhausted_total_budget_closes_the_scheduler() -> None:
         futures = [scheduler.submit(problem) for problem in problems(5)]
         wait(futures, 30)
         ended = [future for future in futures if future.exception() is None]
-    assert len(ended) == 2 and str(scheduler.stopped).startswith("budget of 10 calls spent: the 2 left")
+    assert len(ended) == 2 and str(scheduler.stopped).startswith("budget of 10 calls spent: 2 left")
     with pytest.raises(SearchError, match="budget of 10 calls"):
         futures[-1].result(0)
 

@@ -187,7 +187,7 @@ def test_value_too_large_for_shared_memory_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"would share 1500 MiB.*shared_memory=False"):
         create_shared_memory(Unicode(15 * 2**20), n=100)
     memory = create_shared_memory(Unicode(4), n=1)
-    with pytest.raises(DataError, match="does not fit Unicode\\(4\\)"):
+    with pytest.raises(DataError, match="fits Unicode\\(4\\), got 5 bytes"):
         write_to_shared_memory(Unicode(4), 0, "abcde", memory)
     assert memory.get_obj()._type_ is c_uint8
 

@@ -124,7 +124,7 @@ def test_dead_process_is_reported_and_the_same_call_resumes(tmp_path: Path) -> N
     mark, store = tmp_path / "died", tmp_path / "runs.db"
     deadly = workers(make_policy=partial(dies_at, mark, "what is 5 modulo"))
     outcomes, stop = measure(rows(), bench(policy=None, workers=deadly, store=store, concurrency=1))
-    assert isinstance(stop, SearchError) and "killed by signal 9" in str(stop) and "to continue" in str(stop)
+    assert isinstance(stop, SearchError) and "killed by signal 9" in str(stop) and "to resume" in str(stop)
     assert len(outcomes) >= 5
     again, stop = measure(rows(), bench(policy=None, workers=deadly, store=store))
     assert stop is None
