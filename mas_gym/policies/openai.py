@@ -440,7 +440,8 @@ class OpenAIPolicy(AsyncPolicy):
         """Return the seconds to wait before the next attempt; raise if no further attempt is allowed."""
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
-            raise EngineUnavailableError(f"{where} cannot be used: {fault.reason.rstrip('.')}. {self._remedy(fault.status)}")
+            reason = fault.reason.rstrip(".")
+            raise EngineUnavailableError(f"{where} cannot be used: {reason}. {self._remedy(fault.status)}")
         if fault.kind == "too long":
             raise PromptTooLongError(f"{where} rejected a request that cannot be shortened further: {fault.reason}")
         if fault.kind == "refused":
