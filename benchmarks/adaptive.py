@@ -24,10 +24,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from scipy.stats import rankdata
-
 import mas_gym
 import search
+from benchmarks import truth_bounds
 from benchmarks.paper.lab import weights
 from benchmarks.paper.options import Options
 from benchmarks.real.common import DATA
@@ -303,43 +302,20 @@ def coverage(stop_map: StopMap, traces: Sequence[Trace]) -> tuple[str, ...]:
     return (f"{100 * len(stops) / len(traces):.0f}", *means, *hits, f"{share:.2f}")
 
 
-def first_right(trace: Trace) -> tuple[bool, int, bool]:
-    """The rule of a search that stops at its first right answer, which only the truth can tell; a bound."""
-    found = next((point for point in trace.points if point.right), None)
-    return (trace.right, trace.tokens, False) if found is None else (True, found.tokens, True)
-
-
-def kept_right(trace: Trace) -> tuple[bool, int, bool]:
-    """The rule of a search that ends right, stops at its first right answer, and otherwise does not stop; a bound."""
-    return first_right(trace) if trace.right else (False, trace.tokens, False)
-
-
-def separation(stop_map: StopMap, traces: Sequence[Trace]) -> float:
-    """Return the AUC of the calibrated probability of right and wrong answers, over all checks of the searches."""
-    pairs = [(stop_map.probability(p.evidence.features), p.right) for trace in traces for p in trace.points]
-    ranks = rankdata([probability for probability, _ in pairs])
-    right = sum(mark for _, mark in pairs)
-    wrong = len(pairs) - right
-    if not right or not wrong:
-        return math.nan
-    total = sum(rank for rank, (_, mark) in zip(ranks, pairs, strict=True) if mark)
-    return float((total - right * (right + 1) / 2) / (right * wrong))
-
-
-def bounds(size: Rule, known: StopMap, test: Sequence[Trace]) -> Iterator[str]:
-    """Yield the largest saving of any rule that stops at right answers only, against a fixed size, and the AUC."""
-    at_size, whole = scored(test, size), scored(test, fixed(10**9))
+def bounds(size: Rule, known: StopMap, test: Sequence[Trace], unit: str = "tokens") -> Iterator[str]:
+    """Yield what rules that read the truth save against a fixed size."""
     yield "\nUpper bounds on test, from rules that read the truth, compared with the fixed size of the first row:\n"
-    yield "| rule | Hit@1 | 95% interval | TOK | against the fixed size |"
-    yield "|---|---:|---:|---:|---|"
-    for name, rule in (("stops at the first right answer", first_right), ("as above, if the whole search ends right",
-                       kept_right)):  # fmt: skip
-        found = scored(test, rule)
-        yield f"| {name} | {' | '.join(reached(found))} | {against(found, at_size)} |"
-    wrong = [trace for trace in test if not any(point.right for point in trace.points) and not trace.right]
-    share = sum(trace.tokens for trace in wrong) / (whole.spent * len(test))
-    yield f"\n{len(wrong)} of {len(test)} searches never have a right answer; they use {100 * share:.0f}% of the tokens"
-    yield f"of whole searches. AUC of the calibrated probability over all checks: {separation(known, test):.2f}."
+    runs = [
+        truth_bounds.Run(
+            trace.problem,
+            (
+                *(truth_bounds.Check(p.tokens, p.right, known.probability(p.evidence.features)) for p in trace.points),
+                truth_bounds.Check(trace.tokens, trace.right),
+            ),
+        )
+        for trace in test
+    ]
+    yield from truth_bounds.table(runs, scored(test, size), unit)
 
 
 def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]:
@@ -571,7 +547,7 @@ def game24(data: Path, spec: str) -> Iterator[str]:
             size = fixed_size(dev, rule)
             others[form].append(scored(test, size[1] if size else fixed(10**9)))
         size = fixed_size(dev, fixed(10**9))
-        truths.append([*bounds(size[1] if size else fixed(10**9), known, test)])
+        truths.append([*bounds(size[1] if size else fixed(10**9), known, test, "messages")])
     yield f"{len(traces)} puzzles; the settings of each half are chosen on the other half. Messages are counted,"
     yield "because tokens were not recorded.\n"
     yield "| rule | Hit@1 | 95% interval | messages | against the fixed size chosen | against the whole search |"

@@ -1,0 +1,32 @@
+"""Upper bounds of stopping early, from rules that read the truth."""
+
+from benchmarks.truth_bounds import Check, Run, fewest, first_right, kept_right, scored, separation
+
+LUCKY = Run("a", (Check(1, False, 0.2), Check(2, True, 0.9), Check(5, False)))
+STEADY = Run("b", (Check(1, False, 0.1), Check(2, False, 0.3), Check(5, True)))
+NEVER = Run("c", (Check(1, False, 0.4), Check(2, False, 0.5), Check(5, False)))
+RUNS = [LUCKY, STEADY, NEVER]
+
+
+def test_first_right_stops_at_the_first_right_answer() -> None:
+    assert [first_right(run.checks).cost for run in RUNS] == [2, 5, 5]
+
+
+def test_kept_right_never_changes_the_last_verdict() -> None:
+    assert [kept_right(run.checks) for run in RUNS] == [run.checks[-1] for run in RUNS]
+
+
+def test_fewest_returns_the_first_number_of_checks_with_the_accuracy() -> None:
+    assert fewest(RUNS, 1 / 3)[0] == 2
+    assert fewest(RUNS, 2 / 3)[0] == 3
+    assert fewest(RUNS, 1.0)[0] == 3
+
+
+def test_scored_is_the_mean_over_the_runs_of_a_problem() -> None:
+    twice = [LUCKY, LUCKY._replace(checks=STEADY.checks)]
+    found = scored(twice, [LUCKY.checks[1], STEADY.checks[0]])
+    assert found.hits == {"a": 0.5} and found.tokens == {"a": 1.5}
+
+
+def test_separation_ignores_the_end_of_a_search() -> None:
+    assert separation(RUNS) == 1.0
