@@ -309,7 +309,8 @@ def main(args: argparse.Namespace) -> None:
     """Train all rows, evaluate them, and write the page after each evaluation."""
     args.out.mkdir(parents=True, exist_ok=True)
     rows = [Row("before", [[before(args)]])]
-    seeds = {name: args.seeds[:1] if name in args.once else args.seeds for name in (*args.rows, *args.once)}
+    counts = dict(one.partition("=")[::2] for one in args.rows)
+    seeds = {name: args.seeds[: int(count) if count else None] for name, count in counts.items()}
     # The first seeds of all rows come first.
     planned = sorted((place, name) for name in seeds for place in range(len(seeds[name])))
     curves = {(name, args.seeds[place]): train(METHODS[name], args.seeds[place], args) for place, name in planned}
@@ -360,8 +361,8 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--page", type=Path, default=PAGE)
     out.add_argument("--base", default="tiny", help="the agents before training")
     out.add_argument("--task", default=ARITHMETIC, help="or a task of benchmarks.tiny.stories")
-    out.add_argument("--rows", type=names, default=list(METHODS)[:4], help="separated by ;")
-    out.add_argument("--once", type=names, default=list(METHODS)[4:], help="rows trained with the first seed only")
+    every = [*list(METHODS)[:4], *(f"{name}=1" for name in list(METHODS)[4:])]
+    out.add_argument("--rows", type=names, default=every, help="separated by ;; NAME=N trains with the first N seeds")
     out.add_argument("--tokens", type=int, default=16_000, help="generated tokens of training searches per row")
     out.add_argument("--rounds", type=int, default=4, help="of searching and training")
     out.add_argument("--seeds", type=numbers, default=(0, 1, 2), help="training seeds")

@@ -111,7 +111,7 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "```",
         "",
         f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; training seeds "
-        f"{', '.join(map(str, args.seeds))}",
+        f"{', '.join(map(str, args.seeds))}, of which a row has as many as its column seeds says",
         f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
         f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; run seeds "
         f"{', '.join(map(str, args.run_seeds))}",
@@ -173,12 +173,13 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]
 
 def _main_table(rows: Sequence[Row]) -> Iterator[str]:
     kinds = [kind for kind in COLUMNS if any(kind in row.found for row in rows)]
-    head = ["agents", "training tokens", f"tokens to {100 * LEVEL:.0f}%"]
+    head = ["agents", "seeds", "training tokens", f"tokens to {100 * LEVEL:.0f}%"]
     for kind in kinds:
         head += [COLUMNS[kind], *(["TOK"] if kind in COSTS else [])]
     lines = []
     for row in rows:
-        line = [row.name, f"{row.budget():,.0f}", _reach(row) if row.budget() else ""]
+        trained = [str(len(row.curves)), f"{row.budget():,.0f}", _reach(row)] if row.budget() else ["", "0", ""]
+        line = [row.name, *trained]
         for kind in kinds:
             line.append(_hit(row, kind) if kind in row.found else "")
             if kind in COSTS:

@@ -43,10 +43,10 @@ def test_page_states_tokens_to_the_level_and_keeps_the_notes(tmp_path: Path) -> 
         tokens=2000, rounds=2, seeds=(0, 1), number=10, split="test", held_out=0, searched=0,
         dev=10, run_seeds=(14,),
     )  # fmt: skip
-    rows = [row("before", [0.4], 1), row("grpo, shared outcome", [0.4, 0.5, 0.7], 2), row("sft", [0.4, 0.9, 0.8], 2)]
+    rows = [row("before", [0.4], 1), row("grpo, shared outcome", [0.4, 0.5, 0.7], 2), row("sft", [0.4, 0.9, 0.8], 1)]
     write_page(rows, args)
     text = page.read_text(encoding="utf-8")
-    assert "| grpo, shared outcome | 2,000 | 1,500 (" in text and "| sft | 2,000 | 400 (" in text
+    assert "| grpo, shared outcome | 2 | 2,000 | 1,500 (" in text and "| sft | 1 | 2,000 | 400 (" in text
     # 70% is reached at 600 of 2,000 tokens; the shared outcome's maximum is its end.
     assert "| sft | 30% (" in text and ") | 30% (" in text
     assert "| sft: single pass over the agents before | +40.0 |" in text
