@@ -57,18 +57,18 @@ def run(lab: Lab) -> Page:
     }
     searches = [row_of("single"), *(row_of(MCTS, critic, name) for name, critic in critics.items())]
     searches.append(row_of(MCTS, lab.truth(lab.home), "truth"))
-    searches = []
+    lines = []
     for temperature in TEMPERATURES:
         scores = lab.measure(lab.home, searches, temperature=temperature)
         shown = "own" if temperature is None else f"{temperature:g}"
-        searches += [(score.row.label, shown, *score_cells(score)) for score in scores]
+        lines += [(score.row.label, shown, *score_cells(score)) for score in scores]
         _, likelihood, masprm, truth = scores
         about = "" if temperature is None else f", temperature {shown}"
         page.claims += [
             compared(f"{MCTS}{about}: the truth over policy likelihood", NEW, truth, likelihood),
             compared(f"{MCTS}{about}: MASPRM over policy likelihood", NEW, masprm, likelihood),
         ]
-    page.table(("search", "temperature", *SCORE_HEADER), searches)
+    page.table(("search", "temperature", *SCORE_HEADER), lines)
     found = messages(collect_passes(lab, lab.home, critics))
     agents = [agent for agent in dict.fromkeys(one.agent for one in found) if _enough(found, agent)]
     rows = []
