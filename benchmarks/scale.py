@@ -274,7 +274,7 @@ def _writing(samples: Sequence[Sample], size: float) -> Iterator[str]:
     each = (last.cpu - first.cpu) / (last.searches - first.searches)
     late = (last.cpu - half.cpu) / (last.searches - half.searches)
     yield (
-        f"{last.searches:,} searches on {len(last.actors)} actors took {last.seconds:,.0f} s beside other programs; "
+        f"{last.searches:,} searches on {len(last.actors)} actors took {last.seconds:,.0f} s; "
         f"the store has {size:,.0f} bytes per search. The driver, which sends questions and writes the store, takes "
         f"{1e6 * each:,.0f} microseconds per search ({1e6 * late:,.0f} in the second half), so it keeps up with "
         f"{1 / each:,.0f} searches per second."

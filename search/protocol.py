@@ -31,7 +31,7 @@ from __future__ import annotations
 import copy
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -211,6 +211,19 @@ class Planner(ABC):
             ConfigError: The planner cannot use the critic.
         """
         return self
+
+    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Planner:
+        """Return the planner to run if the run allocates its budget: it requests `Continue` before each increment.
+
+        By default, its calibrated stop rule computes the expected gains.
+
+        Args:
+            with_rule: Returns a planner with its calibrated stop rule changed to request `Continue`.
+
+        Raises:
+            ConfigError: The planner has no calibrated stop rule, or no answer between increments.
+        """
+        return with_rule(self)
 
     def current_size(self) -> int:
         """Return the value of ``size_setting``.

@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 class _Config(TypedDict, total=False):
-    """LangChain's configuration of a run, as far as it is read."""
+    """The part of LangChain's run configuration that is used."""
 
     metadata: Mapping[str, Any]
 

@@ -153,7 +153,7 @@ def matched(
         try:
             found.append((row, *calibrate(row, bench, match, chosen)))
         except ConfigError as error:
-            reasons.append(f"{one_line(row.label)} left out: {error}")
+            reasons.append(f"{one_line(row.label)} skipped: {error}")
     if not found:
         raise ConfigError("; ".join(reasons))
     for reason in reasons:

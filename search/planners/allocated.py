@@ -10,12 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mas_gym.errors import ConfigError
-from search.planners.arms import ChosenArms
-from search.planners.by_turns import TurnByTurn
-from search.planners.cascade import Cascade
-from search.planners.recipients import ChosenRecipients
 from search.planners.registry import planner_spec, takes_stop
-from search.planners.self_consistency import SelfConsistency
 from search.planners.stop_rules import Confident, Evidence, StopMap, StopRule
 from search.planners.voting import largest_mean
 from search.protocol import Critic, Planner, ValueKind
@@ -82,19 +77,10 @@ def allocated(planner: Planner) -> Planner:
         ConfigError: The planner has no calibrated stop rule, or the rule's file has no expected gains; or the planner
             has no answer between increments.
     """
-    if isinstance(planner, Cascade):
-        return planner
-    if isinstance(planner, ChosenArms | ChosenRecipients):
-        return replace(planner, planner=allocated(planner.planner))
-    if isinstance(planner, SelfConsistency):
-        if planner.weights is not None:
-            raise ConfigError("allocate: expected sc with equal votes, got weights=critic; leave out weights")
-        return replace(planner, allocated=True)
-    if isinstance(planner, TurnByTurn):
-        raise ConfigError(
-            "allocate: expected a planner with an answer before the end of its search, got "
-            f"{planner_spec(planner)}; use bon, mcts, puct, halving, adaptive, sc or a cascade"
-        )
+    return planner.for_allocation(_with_rule)
+
+
+def _with_rule(planner: Planner) -> Planner:
     if not takes_stop(planner):
         raise ConfigError(f"allocate: {planner_spec(planner)} has no setting stop; {_REMEDY}")
     rule = planner.stop  # type: ignore[attr-defined]

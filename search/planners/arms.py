@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -92,6 +92,10 @@ class ChosenArms(Planner):
         """Bind the planner."""
         outcomes_only = value_kind(critic, training) in ("outcome", "reward")
         return replace(self, planner=as_planner(self.planner.for_run(critic, training)), outcomes_only=outcomes_only)
+
+    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> ChosenArms:
+        """Return a copy with the planner for an allocated budget."""
+        return replace(self, planner=self.planner.for_allocation(with_rule))
 
     def current_size(self) -> int:
         """Return the planner's size."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from mas_gym.errors import ConfigError
 from mas_gym.internal.identity import ADDED
 from search.planners.common import evaluate, step_values, widen
 from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
@@ -32,6 +33,13 @@ class TurnByTurn(Planner):
         """Check that the run scores intermediate states."""
         step_values(planner_name(self), critic, training)
         return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
+
+    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Planner:
+        """Raise `ConfigError`, because there is no answer before the end of the search."""
+        raise ConfigError(
+            f"allocate: expected a planner with an answer before the end of its search, got {planner_name(self)}; use "
+            "bon, mcts, puct, halving, adaptive, sc or a cascade"
+        )
 
 
 def extend(tree: Tree, model: Model, counts: dict[int, int], answered: bool) -> Steps[list[int]]:

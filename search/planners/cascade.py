@@ -6,7 +6,7 @@ import math
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -77,6 +77,10 @@ class Cascade(Planner):
         ]
         outcomes_only = value_kind(critic, training) == "outcome"
         return replace(self, stages=stages, rules=tuple(bound), outcomes_only=outcomes_only)  # type: ignore[arg-type]
+
+    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Cascade:
+        """Return the planner itself, which requests `Continue` before each stage."""
+        return self
 
     def current_size(self) -> int:
         """Return the size of the last stage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -79,6 +80,12 @@ class SelfConsistency(Planner):
         if kind is None:
             raise ConfigError("a weighted vote needs a critic: pass critic=..., or leave weights out")
         return replace(self, values=kind) if self.values == "auto" else self
+
+    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> SelfConsistency:
+        """Return a copy that computes the gains from its votes. Raises `ConfigError` for a weighted vote."""
+        if self.weights is not None:
+            raise ConfigError("allocate: expected sc with equal votes, got weights=critic; leave out weights")
+        return replace(self, allocated=True)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample the passes, score them for a weighted vote, and vote."""
