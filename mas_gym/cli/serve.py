@@ -129,7 +129,7 @@ def _web() -> tuple[Callable[..., FastAPI], type[Service], Callable[..., None]]:
         from search.service.requests import Service
     except ImportError as error:
         raise MissingDependencyError(
-            f"mas-gym serve needs fastapi and prometheus_client ({error}); install them with: pip install "
+            f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}); install them with: pip install "
             "'mas-gym[serve]'"
         ) from error
     return make_app, Service, listen

@@ -9,10 +9,12 @@ import asyncio
 import hmac
 import json
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from mas_gym.errors import PolicyError
@@ -31,9 +33,12 @@ from mas_gym.programs.calls import (
 from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
 from mas_gym.programs.recording import answer_use
 
-Receive = Callable[[], Awaitable[Any]]
-IDLE_SECONDS = 5
-"""Seconds after which a connection without a request is closed, because many programs never close their clients."""
+MAX_BODY = 16 * 2**20
+MAX_HEAD = 2**16
+IDLE_SECONDS = 5.0
+"""Seconds that a connection waits for a request before it is closed, if its program has ended."""
+_LINGER_SECONDS = 1.0
+_STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 class Gateway:
@@ -131,19 +136,15 @@ class Gateway:
                 raise CallError(f"expected POST, got {method}", 405)
             call = self.read(body, headers)
         except CallError as error:
-            return _rejected(error)
+            return Reply(error.status, "application/json", error.body())
         return call, execution.ask(call, origin, later), execution
-
-
-def _rejected(error: CallError) -> Reply:
-    return Reply(error.status, "application/json", error.body())
 
 
 # ---- over HTTP
 
 
 class Server:
-    """The gateway on a loopback port, served by uvicorn.
+    """The gateway on a loopback port, with the subset of HTTP/1.1 that API clients use.
 
     Attributes:
         port: The port.
@@ -151,69 +152,90 @@ class Server:
 
     def __init__(self, gateway: Gateway) -> None:
         """Open the port; `start` begins to handle requests."""
-        # Imported here, because programs with client= need no server.
-        import uvicorn
-
         self._gateway = gateway
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._socket.getsockname()[1])
-        options: dict[str, Any] = {"interface": "asgi3", "lifespan": "off", "ws": "none", "proxy_headers": False}
-        logs: dict[str, Any] = {"log_config": None, "access_log": False}
-        self._server = uvicorn.Server(uvicorn.Config(self._answer, timeout_keep_alive=IDLE_SECONDS, **options, **logs))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Handle requests on the running loop, until the task is cancelled."""
-        await self._server.serve([self._socket])
+        """Handle requests on the running loop."""
+        self._server = await asyncio.start_server(self._connect, sock=self._socket, limit=MAX_HEAD)
 
     async def close(self) -> None:
-        """Close the port and every connection, and wait for their requests, which end without a reply."""
-        asyncio.get_running_loop().remove_reader(self._socket)
+        """Close the port and every connection."""
+        if self._server is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            # An accepted connection gets its task two turns later; closing the server earlier would leave it open.
+            for _ in range(2):
+                await asyncio.sleep(0)
+            self._server.close()
         self._socket.close()
-        # A connection that was just accepted is known two turns later.
-        for _ in range(2):
-            await asyncio.sleep(0)
-        state = self._server.server_state
-        for connection in state.connections:
-            connection.transport.abort()
-        await asyncio.gather(*state.tasks)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body, more = body + message["body"], message["more_body"]
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        method, path = scope["method"], scope["path"]
+    def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step would not reach its `finally` block.
+        task.add_done_callback(lambda _: writer.close())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path: str | None = ""
+        with suppress(OSError, asyncio.IncompleteReadError, ProgramStopped, asyncio.CancelledError):
+            while path is not None:
+                path = await self._one(reader, writer, path)
+
+    async def _head(self, reader: asyncio.StreamReader, path: str) -> bytes:
+        """Read the head of the next request. Raises `ConnectionError` if the previous request's program has ended."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_SECONDS):
+                    try:
+                        return await reader.readuntil(b"\r\n\r\n")
+                    except asyncio.LimitOverrunError:
+                        raise CallError("expected shorter headers") from None
+            if path and self._gateway.at(path) is None:
+                # Many programs never close their clients.
+                raise ConnectionError
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: str) -> str | None:
+        """Handle one request, after one to the path ``last``; return its path, or None to close the connection."""
         try:
+            head = await self._head(reader, last)
+            method, path, headers, body = await _request(head, reader, writer)
             got = self._gateway.receive(method, path, headers, body, _origin(headers), in_thread)
-            reply = got if isinstance(got, Reply) else await _waited(*got, receive)
-        except ProgramStopped:
-            reply = _rejected(CallError("the program is over", 404))
-        if reply is None:
-            return
-        # x-should-retry: otherwise openai clients retry errors, although a repeated call gets the same reply.
-        head = {"content-type": reply.kind, "content-length": str(len(reply.body)), "x-should-retry": "false"}
-        pairs = [(name.encode(), value.encode()) for name, value in head.items()]
-        await send({"type": "http.response.start", "status": reply.status, "headers": pairs})
-        await send({"type": "http.response.body", "body": reply.body})
-
-
-async def _waited(
-    call: Call, texts: list[str] | Future[list[str]], execution: Execution, receive: Receive
-) -> Reply | None:
-    """Return the reply to a call; None if its client disconnects first. Raises `ProgramStopped`."""
-    if isinstance(texts, Future):
-        left = asyncio.ensure_future(receive())
-        waits = asyncio.ensure_future(asyncio.wrap_future(texts))
-        await asyncio.wait((left, waits), return_when=asyncio.FIRST_COMPLETED)
-        left.cancel()
-        if not waits.done():
-            waits.cancel()
-            execution.withdraw(texts)
+        except CallError as error:
+            await _send(writer, Reply(error.status, "application/json", error.body()), False)
+            # A connection that is closed with unread data is reset, and its client does not see the reply.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_SECONDS):
+                    while await reader.read(MAX_HEAD):
+                        pass
             return None
-    return reply_to(call, given(texts))
+        stays = headers.get("connection", "").casefold() != "close"
+        if isinstance(got, Reply):
+            await _send(writer, got, stays)
+            return path if stays else None
+        call, texts, execution = got
+        if isinstance(texts, Future):
+            left = asyncio.ensure_future(reader.read(1))
+            waits = asyncio.ensure_future(asyncio.wrap_future(texts))
+            try:
+                await asyncio.wait((left, waits), return_when=asyncio.FIRST_COMPLETED)
+                if not waits.done():
+                    # The client disconnected, or sent a second request before the reply, which clients do not do.
+                    execution.withdraw(texts)
+                    return None
+            finally:
+                left.cancel()
+                waits.cancel()
+                await asyncio.gather(left, return_exceptions=True)
+            texts = given(texts)
+        await _send(writer, reply_to(call, texts), stays)
+        return path if stays else None
 
 
 def _origin(headers: Mapping[str, str]) -> Origin:
@@ -222,3 +244,52 @@ def _origin(headers: Mapping[str, str]) -> Origin:
     if kind == "false":
         return Origin.THREAD
     return Origin.TASK if kind.startswith("async") else Origin.HTTP
+
+
+async def _request(
+    head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[str, str, dict[str, str], bytes]:
+    """Read the rest of one request after its head.
+
+    Raises:
+        CallError: The request is malformed or too large.
+        IncompleteReadError: The client has disconnected.
+    """
+    first, *lines = head[:-4].decode("latin-1").split("\r\n")
+    try:
+        method, target, _ = first.split(" ")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        path = urlsplit(target).path
+        if headers.get("expect", "").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if "chunked" in headers.get("transfer-encoding", "").lower():
+            return method, path, headers, await _chunks(reader)
+        length = int(headers.get("content-length", "0"))
+    except ValueError:
+        raise CallError("expected an HTTP request") from None
+    if not 0 <= length <= MAX_BODY:
+        raise CallError(f"expected a body of at most {MAX_BODY:,} bytes")
+    return method, path, headers, await reader.readexactly(length)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = bytearray()
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        if size < 0 or len(body) + size > MAX_BODY:
+            raise CallError(f"expected a body of at most {MAX_BODY:,} bytes")
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+    while (await reader.readline()).strip():
+        pass
+    return bytes(body)
+
+
+async def _send(writer: asyncio.StreamWriter, reply: Reply, stays: bool) -> None:
+    # x-should-retry: otherwise openai clients retry errors, although a repeated call gets the same reply.
+    head = (
+        f"HTTP/1.1 {reply.status} {_STATUS.get(reply.status, 'Error')}\r\ncontent-type: {reply.kind}\r\n"
+        f"content-length: {len(reply.body)}\r\nconnection: {'keep-alive' if stays else 'close'}\r\n"
+        "x-should-retry: false\r\n\r\n"
+    )
+    writer.write(head.encode() + reply.body)
+    await writer.drain()

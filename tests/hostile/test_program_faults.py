@@ -521,14 +521,12 @@ def test_connection_during_gateway_shutdown_leaves_no_error_or_task(turns: int) 
     async def close_after() -> set[Any]:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
         server = gateway.Server(gateway.Gateway())
-        serving = asyncio.create_task(server.start())
-        await asyncio.sleep(0.05)
+        await server.start()
         # Between its arrival and its first request a connection goes through several turns of the loop.
         with socket.create_connection(("127.0.0.1", server.port), 5):
             for _ in range(turns):
                 await asyncio.sleep(0)
             await server.close()
-            serving.cancel()
             for _ in range(5):
                 await asyncio.sleep(0)
         return asyncio.all_tasks() - {asyncio.current_task()}
