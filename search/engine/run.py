@@ -25,7 +25,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
 from search.engine.allocation import check_allocation
-from search.engine.progress import Journal, Listener, Progress, Record, listener
+from search.engine.progress import Journal, Listener, Progress, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.planners.allocated import allocated
@@ -34,7 +34,7 @@ from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner, as_planner
 from search.sampling import Sampling
 from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
-from search.store import Recorded, Store, as_recorded, open_record
+from search.store import Recorded, RunRecord, Store, as_recorded, open_record
 from search.usage import Usage
 
 
@@ -149,7 +149,7 @@ def _opened(
 
 
 def _journal(
-    setup: Setup, problems: Iterable[Problem], record: Record | None, listen: Listener | None, **facts: Any
+    setup: Setup, problems: Iterable[Problem], record: RunRecord | None, listen: Listener | None, **facts: Any
 ) -> Journal:
     total = len(problems) if isinstance(problems, Sized) else None
     try:
