@@ -476,9 +476,17 @@ class Store:
             StoreError: As for `plans`.
         """
         from search.prices import as_prices
-        from search.results.stored import stored_comparison
+        from search.results.stored import cost_of, one_setting, table_of
 
-        return stored_comparison(self, runs, baseline, grading, None if prices is None else as_prices(prices))
+        known = None if prices is None else as_prices(prices)
+        chosen = [self.find(run) for run in ([runs] if isinstance(runs, str) else runs)]
+        setting = one_setting(chosen or self.runs())
+        outcomes = [
+            outcome
+            for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
+            for outcome in self.outcomes(run.run, planner, critic, grading, cost_of(run, known))
+        ]
+        return table_of(self.path, setting, outcomes, baseline)
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return the number of nodes.
