@@ -394,21 +394,6 @@ def test_unpicklable_part_is_named_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_blocking_source_does_not_delay_searches() -> None:
-    plans: list[Any] = []
-
-    def source() -> Iterator[Any]:
-        yield from TASK[:3]
-        # The fourth problem comes when the first three have been searched.
-        while len(plans) < 3:
-            time.sleep(0.01)
-        yield TASK[3]
-
-    for plan in run_ray(PLANNER, source(), mas="rpsv", make_policy=make_policy, make_critic=search.PolicyLikelihood):
-        plans.append(plan)
-    assert results(plans) == results(plain_run(4))
-
-
 def test_invalid_fleets_are_rejected() -> None:
     with pytest.raises(ConfigError):
         Fleet(actors=0)

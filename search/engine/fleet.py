@@ -28,7 +28,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task, as_problems
 from search.budget import Allowance, Budget, Cost
 from search.engine.progress import Journal, Listener, Progress, listener
-from search.engine.run import Run, Source
+from search.engine.run import Run
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.planners.registry import load_planner
@@ -112,7 +112,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     arguments = (setup, concurrency, task, make_policy, make_critic, costs)
     pool = ActorPool(fleet, arguments, stored=store is not None)
     journal = partial(_journal, pool, setup, problems, store, run_name, listen, run_budget or Budget(), costs)
-    return Run(pool, Source(problems, pool.wake), journal)
+    return Run(pool, iter(problems), journal)
 
 
 def _journal(
