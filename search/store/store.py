@@ -30,7 +30,7 @@ from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
 from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo
-from search.store.file import FORMAT, Damage, empty_pages, explained
+from search.store.file import FORMAT, Damage, explained
 from search.store.regrading import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
 from search.store.results import (
     Row,
@@ -125,8 +125,6 @@ class Store:
         self.damaged = []
         with explained(self.path):
             listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
-            if not listed and self._connection.execute("PRAGMA page_count").fetchone()[0] > empty_pages():
-                raise StoreError(f"store {self.path}: its list of runs is damaged; recover it with sqlite3's .recover")
             for run in listed:
                 try:
                     with self._reader.snapshot():
