@@ -16,10 +16,11 @@ from search.engine.progress import Progress
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
 from search.protocol import Critic
-from search.results.display import gap_cell, interval_cell, percent_cell
+from search.results.display import gap_cells, interval_cell, markdown_table, percent_cell
 from search.results.intervals import Difference
 from search.results.selection import SelectionCurve, selection_curve
-from search.store import Recorded, as_recorded
+from search.store import Recorded
+from search.store.recorded import as_recorded
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Problem
@@ -72,7 +73,7 @@ class Selection:
                     f"{point.k:,}",
                     percent_cell(point.accuracy),
                     interval_cell(point.interval),
-                    "" if gap is None else gap_cell(gap),
+                    "" if gap is None else "{} ({})".format(*gap_cells(gap)),
                     f"{point.tokens:,.0f}",
                     percent_cell(point.bounded) if point.bounded else "",
                 ))  # fmt: skip
@@ -105,10 +106,7 @@ class Selection:
 
     def to_markdown(self) -> str:
         """Return the table as GitHub Markdown."""
-        header, *body = self.rows()
-        rule = "|" + "---|" + "---:|" * (len(header) - 1)
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (header, *body)]
-        return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+        return markdown_table(self.rows(), left=1)
 
     def __str__(self) -> str:
         """Return what ``print`` shows."""

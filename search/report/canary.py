@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import DataError, DataNotFoundError
+from search.results.display import html_table
 from search.results.intervals import wilson
 
 OUTCOMES = ("unstopped", "same", "different", "failed", "dropped")
@@ -102,7 +103,5 @@ def canary_panel(log: Path) -> str:
     lines = [one.cells(day) for day, one in days.items()]
     if len(lines) > 1:
         lines.append(total.cells("all"))
-    head = "".join(f"<th>{escape(name)}</th>" for name in HEAD)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
     unread = f" {broken:,} lines of the log are unreadable." if broken else ""
-    return f"<p>{escape(NOTE)}{unread}</p><table><thead><tr>{head}</tr></thead>{body}</table>"
+    return f"<p>{escape(NOTE)}{unread}</p>{html_table(HEAD, lines)}"

@@ -33,6 +33,7 @@ from search.results.display import (
     add_legend,
     dress,
     figure_class,
+    html_table,
     legend_height,
     plain,
     plain_log_ticks,
@@ -344,7 +345,7 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
     parts.append(regrade_table(report.regraded))
     failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in by_cause(row.failures)]
     if failures:
-        parts.append(_table(("failed searches", "reason", "number"), failures))
+        parts.append(html_table(("failed searches", "reason", "number"), failures))
     return "\n".join(parts)
 
 
@@ -380,7 +381,7 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
         "threshold does not fit these problems; calibrate again."
     )
     head = ("search", "settled early", "searches", "right, %", "expected, %", "TOK")
-    return [f"<p>{note}</p>" + _table(head, lines)]
+    return [f"<p>{note}</p>" + html_table(head, lines)]
 
 
 def _blame_table(report: SettingReport) -> str:
@@ -395,9 +396,4 @@ def _blame_table(report: SettingReport) -> str:
         'Wrong answers by the agent whose message lowered the value most; "nobody" if no fall is clear '
         f"(confidence below {CONFIDENT:g}). To list the messages, run mas-gym blame."
     )
-    return f"<p>{escape(note)}</p>" + _table(("search", *names), lines)
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines)
-    return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{body}</table>"
+    return f"<p>{escape(note)}</p>" + html_table(("search", *names), lines)

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -87,11 +87,11 @@ def interval_cell(interval: Interval) -> str:
     return f"{100 * interval.low:.1f} {_DASH} {100 * interval.high:.1f}"
 
 
-def gap_cell(gap: Difference) -> str:
-    """Return a difference of shares in points with its interval, such as ``"+15.2 (+4.2 to +24.3)"``."""
+def gap_cells(gap: Difference) -> tuple[str, str]:
+    """Return a difference and its interval in points, such as ``("+3.1", "-0.4 to +6.5")``."""
     # Adding 0 turns -0.0 into 0.0.
     mean, low, high = (round(100 * value, 1) + 0.0 for value in gap[:3])
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    return f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}"
 
 
 def marked_problems(rows: Sequence[ResultRow]) -> bool:
@@ -113,9 +113,10 @@ def table_cells(rows: Sequence[ResultRow], deviations: bool = True) -> list[tupl
 
 
 def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
-    hits = {k: spread if deviations else Spread(spread.mean, None) for k, spread in row.hits.items()}
-    usd = row.usd if deviations or row.usd is None else Spread(row.usd.mean, None)
-    calls = (row.agent_calls, row.reward_calls)
+    def shown(spread: Spread) -> Spread:
+        return spread if deviations else Spread(spread.mean, None)
+
+    hits = {k: shown(spread) for k, spread in row.hits.items()}
     return (
         one_line(row.planner),
         one_line(row.critic) or _DASH,
@@ -123,17 +124,13 @@ def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
         percent(hits[1]),
         interval_cell(row.interval),
         *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
-        count(row.tokens if deviations else Spread(row.tokens.mean, None)),
-        dollars(usd),
-        *(count(cost if deviations else Spread(cost.mean, None)) for cost in calls),
-        *(_tokens(spread, deviations) for spread in (row.critic_tokens, row.grader_tokens)),
+        count(shown(row.tokens)),
+        dollars(None if row.usd is None else shown(row.usd)),
+        *(count(shown(cost)) for cost in (row.agent_calls, row.reward_calls)),
+        *(count(shown(cost)) if cost.mean > 0 else _DASH for cost in (row.critic_tokens, row.grader_tokens)),
         f"{100 * row.bounded:.1f}" if row.bounded else _DASH,
         str(sum(row.failures.values()) or _DASH),
     )
-
-
-def _tokens(spread: Spread, deviations: bool) -> str:
-    return count(spread if deviations else Spread(spread.mean, None)) if spread.mean > 0 else _DASH
 
 
 def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
@@ -233,13 +230,14 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
     table, deviations = _fitted(rows, title, width)
     parts: list[RenderableType] = [table, Text(caption(rows, deviations), style="dim")]
     if arms := arm_cells(rows):
-        parts += [Text(""), _arm_table(arms)]
+        parts += [Text(""), _lines_table(ARM_TITLE, ARM_HEAD, arms, ARM_HEAD[2:])]
     gaps = differences(rows, baseline)
     if gaps:
         parts += [Text(""), _difference_table(gaps)]
-    failures = [(row.label, number, reason) for row in rows for reason, number in by_cause(row.failures)]
+    failures = [(one_line(row.label), str(number), reason) for row in rows for reason, number in by_cause(row.failures)]
     if failures:
-        parts += [Text(""), _failure_table(failures)]
+        head = ("Search", "Number", "Reason")
+        parts += [Text(""), _lines_table("Failed searches", head, failures, ("Number",))]
     return Group(*parts)
 
 
@@ -262,12 +260,13 @@ def arm_cells(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
     ]
 
 
-def _arm_table(lines: Sequence[Sequence[str]]) -> Table:
+def _lines_table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[str]) -> Table:
+    """Return a table of text whose columns ``right`` are aligned to the right."""
     from rich.text import Text
 
-    table = _plain_table(ARM_TITLE)
-    for place, name in enumerate(ARM_HEAD):
-        table.add_column(name, justify="left" if place < 2 else "right", overflow="fold")
+    table = _plain_table(title)
+    for name in head:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for line in lines:
         table.add_row(*map(Text, line))
     return table
@@ -286,26 +285,17 @@ def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -
     return table
 
 
-def _failure_table(failures: Sequence[tuple[str, int, str]]) -> Table:
-    from rich.text import Text
-
-    table = _plain_table("Failed searches")
-    table.add_column("Search", overflow="fold")
-    table.add_column("Number", justify="right")
-    table.add_column("Reason", overflow="fold")
-    for label, number, reason in failures:
-        table.add_row(Text(one_line(label)), str(number), Text(reason))
-    return table
-
-
 def to_markdown(rows: Sequence[ResultRow]) -> str:
     """Return the table as GitHub Markdown, with a remark if the rows ran on different problems."""
-    header, *body = _fixed_columns(rows)
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * 2 + "---:|" * (len(header) - 2)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body]
-    if marked_problems(rows):
-        lines += ["", PROBLEM_MARKS.replace("*", r"\*")]
-    return "\n".join(lines) + "\n"
+    remark = "\n" + PROBLEM_MARKS.replace("*", r"\*") + "\n" if marked_problems(rows) else ""
+    return markdown_table(_fixed_columns(rows), left=2) + remark
+
+
+def markdown_table(lines: Sequence[Sequence[str]], left: int) -> str:
+    """Return a header and lines as GitHub Markdown; all but the first ``left`` columns are aligned to the right."""
+    rule = "|" + "---|" * left + "---:|" * (len(lines[0]) - left)
+    header, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([header, rule, *body]) + "\n"
 
 
 def _fixed_columns(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
@@ -362,22 +352,17 @@ def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> s
     """Return the table, its caption and the differences as a fragment of HTML, for notebooks."""
     parts = [f"<p><b>{escape(title)}</b></p>" if title else ""]
     header, *body = _fixed_columns(rows)
-    parts.append(_html_table(header, body))
+    parts.append(html_table(header, body))
     if rows:
         parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
     if arms := arm_cells(rows):
-        parts += [f"<p>{escape(ARM_TITLE)}</p>", _html_table(ARM_HEAD, arms)]
+        parts += [f"<p>{escape(ARM_TITLE)}</p>", html_table(ARM_HEAD, arms)]
     gaps = differences(rows, baseline) if len(rows) > 1 else []
     if gaps:
         head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval", "")
         lines = [(one_line(row.label), *gap_cells(gap), verdict(row, first, gap)) for row, first, gap in gaps]
-        parts.append(_html_table(head, lines))
+        parts.append(html_table(head, lines))
     return "\n".join(filter(None, parts))
-
-
-def gap_cells(gap: Difference) -> tuple[str, str]:
-    """Return a difference and its interval in points, such as ``("+3.1", "-0.4 to +6.5")``."""
-    return f"{100 * gap.mean:+.1f}", f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
 
 
 def verdict(a: ResultRow, b: ResultRow, gap: Difference) -> str:
@@ -385,18 +370,17 @@ def verdict(a: ResultRow, b: ResultRow, gap: Difference) -> str:
     return gap.verdict + (f", {gap.problems:,} common problems" if gap.problems < max(a.problems, b.problems) else "")
 
 
-def _html_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    def tagged(tag: str, line: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
-
-    return "\n".join(["<table>", tagged("th", head), *(tagged("td", line) for line in lines), "</table>"])
+def html_table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Return a table with escaped cells as HTML."""
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{body}</table>"
 
 
 def to_json(rows: Sequence[ResultRow], meta: JSONMapping | None = None, baseline: str = "") -> str:
     """Return rows, per-problem shares and differences as one JSON document of schema `SCHEMA`.
 
     Args:
-        rows: From `search.compare.summarise`.
+        rows: From `search.results.summary.summarise`.
         meta: JSON-able facts about the run: task, MAS, policy, versions.
         baseline: The row to compare the others with; the first by default.
     """
