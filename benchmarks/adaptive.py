@@ -40,12 +40,12 @@ from mas_gym.policies.cache import CachedPolicy
 from mas_gym.systems.state import MASState
 from rewardmodels import load_critic
 from search.budget import Cost
-from search.compare import accuracy_interval
 from search.compare.stop_thresholds import Check, Checked, fit
 from search.engine.allocation import Allocation
 from search.planners.allocated import Allocated
 from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Model, PlanGenerator, Planner, Propose
+from search.results.intervals import accuracy_interval
 
 NATURAL = Path(__file__).with_name("tiny") / "tiny-natural"
 PAGE = Path(__file__).with_name("pages") / "adaptive.md"

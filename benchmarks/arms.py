@@ -44,8 +44,8 @@ from benchmarks.stopping import Scores, against
 from mas_gym.policies import load_policy
 from mas_gym.policies.arms import ArmsPolicy
 from rewardmodels import load_critic
-from search.compare import accuracy_interval
 from search.protocol import Critic, Planner, ScoringContext
+from search.results.intervals import accuracy_interval
 from search.usage import Usage
 
 PAGE = Path(__file__).with_name("pages") / "search" / "arms.md"

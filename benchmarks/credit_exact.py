@@ -53,9 +53,10 @@ from mas_gym.tasks.base import Problem, Task
 from rewardmodels.training.train_critic import grow, teach, trees
 from search import Critic, Plan, Proposal, ScoringContext, Tree
 from search.catalogue import load_critic
-from search.compare import Bench, bootstrap
+from search.compare.rows import Bench
 from search.credit import credit
 from search.results.display import COLOURS, dress, figure_class, save_figure
+from search.results.intervals import bootstrap
 
 Prompt = tuple[ChatMessage, ...]
 Sums = NDArray[np.float64]

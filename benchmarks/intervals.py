@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from search.compare import accuracy_interval, paired_difference
+from search.results.intervals import accuracy_interval, paired_difference
 
 RATES = (0.05, 0.2, 0.5, 0.8, 0.95)
 PAIRS = ((1.0, 0.95), (1.0, 0.8), (1.0, 0.5), (0.95, 0.9), (0.05, 0.0), (0.98, 0.02), (0.6, 0.5))

@@ -49,7 +49,7 @@ from rewardmodels.agents import CreditedSample, credited_samples, demonstrations
 from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
 from search import Critic
 from search.catalogue import load_critic
-from search.compare import Bench, measure, named_planners
+from search.compare.rows import Bench, measure, named_planners
 from search.compare.rows import Row as SearchRow
 from search.protocol import ScoringContext
 from search.results.outcomes import Outcome

@@ -24,7 +24,7 @@ from typing import Any
 from mas_gym import MAS, Action, Agent, Dynamics, Edge
 from mas_gym.tasks.base import Problem
 from search import MCTS, Plan, Proposal, Propose, Remaining, Tree
-from search.store import RunRecord
+from search.store.resume import RunRecord
 
 BRANCHING, DEPTH, C_UCT = 3, 4, 2.0
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search.compare import Difference, bootstrap
+from search.results.intervals import Difference, bootstrap
 
 RESAMPLES = 4000
 

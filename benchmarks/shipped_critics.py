@@ -23,7 +23,8 @@ from mas_gym.policies import Policy, load_policy
 from rewardmodels.model.folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
-from search.compare import Bench, paired_difference
+from search.compare.rows import Bench
+from search.results.intervals import paired_difference
 
 SEED = 42
 CONCURRENCY = 64

@@ -21,8 +21,8 @@ import mas_gym
 import search
 from mas_gym.policies import load_policy
 from mas_gym.tasks.base import Task
-from search.compare import bootstrap, paired_difference
 from search.planners.voting import leading_votes, majority_probability, vote
+from search.results.intervals import bootstrap, paired_difference
 
 LARGEST = 20
 PROBABILITIES = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from scipy.stats import rankdata
 
 from benchmarks.stopping import Scores, against
-from search.compare import accuracy_interval
+from search.results.intervals import accuracy_interval
 
 
 class Check(NamedTuple):

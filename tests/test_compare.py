@@ -16,10 +16,12 @@ from search_worlds import HashCritic, chain, problems, talker
 import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
-from search.compare import Match, Outcome, paired_difference, report, summarise
-from search.compare.cost_matching import _next_size
+from search.compare.cost_matching import Match, _next_size
 from search.compare.rows import named_planners
-from search.results.display import frontier
+from search.results.display import frontier, report
+from search.results.intervals import paired_difference
+from search.results.outcomes import Outcome
+from search.results.summary import summarise
 
 
 def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Comparison:

@@ -15,9 +15,9 @@ from benchmarks import first_errors as data_set
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, CriticError, DataError
 from search import ConstantCritic, PolicyLikelihood, ScoringContext
-from search.compare import Threshold, bench_critic
+from search.compare import bench_critic
 from search.compare.blame import falls, largest_fall
-from search.compare.first_errors import Predictor, choose_threshold, f1_score
+from search.compare.first_errors import Predictor, Threshold, choose_threshold, f1_score
 from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, divide, read_transcripts
 
 

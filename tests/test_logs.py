@@ -14,9 +14,9 @@ from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, UnknownNameError, UserCodeError
 from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognise
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
-from search.compare import differences
 from search.compare.imported import read_labelled
 from search.report.report import read_reports, write_report
+from search.results.summary import differences
 from search.store import regrade
 from search.store.rows import Writer
 

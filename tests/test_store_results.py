@@ -23,8 +23,9 @@ from search import Plan, open_store
 from search.compare.blame import Falls, blamed, path_values
 from search.compare.reliability import CONFIDENT, ScoredStates
 from search.results.outcomes import outcome_of
-from search.store import TreeValues, regrade
+from search.store import regrade
 from search.store.file import FORMAT, seal
+from search.store.results import TreeValues
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("mcts:6,3", {}),

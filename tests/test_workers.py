@@ -23,9 +23,10 @@ from mas_gym.cli.options import read_workers
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.internal.jobs import run_jobs
 from mas_gym.policies import ScriptedPolicy
-from search.compare import Bench, Outcome, Row, Workers, measure
+from search.compare.rows import Bench, Row, Workers, measure
 from search.plan import Plan
 from search.planners import MCTS
+from search.results.outcomes import Outcome
 
 
 def critic_maker(spec: str) -> Callable[[], HashCritic]:

@@ -15,9 +15,9 @@ from benchmarks.paper.lab import MASPRM, ORM, Lab, command
 from benchmarks.paper.options import Options
 from benchmarks.paper.page import Page, percent, span
 from rewardmodels import load_critic
-from search.compare import mean_interval
 from search.compare.blame import largest_fall
 from search.compare.reliability import CONFIDENT
+from search.results.intervals import mean_interval
 
 JUDGE = "judge:tiny"
 """Left out for other agents."""

@@ -19,9 +19,9 @@ from mas_gym.errors import ConfigError
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action
 from search import ScoringContext
-from search.compare import Difference, mean_interval
 from search.compare.blame import falls
 from search.results.display import INK, figure_class, save_figure
+from search.results.intervals import Difference, mean_interval
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""

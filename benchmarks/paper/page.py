@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from search.compare import Difference, bootstrap, paired_difference
+from search.results.intervals import Difference, bootstrap, paired_difference
 
 REASONS = "## Discussion"
 """Text below this heading is written by hand and kept when the page is regenerated."""

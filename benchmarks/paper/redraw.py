@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from search.compare import save_tradeoff
+from search.results.display import save_tradeoff
 from search.results.intervals import Interval
 from search.results.summary import ResultRow, Spread
 

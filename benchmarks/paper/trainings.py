@@ -22,7 +22,7 @@ from benchmarks.paper.page import NEW, Claim, Page
 from benchmarks.paper.published import ORDER, heads, lead
 from benchmarks.paper.rivals import passes_at
 from rewardmodels import load_critic
-from search.compare import nested_bootstrap
+from search.results.intervals import nested_bootstrap
 
 TRAININGS = (1, 2, 3)
 

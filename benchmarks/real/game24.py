@@ -39,7 +39,8 @@ from mas_gym.tasks.generated.game24 import (
     read_left,
     write_move,
 )
-from search.compare import ResultRow, bootstrap, mean_interval, paired_difference
+from search.results.intervals import bootstrap, mean_interval, paired_difference
+from search.results.summary import ResultRow
 
 SEEDS = (14, 24, 42)
 BEAM = 5

@@ -32,7 +32,7 @@ from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
 from mas_gym.policies import Policy, load_policy
 from mas_gym.systems.loading import load_mas
-from search.compare import accuracy_interval
+from search.results.intervals import accuracy_interval
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer

@@ -19,7 +19,8 @@ from mas_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from search import Plan
-    from search.compare import Bench, Outcome, Row
+    from search.compare.rows import Bench, Row
+    from search.results.outcomes import Outcome
 
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
 """The bundled agents and their critics."""

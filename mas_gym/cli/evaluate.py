@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Budget, Plan
-    from search.compare import Bench, Match, Outcome, Row, Selection, Workers
+    from search.compare.cost_matching import Match
+    from search.compare.rows import Bench, Row, Workers
+    from search.compare.selection import Selection
     from search.engine.progress import Progress
+    from search.results.outcomes import Outcome
     from search.service.telemetry import Watch
 
 
@@ -94,7 +97,8 @@ def evaluate(
     Planners that use a critic run once per critic; other planners run once. Ctrl-C prints the finished results.
     With --recorded, planners draw recorded messages, and accuracy curves over k samples are printed.
     """
-    from search.compare import Bench, Match
+    from search.compare.cost_matching import Match
+    from search.compare.rows import Bench
     from search.engine.tracing import Spans
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
@@ -176,7 +180,7 @@ def _check_recorded(
 def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | None) -> tuple[Bench, str]:
     """Return the bench of a recorded run, and the run's name."""
     from search import Recorded
-    from search.compare import Bench
+    from search.compare.rows import Bench
 
     source = Recorded(path, run, distinct=distinct)
     if number is not None and number > len(source):
@@ -272,8 +276,7 @@ def _resize(rows: Sequence[Row], bench: Bench, target: Match, dev: Task, baselin
 
     Returns the rows, and the baseline's new name.
     """
-    from search.compare import matched
-    from search.compare.comparison import renamed
+    from search.compare.comparison import matched, renamed
     from search.results.table import CALIBRATION_PROBLEMS, calibrated_on, spent_text
 
     problems = dev[:CALIBRATION_PROBLEMS]
@@ -324,7 +327,7 @@ def measure(
     look: Callable[[Row, Plan], None] = lambda row, plan: None,
     watch: Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every row with every seed, showing progress; see `search.compare.measure`."""
+    """Run every row with every seed, showing progress; see `search.compare.rows.measure`."""
     from search.compare.rows import measure as measure_rows
 
     stopped: dict[str, Progress] = {}
@@ -365,7 +368,8 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
 
 def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[str, object], baseline: str = "") -> None:
     """Print the table and write the requested files."""
-    from search.compare import Comparison, summarise
+    from search.compare import Comparison
+    from search.results.summary import summarise
 
     rows = tuple(summarise(outcomes))
     # An interrupted run may lack the baseline's row.

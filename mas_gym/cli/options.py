@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner, Prices
-    from search.compare import Remote, Row, Workers
+    from search.compare.rows import Remote, Row, Workers
     from search.engine.fleet import Fleet
     from search.service.telemetry import Watch
 
@@ -347,7 +347,7 @@ class RunOptions:
         self, spec: PolicySpec, cache: Path | None, store: Path | None
     ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
         """Load the policy in this process, or describe how a fleet's actors load it."""
-        from search.compare import Remote
+        from search.compare.rows import Remote
 
         fleet = read_fleet(self.ray, self.actors, self.gpus_per_actor)
         traces = traces_folder(self.token_traces, store, cache)
@@ -594,7 +594,7 @@ def read_workers(
         seeds: Runs per row.
         cache: Response cache that the processes share.
     """
-    from search.compare import Workers
+    from search.compare.rows import Workers
 
     runs = len(rows) * seeds
     if wanted is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Problem
     from search import Critic, Plan, RunInfo, Store
     from search.compare.blame import Blame
-    from search.store import Regrade
+    from search.store.regrading import Regrade
 
 StorePath = Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]
 RunNames = Annotated[

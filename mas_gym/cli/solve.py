@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.state import MASState
     from mas_gym.tasks.base import Task
     from search import Plan
-    from search.compare import Bench, Row
+    from search.compare.rows import Bench, Row
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 LONGEST = 20_000

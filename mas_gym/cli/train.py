@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rewardmodels import LabelledTree
     from rewardmodels.agents.examples import CreditedSample, Demonstration, Preference
     from search import Plan
-    from search.compare import Row
+    from search.compare.rows import Row
 
 app = typer.Typer(
     add_completion=False,
@@ -304,7 +304,7 @@ def rollouts(
 ) -> None:
     """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
     import search
-    from search.compare import Bench, Row
+    from search.compare.rows import Bench, Row
 
     if source.split == "test":
         raise ConfigError("expected --split train or dev: training on trees of the test split would leak its answers")

@@ -28,8 +28,8 @@ from mas_gym.tasks.base import GRADING_MODES
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
-    from search.compare import Outcome
     from search.report.listing import Cell, StoredRow
+    from search.results.outcomes import Outcome
     from search.store.regrading import Regraded
 
 PLOT = "/plot/"
@@ -337,8 +337,8 @@ class Pages:
             ConfigError: There is no such row.
             MissingDependencyError: matplotlib is not installed.
         """
-        from search.compare import tradeoff_figure
         from search.report.report import svg
+        from search.results.display import tradeoff_figure
 
         rows, _, _ = self._listing()
         first = _row(rows, place.removeprefix(PLOT))
@@ -362,8 +362,8 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Group the runs of each planner and critic; rows of one setting are adjacent, by increasing cost."""
-    from search.compare import summarise
     from search.results.stored import settings
+    from search.results.summary import summarise
 
     read = {run.info.run: run for run in runs if run.outcomes}
     from search.report.listing import StoredRow

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
-from search.compare import bootstrap
 from search.compare.first_errors import auc
 from search.compare.reliability import ScoredState, gap
 from search.compare.reliability import calibration as reliability
+from search.results.intervals import bootstrap
 
 Floats = NDArray[np.float64]
 

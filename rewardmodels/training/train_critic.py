@@ -31,7 +31,8 @@ from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check
 from search.compare.rows import Bench, Row, drain, named_planners, start
 from search.engine.progress import Progress
 from search.sampling import Sampling
-from search.store import RunInfo, engine_identity, open_store
+from search.store import RunInfo, open_store
+from search.store.run_identity import engine_identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -23,7 +23,8 @@ from search.results.outcomes import Outcome
 from search.results.summary import find_row, summarise
 from search.results.table import Calibrated
 from search.setup import ProgramSource, read_system
-from search.store import Recorded, as_recorded
+from search.store import Recorded
+from search.store.recorded import as_recorded
 
 if TYPE_CHECKING:
     from search.budget import Budget

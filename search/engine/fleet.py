@@ -44,7 +44,9 @@ from search.setup import (
     read_system,
     resolve_policy,
 )
-from search.store import Store, engine_identity, open_record
+from search.store import Store
+from search.store.resume import open_record
+from search.store.run_identity import engine_identity
 from search.usage import Usage
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.sampling import SampleRecord
 from search.setup import Setup
-from search.store import RunRecord
+from search.store.resume import RunRecord
 from search.usage import Usage
 
 

@@ -32,7 +32,9 @@ from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner, as_planner
 from search.sampling import Sampling
 from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
-from search.store import Recorded, RunRecord, Store, as_recorded, open_record
+from search.store import Recorded, Store
+from search.store.recorded import as_recorded
+from search.store.resume import RunRecord, open_record
 from search.usage import Usage
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
 if TYPE_CHECKING:
-    from search.compare import ResultRow
+    from search.results.summary import ResultRow
     from search.store.regrading import Regraded
 
 from search.pages.tree import PAGE
@@ -214,8 +214,8 @@ def _summary(choice: Choice) -> str:
     if choice.second is not None:
         first, second = choice.first.result, choice.second.result
         if first.shares.keys() & second.shares.keys():
-            from search.compare import paired_difference
             from search.results.display import gap_cells, verdict
+            from search.results.intervals import paired_difference
 
             gap = paired_difference(first.shares, second.shares)
             mean, span = gap_cells(gap)

@@ -25,11 +25,8 @@ from mas_gym.internal.lazy import lazy_names
 if TYPE_CHECKING:
     from search.results.run_info import RunInfo
     from search.store.importing import Imported, import_transcripts
-    from search.store.recorded import Recorded, as_recorded
-    from search.store.regrading import Regrade, regrade
-    from search.store.results import Totals, TreeValues, outcome_of_row
-    from search.store.resume import RunRecord, open_record
-    from search.store.run_identity import engine_identity, run_config
+    from search.store.recorded import Recorded
+    from search.store.regrading import regrade
     from search.store.states import RecordedState, recorded_states
     from search.store.store import Store, open_store
     from search.store.verdicts import RecordedCritic
@@ -37,11 +34,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "search.results.run_info": "RunInfo",
     "search.store.importing": "Imported import_transcripts",
-    "search.store.recorded": "Recorded as_recorded",
-    "search.store.regrading": "Regrade regrade",
-    "search.store.results": "Totals TreeValues outcome_of_row",
-    "search.store.resume": "RunRecord open_record",
-    "search.store.run_identity": "engine_identity run_config",
+    "search.store.recorded": "Recorded",
+    "search.store.regrading": "regrade",
     "search.store.states": "RecordedState recorded_states",
     "search.store.store": "Store open_store",
     "search.store.verdicts": "RecordedCritic",
@@ -52,21 +46,12 @@ __all__ = [
     "Recorded",
     "RecordedCritic",
     "RecordedState",
-    "Regrade",
     "RunInfo",
-    "RunRecord",
     "Store",
-    "Totals",
-    "TreeValues",
-    "as_recorded",
-    "engine_identity",
     "import_transcripts",
-    "open_record",
     "open_store",
-    "outcome_of_row",
     "recorded_states",
     "regrade",
-    "run_config",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -20,7 +20,7 @@ from mas_gym.cli import view
 from mas_gym.cli.view import Pages, make_server
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
-from search.compare import Outcome
+from search.results.outcomes import Outcome
 
 EVIL = "</title><script>alert(1)</script>\x1b[2J\u202e\"'&"
 PROBLEMS = 8
@@ -257,9 +257,10 @@ def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
 
 
 def test_problem_list_is_paginated() -> None:
-    from search.compare import Outcome, summarise
     from search.pages.tree import PAGE
     from search.report.listing import Cell, Choice, StoredRow, problems_page
+    from search.results.outcomes import Outcome
+    from search.results.summary import summarise
 
     [result] = summarise([Outcome("single", "", 1, "p", correct=True, tokens=1)])
     cells = {f"task/{'9' * (i % 5000)}{i}": {1: Cell("7", True, None)} for i in range(2000)}
