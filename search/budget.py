@@ -159,7 +159,7 @@ class Allowance:
     def __init__(self, budget: Budget, each: Budget) -> None:
         """Store the limits of the run and of each search."""
         self._budget = budget
-        self._limit, self._bound = _limits(budget), _limits(each)
+        self._limit, self._bound = limits_of(budget), limits_of(each)
         self._largest, self._observed = Cost(), 0
         self.limited = min(self._limit) < math.inf
 
@@ -217,6 +217,7 @@ class Allowance:
         return "the remaining budget is too small for another search"
 
 
-def _limits(budget: Budget) -> Cost:
+def limits_of(budget: Budget) -> Cost:
+    """Return the limits of calls, tokens and USD; infinite for none."""
     limits = (budget.calls, budget.tokens, budget.usd)
     return Cost(*(math.inf if limit is None else limit for limit in limits))

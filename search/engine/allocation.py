@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mas_gym.errors import ConfigError
-from search.budget import Budget, Cost
+from search.budget import Budget, Cost, limits_of
 from search.setup import Setup
 from search.usage import Usage
 
@@ -53,8 +53,7 @@ class Allocation:
     def __init__(self, budget: Budget) -> None:
         """Store the limits of the run."""
         self.budget = budget
-        limits = (budget.calls, budget.tokens, budget.usd)
-        self._limit = Cost(*(math.inf if limit is None else limit for limit in limits))
+        self._limit = limits_of(budget)
         self._shares: dict[int, _Share] = {}
         self._first: Cost | None = None
 
@@ -179,7 +178,7 @@ def check_allocated(budget: Budget, each: Budget) -> None:
     Raises:
         ConfigError: There is nothing to allocate, or the limits depend on the clock.
     """
-    if budget.calls is None and budget.tokens is None and budget.usd is None:
+    if min(limits_of(budget)) == math.inf:
         raise ConfigError("allocate: expected a run budget of calls, tokens or usd to allocate, such as tokens=50000")
     if budget.seconds is not None or each.seconds is not None:
         raise ConfigError("allocate: expected a budget without seconds, because seconds depend on the machine's speed")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mas_gym.errors import BudgetError, ConfigError, is_number, whole_number
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
-from search.plan import AnytimePoint, Candidate, Plan
+from search.plan import Candidate, Plan
 from search.protocol import (
     Critic,
     Evaluate,
@@ -115,11 +115,6 @@ def ranked(
     """Return the candidates: the chosen one, then the others by descending score, unscored last; ties oldest first."""
     order = sorted(terminals, key=lambda node: (node != chosen, -scores.get(node, -math.inf), node))
     return tuple(Candidate(tree.states[node], scores.get(node), node) for node in order)
-
-
-def anytime_point(tree: Tree, calls: int, tokens: int, node: int | None) -> AnytimePoint:
-    """Return a point of the anytime curve."""
-    return AnytimePoint(calls, tokens, None if node is None else tree.states[node], node)
 
 
 def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:

@@ -46,7 +46,6 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
 from search.planners.common import (
-    anytime_point,
     append_distinct,
     check_at_least,
     evaluate,
@@ -383,7 +382,8 @@ class Search:
             self.curve.pop()
         node = self.chosen()
         if not self.curve or self.curve[-1].node != node:
-            self.curve.append(anytime_point(self.tree, self.calls, self.tokens, node))
+            state = None if node is None else self.tree.states[node]
+            self.curve.append(AnytimePoint(self.calls, self.tokens, state, node))
 
     def complete(self) -> Steps[None]:
         """Complete the greedy path with single messages if the tree has no scored terminal state."""

@@ -29,6 +29,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number,
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.state import MASState
 from search.calibrated import interpolated
+from search.planners.common import path_score
 from search.planners.voting import sigmoid
 from search.protocol import Continue, Critic, Extract, Planner, Steps, ValueKind, planner_name, value_kind
 from search.tree import Tree
@@ -421,7 +422,6 @@ class Watch:
         if fresh:
             [answers] = yield [Extract([tree.states[node] for node in fresh])]
             self._answers.update(zip(fresh, answers, strict=True))
-        path = tree.path(leader)[1:]
         answer = self._answers.get(leader)
         same = sum(1 for node in ends if self._answers[node] == answer) if leader in self._answers else 0
         # Without readable answers, two states have the same answer only if they are the same state.
@@ -435,7 +435,7 @@ class Watch:
             tree.is_terminal(leader),
             self._checks,
             value,
-            value if self._outcomes_only else math.fsum(tree.values[node] for node in path) / len(path),
+            value if self._outcomes_only else path_score(tree, leader),
             same / (len(ends) + 1),
             len(ends),
             self._unchanged,

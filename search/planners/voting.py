@@ -8,9 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from search.plan import AnytimePoint
-from search.planners.common import (
-    anytime_point,
-)
 from search.protocol import ValueKind
 from search.tree import Tree
 
@@ -122,5 +119,5 @@ def vote_curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[
         calls += len(path)
         tokens += sum(tree.tokens[node] for node in path)
         if not curve or curve[-1].state is not tree.states[leader]:
-            curve.append(anytime_point(tree, calls, tokens, leader))
+            curve.append(AnytimePoint(calls, tokens, tree.states[leader], leader))
     return tuple(curve)

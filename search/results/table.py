@@ -117,9 +117,7 @@ class Comparison:
             ConfigError: The file suffix is not a known format, or no search has ended.
             MissingDependencyError: matplotlib is not installed.
         """
-        from search.results.display import save_tradeoff
-
-        return save_tradeoff(self.rows, Path(path), self.title)
+        return display.save_tradeoff(self.rows, Path(path), self.title)
 
     def show(self, width: int = _WIDTH) -> object:
         """Return the whole result as a renderable of rich."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,9 @@ class Recorded(Sequence[Problem]):
         """Return a problem, or a list of problems for a slice."""
         return self._problems[index]
 
-    def __iter__(self) -> Iterator[Problem]:
-        """Iterate over the problems."""
-        return iter(self._problems)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the store's path; an unpickled copy reads the store again."""
-        return _reopened, (self.path, self.info.run, self.distinct)
+        return partial(Recorded, distinct=self.distinct), (self.path, self.info.run)
 
     def identity(self) -> Any:
         """Return the identity of the worlds: the run, its contents and the drawing mode."""
@@ -125,10 +121,6 @@ def _answer(grader: Grader, text: str) -> str | None:
     except MASGymError:
         # For example code, which is not run here.
         return None
-
-
-def _reopened(path: Path, run: str, distinct: bool) -> Recorded:
-    return Recorded(path, run, distinct=distinct)
 
 
 def _chosen(store: Store, run: str | None) -> RunInfo:
