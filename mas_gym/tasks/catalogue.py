@@ -36,7 +36,6 @@ from mas_gym.errors import (
     ConfigError,
     DataError,
     DataNotFoundError,
-    MASGymError,
     UnknownNameError,
     choice,
     shown,
@@ -259,7 +258,10 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         Columns.read(options.get("columns"))
     elif name not in BENCHMARKS:
         if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
-            raise unknown_task(name)
+            raise UnknownNameError(
+                f"{TASKS.unknown(name)}; for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a data set "
+                "OWNER/NAME on the hub"
+            )
         # The task's function checks its options.
         return
     check_mode(options.get("grading", "strict"))
@@ -267,12 +269,6 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         whole_number("limit", options["limit"], at_least=1)
     if unknown := sorted(set(options) - known):
         raise ConfigError(f"task {name!r}: expected options among {', '.join(sorted(known))}, got {', '.join(unknown)}")
-
-
-def unknown_task(name: str) -> MASGymError:
-    """Return the error for a task that does not exist, with instructions for your own data."""
-    own = f"for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
-    return UnknownNameError(f"{TASKS.unknown(name)}; {own}")
 
 
 def task_makers() -> dict[str, Callable[..., Any]]:
