@@ -27,7 +27,7 @@ _PATIENCE = 30.0
 JobT = TypeVar("JobT")
 Message = TypeVar("Message")
 JobRunner: TypeAlias = Callable[[JobT, Callable[[Message], None]], BaseException | None]
-"""Runs a job; the second argument sends a message to the parent. Returns the error that ended the job early, or None."""
+"""Runs a job and sends messages to the parent; returns the error that ended the job early, else None."""
 
 
 def run_jobs(

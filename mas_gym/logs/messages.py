@@ -28,6 +28,26 @@ _SIDE = re.compile(r"(?P<name>.+?) \((?:-> (?P<to>[^()]+)|(?P<remark>[^()]{1,100
 _STOP = "TERMINATE"
 
 
+def is_history(value: list[object]) -> bool:
+    """Whether a list is one chat history rather than a list of rows."""
+    return bool(value) and is_message(value[0])
+
+
+def is_message(value: object) -> bool:
+    """Whether a value looks like a chat message of any dialect."""
+    if not isinstance(value, Mapping):
+        return False
+    if "__event__" in value:
+        # An event of AG2.
+        return True
+    if "role" in value:
+        return "content" in value or "parts" in value or "tool_calls" in value or "tool_responses" in value
+    kind = value.get("type")
+    return (kind == "constructor" and "kwargs" in value) or (
+        kind in ("human", "ai", "system", "tool") and ("content" in value or "data" in value)
+    )
+
+
 class RawMessage(NamedTuple):
     """A message before questions and system prompts are separated.
 

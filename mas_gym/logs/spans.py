@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import REFERENCE, reference_of, text_or_none
-from mas_gym.logs.messages import content_of, read_message, written
+from mas_gym.logs.messages import content_of, is_message, read_message, written
 from mas_gym.logs.transcript import (
     BrokenLine,
     LoggedMessage,
@@ -27,8 +27,8 @@ from mas_gym.logs.transcript import (
     speaker_name,
     truth,
 )
-from mas_gym.logs.values import is_message, parsed
 from mas_gym.systems.tool_calls import ToolCall
+from mas_gym.tasks.json_rows import parsed
 from mas_gym.tasks.rows import BadRow, first_of
 
 MOST_SPANS = 20_000

@@ -39,7 +39,6 @@ logger = logging.getLogger("mas_gym.tasks")
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 ROLES = ("question", "answer", "id", "split", "kind", "choices")
-MOST_ROWS = 2_000_000
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?::[\w.-]+)?")
 _SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "eval": "test", "evaluation": "test"} | {
     word: "dev" for word in ("dev", "val", "valid", "validation", "development")
@@ -173,8 +172,6 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
     rows = [(part, row) for part, found in parts.items() for row in found]
     if not rows:
         raise DataError(f"{source}: expected rows with problems, found none")
-    if len(rows) > MOST_ROWS:
-        raise DataError(f"{source}: expected at most {MOST_ROWS:,} rows, got {len(rows):,}; use a part of it")
     columns = _completed(source, rows[0][1], columns)
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
     seen = _Seen({}, Counter())
