@@ -50,7 +50,7 @@ BROKEN = {
     "NUL bytes": (b"question,answer\nCap\x00ital?,Vienna\n", "got NUL bytes; save the file as UTF-8"),
     "UTF-16": ("question,answer\nWien?,ja\n".encode("utf-16"), "convert the file to UTF-8"),
     "UTF-16 without a mark": ("question,answer\nWien?,ja\n".encode("utf-16-le"), "no column 'question'"),
-    "Latin-1": ("question,answer\nStädte?,Köln\n".encode("latin-1"), ":2: expected UTF-8 text"),
+    "Latin-1": ("question,answer\nStädte?,Köln\n".encode("latin-1"), ": expected UTF-8 text"),
     "duplicate ids": (b"id,question,answer\na,1?,1\nb,2?,2\na,3?,3\n", r"unique ids in column 'id', got 'a'"),
     "an empty answer": (b"question,answer\nA?,1\nB?,\n", "expected text in column 'answer', got ''"),
     "a blank question": (b"question,answer\n  ,1\n", "expected text in column 'question'"),
