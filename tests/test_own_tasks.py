@@ -184,14 +184,10 @@ def test_unknown_kind_is_rejected(rows: Rows) -> None:
         load_task("my")
 
 
-def test_pickled_tasks_contain_no_data_and_detect_changes(rows: Rows) -> None:
+def test_pickled_slices_contain_their_problems_only(rows: Rows) -> None:
     task = load_task(rows(capitals() * 20))
-    assert len(pickle.dumps(task)) < 1500
-    assert pickle.loads(pickle.dumps(task[1:3])) == task[1:3]
-    pickled = pickle.dumps(task)
-    rows(capitals()[:1])
-    with pytest.raises(DataError, match="the same as when the task was pickled"):
-        pickle.loads(pickled)
+    assert len(pickle.dumps(task[:0])) < 1000
+    assert list(pickle.loads(pickle.dumps(task[1:3]))) == list(task[1:3])
 
 
 def test_own_task_makes_an_environment(rows: Rows) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from mas_gym.errors import ConfigError, DataError, need, shown
+from mas_gym.errors import DataError, need, shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
@@ -36,20 +36,6 @@ def stamp(place: Path) -> tuple[tuple[str, int, int], ...]:
     seen = [place, *(sorted(place.iterdir()) if place.is_dir() else ())]
     states = [(path.name, path.stat()) for path in seen if path.exists()]
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
-
-
-def absolute(place: str | Path) -> Path:
-    """Return the absolute path of a file or folder, which may not exist.
-
-    Raises:
-        ConfigError: The text is not a path.
-    """
-    try:
-        path = Path(place).expanduser().resolve()
-        path.exists()
-    except (ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(f"expected the path of a file or folder, got {shown(str(place))}: {error}") from None
-    return path
 
 
 def three_ways(name: str, why: str) -> str:

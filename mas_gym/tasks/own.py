@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, choice, did_you_mean, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import KINDS, Kind, Problem
-from mas_gym.tasks.files import absolute, listing, read_file, read_partition, stamp
+from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
 from mas_gym.tasks.grading.texts import accepted_texts
 from mas_gym.tasks.hub import Hub, read_hub
@@ -127,10 +127,7 @@ def is_own(name: str) -> bool:
     """Whether a task's name is a file, a folder or the id of a data set on the hub."""
     if Path(name).suffix.lower() in SUFFIXES or _HUB_ID.fullmatch(name) is not None:
         return True
-    try:
-        return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False
+    return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
 
 
 def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own:
@@ -150,14 +147,14 @@ def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own
     if kind is not None:
         choice("kind", kind, KINDS)
     place = _place(source)
-    return _load(source, place, split, columns, kind, None if place is None else stamp(Path(place)))
+    return _load(source, place, split, columns, kind, None if place is None else stamp(place))
 
 
-def _place(source: str) -> str | None:
+def _place(source: str) -> Path | None:
     """Return the absolute path of a file or folder; None for the hub."""
-    path = absolute(source)
+    path = Path(source).expanduser().resolve()
     if path.exists():
-        return str(path)
+        return path
     if _HUB_ID.fullmatch(source) is None or path.suffix.lower() in SUFFIXES:
         raise DataNotFoundError(
             f"no data at {shown(source)}; expected a {', '.join(SUFFIXES)} file or a folder of them"
@@ -166,8 +163,8 @@ def _place(source: str) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _load(source: str, place: str | None, split: str, columns: Columns, kind: str | None, stamp: object) -> Own:
-    name = Path(place).stem if place is not None else source
+def _load(source: str, place: Path | None, split: str, columns: Columns, kind: str | None, stamp: object) -> Own:
+    name = place.stem if place is not None else source
     parts, whole = _read(source, place)
     rows = [(part, row) for part, found in parts.items() for row in found]
     if not rows:
@@ -188,12 +185,7 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
     if not chosen:
         have = dict(Counter(part or "no split" for part, _ in made))
         raise DataError(f"{source}: expected problems in split {split!r}, found none among {len(made):,} rows ({have})")
-    table = Table(chosen, origin=(_table, (source if place is None else place, split, columns, kind)))
-    return Own(table, dict(kinds.most_common()), _remark(name, kinds, kind, split, columns, whole and held_out))
-
-
-def _table(source: str, split: str, columns: Columns, kind: str | None) -> Table:
-    return load_own(source, split, columns, kind).table
+    return Own(Table(chosen), dict(kinds.most_common()), _remark(name, kinds, kind, split, columns, whole and held_out))
 
 
 def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, columns: Columns, hashed: bool) -> str:
@@ -214,25 +206,24 @@ def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, column
 # --------------------------------------------------------------------- reading
 
 
-def _read(source: str, place: str | None) -> tuple[dict[str, list[Row]], bool]:
+def _read(source: str, place: Path | None) -> tuple[dict[str, list[Row]], bool]:
     """Return the rows of each partition, and whether the data is one file without partitions (named ``""``)."""
     if place is None:
         return _read_hub(source)
-    path = Path(place)
-    if path.is_file():
-        if path.suffix.lower() not in SUFFIXES:
-            raise DataError(f"{path}: expected a {', '.join(SUFFIXES)} file, got {path.suffix or 'no suffix'!r}")
-        return {"": read_file(path, "")}, True
-    if not path.is_dir():
-        raise DataError(f"{path}: expected a regular file or a folder")
+    if place.is_file():
+        if place.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{place}: expected a {', '.join(SUFFIXES)} file, got {place.suffix or 'no suffix'!r}")
+        return {"": read_file(place, "")}, True
+    if not place.is_dir():
+        raise DataError(f"{place}: expected a regular file or a folder")
     parts: dict[str, list[Row]] = {}
     for split, partition in _PARTITIONS.items():
-        if rows := read_partition(path, partition, ""):
+        if rows := read_partition(place, partition, ""):
             parts[split] = rows
     if not parts:
         raise DataNotFoundError(
-            f"{path}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it contains "
-            f"{listing(path)}"
+            f"{place}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it contains "
+            f"{listing(place)}"
         )
     return parts, False
 
@@ -355,16 +346,12 @@ def _cell(row: Mapping[str, object], name: str) -> str:
     text = value if isinstance(value, str) else _number_text(value)
     if text is None or not text.strip():
         raise BadRow(f"expected text in column {name!r}, got {shown(value)}")
-    if "\0" in text:
-        raise BadRow(f"expected text in column {name!r}, got NUL bytes; save the file as UTF-8")
     return storable(text).strip()
 
 
 def _number_text(value: object) -> str | None:
-    if isinstance(value, bool):
-        return str(value)
     if isinstance(value, int):
-        return str(value) if abs(value) < 1 << 256 else None
+        return str(value)
     # An infinite or missing number is not an answer.
     return f"{value:.17g}" if isinstance(value, float) and value - value == 0 else None
 

@@ -47,7 +47,6 @@ BROKEN = {
     "an open quote": (b'question,answer\n"Capital,Vienna\nOf Peru?,Lima\n', r"expected 2 cells"),
     "an open quote over everything": (b'question,answer\n"' + b"x" * 200_000, "with closed quotes"),
     "quotes inside": (b'question,answer\na"b"c,"d""e"f"\n', ""),
-    "NUL bytes": (b"question,answer\nCap\x00ital?,Vienna\n", "got NUL bytes; save the file as UTF-8"),
     "UTF-16": ("question,answer\nWien?,ja\n".encode("utf-16"), "convert the file to UTF-8"),
     "UTF-16 without a mark": ("question,answer\nWien?,ja\n".encode("utf-16-le"), "no column 'question'"),
     "Latin-1": ("question,answer\nStädte?,Köln\n".encode("latin-1"), ": expected UTF-8 text"),
