@@ -28,7 +28,7 @@ from typing import NamedTuple, overload
 import search
 from benchmarks.paper.page import write_whole
 from benchmarks.store_reading import BATCH, Cost, copy, measure, memory
-from mas_gym.internal.database import READ_SECONDS, transaction
+from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
 from search.engine.fleet import Fleet, run_ray
@@ -252,7 +252,6 @@ def _limits(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -
     held = 2**20 * (most.reads["compare"].memory - few.reads["compare"].memory) / (most.searches - few.searches)
     driver = 2**20 * (last.driver - half.driver) / (last.searches - half.searches)
     rate = (last.searches - half.searches) / (last.cpu - half.cpu)
-    each = {name: seconds for name, seconds, _ in slopes(growths)}
     lines = [
         f"Memory of an actor: {min(half.actors + last.actors):,.0f} to {max(half.actors + last.actors):,.0f} MiB in "
         "the second half of the run.",
@@ -262,9 +261,6 @@ def _limits(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -
         f"of `view`: an object per search, {held:,.0f} bytes.",
         f"The writer ends first where searches are short: {rate:,.0f} searches per second in the second half of the "
         "run. Searches with a language model take seconds, so hundreds of engines fit.",
-        f"Reading ends next: a statement that takes longer than {READ_SECONDS:g} s is stopped, as protection against "
-        f"manipulated files. For `status` this is at about {READ_SECONDS / each['status'] / MILLION:,.1f} million "
-        "searches in one run (computed). Split larger runs: one store for each part of the questions.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
