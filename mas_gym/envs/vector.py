@@ -255,29 +255,18 @@ class MASVectorEnv(SyncVectorEnv):
     def _each(self, actions: object, ended: NDArray[np.bool_]) -> list[object]:
         """Return the action of each environment."""
         expected = f"expected {self.num_envs} actions, one per environment"
-        if not isinstance(self.single_action_space, spaces.Discrete):
-            try:
-                each = list(iterate(self.action_space, actions))
-            except (TypeError, ValueError, LookupError) as error:
-                raise IllegalActionError(f"{expected}, got {shown(actions)}") from error
-            if len(each) != self.num_envs:
-                raise IllegalActionError(f"{expected}, got {len(each)}")
-            return each
         try:
-            numbers = np.asarray(actions)
-        except ValueError as error:
+            each = list(iterate(self.action_space, actions))
+        except (TypeError, ValueError, LookupError) as error:
             raise IllegalActionError(f"{expected}, got {shown(actions)}") from error
-        if numbers.shape != (self.num_envs,) or numbers.dtype.kind not in "iu":
-            raise IllegalActionError(
-                f"{expected}, whole numbers, got an array of shape {numbers.shape} and type {numbers.dtype}"
-            )
-        n = int(self.single_action_space.n)
-        wrong = np.flatnonzero(~ended & ((numbers < 0) | (numbers >= n)))
-        if len(wrong):
-            raise IllegalActionError(
-                f"environment {wrong[0]}: expected a proposal from 0 to {n - 1}, got {numbers[wrong[0]]}"
-            )
-        return list(numbers)
+        if len(each) != self.num_envs:
+            raise IllegalActionError(f"{expected}, got {len(each)}")
+        if isinstance(space := self.single_action_space, spaces.Discrete):
+            for place, action in enumerate(each):
+                if not ended[place] and action not in space:
+                    expected = f"environment {place}: expected a proposal from 0 to {space.n - 1}"
+                    raise IllegalActionError(f"{expected}, got {shown(action)}")
+        return each
 
     def close_extras(self, **kwargs: object) -> None:
         """Close the sub-environments and the policies' sessions."""
