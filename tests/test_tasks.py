@@ -371,7 +371,7 @@ def test_unknown_task_error_lists_known_names_and_the_nearest() -> None:
 
 def test_unknown_names_of_any_size_and_type_are_rejected() -> None:
     assert len(str(unknown_name("task", "x" * 10**6, ["math"]))) < 200
-    assert "unknown task '3'" in str(unknown_name("task", 3, ["math"]))
+    assert "unknown task 3" in str(unknown_name("task", 3, ["math"]))
 
 
 @pytest.mark.parametrize(

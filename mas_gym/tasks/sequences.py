@@ -6,7 +6,6 @@ import hashlib
 import random
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -72,10 +71,9 @@ class ProblemSequence(Task):
 
     def _with(self, **changes: object) -> Self:
         """Return a copy with other rows or another grader."""
-        part = copy(self)
-        for name, value in changes.items():
-            # One of the two classes is frozen.
-            object.__setattr__(part, name, value)
+        part = object.__new__(type(self))
+        # One of the two classes is frozen.
+        vars(part).update(vars(self) | changes)
         return part
 
     def graded_by(self, grader: Grader) -> Self:

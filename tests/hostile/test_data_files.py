@@ -136,7 +136,7 @@ def test_arbitrary_bytes_are_read_or_rejected(suffix: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("path", ["missing/x", "", ".", "/dev/null"])
 @pytest.mark.parametrize("task", TASK_NAMES)
-def test_arbitrary_path_raises_typed_error(task: str, path: str) -> None:
+def test_path_without_data_raises_typed_error(task: str, path: str) -> None:
     with pytest.raises((ConfigError, DataNotFoundError, DataError)):
         load_task(task, data=path)
 

@@ -133,10 +133,8 @@ def test_arbitrary_bytes_are_read_or_rejected(suffix: str, tmp_path: Path) -> No
             assert len(str(error)) < 5000
 
 
-@pytest.mark.parametrize(
-    "name", ["a\x00b.csv", "x" * 5000 + ".csv", "~nobody-of-this-name/x.csv", "no.csv", "../no/no.jsonl"]
-)
-def test_arbitrary_path_raises_typed_error(name: str) -> None:
+@pytest.mark.parametrize("name", ["no.csv", "../no/no.jsonl"])
+def test_missing_file_raises_typed_error(name: str) -> None:
     with pytest.raises((ConfigError, DataNotFoundError, DataError)):
         load_task(name)
 
