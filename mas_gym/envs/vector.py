@@ -69,8 +69,6 @@ def make_vector(
     if policy is None:
         for name in set(_CHOICE) & set(options):
             raise ConfigError(f"{name}: expected policy= as well, such as policy='tiny'")
-    if wrap is not None and not callable(wrap):
-        raise ConfigError(f"wrap: expected a function, such as wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
     named = load_policy(policy) if isinstance(policy, str) else policy
     shared = None if named is None else as_policy(named)
     chosen = {name: options.pop(name) for name in _CHOICE if name in options}
@@ -78,12 +76,7 @@ def make_vector(
     def make() -> gym.Env[Any, Any]:
         base = MASEnv(**options)
         env = base if shared is None else CandidateChoice(base, shared, **chosen)
-        made = env if wrap is None else wrap(env)
-        if not isinstance(made, gym.Env):
-            raise ConfigError(
-                f"wrap: expected a function that returns an environment, got one that returns {shown(made)}"
-            )
-        return made
+        return env if wrap is None else wrap(env)
 
     return MASVectorEnv([make] * count, autoreset_mode=autoreset_mode)
 

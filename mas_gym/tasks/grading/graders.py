@@ -17,7 +17,6 @@ grader fails only that search, and the error shows where it was raised.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import traceback
@@ -199,7 +198,8 @@ class FileGrader(OwnGrader):
             UserCodeError: The function raised an error, took too long, ended its process, or returned neither a bool
                 nor a `Grade`.
         """
-        question = {"text": text, "answer": self.extract(problem, text), "problem": _stated(problem)}
+        stated = problem.id, problem.question, problem.answer, problem.kind
+        question = {"text": text, "answer": self.extract(problem, text), "problem": [*stated, dict(problem.metadata)]}
         try:
             reply = self._worker.ask(question, GRADER_SECONDS)
         except ChildProcessError as error:
@@ -275,14 +275,6 @@ def _function(spec: str) -> Function:
         raise ConfigError(f"grader {spec!r}: expected a function (problem, text), got {shown(value)}")
     function: Function = value
     return function
-
-
-def _stated(problem: Problem) -> list[object]:
-    try:
-        metadata = json.loads(json.dumps(dict(problem.metadata)))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"problem {problem.id!r}: expected metadata that JSON can store, got {error}") from error
-    return [problem.id, problem.question, problem.answer, problem.kind, metadata]
 
 
 def _name(function: Function) -> str:
