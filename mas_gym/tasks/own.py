@@ -25,7 +25,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, choice, did_you_mean, shown
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, choice, refuse_unknown, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import KINDS, Kind, Problem
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp
@@ -67,7 +67,7 @@ class Columns(NamedTuple):
     choices: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, given: object) -> Columns:
+    def read(cls, given: Mapping[str, object] | str | None) -> Columns:
         """Read ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
 
         Several columns for one role are given as a list or joined by ``+``.
@@ -75,32 +75,21 @@ class Columns(NamedTuple):
         Raises:
             ConfigError: A role is unknown, or a name is not a text.
         """
-        if given is None:
-            return cls()
-        if isinstance(given, Columns):
-            return given
         if isinstance(given, str):
             pairs = [part.partition("=") for part in given.split(",") if part.strip()]
             given = {role.strip(): name.strip() for role, _, name in pairs}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"columns: expected pairs such as question=prompt,answer=gold, got {shown(given)}")
+        roles = {} if given is None else given
+        refuse_unknown("column role", roles, (*ROLES, "options"))
         read: dict[str, Any] = {}
-        for role, names in given.items():
+        for role, names in roles.items():
             role = "choices" if role == "options" else role
-            if role not in ROLES:
-                hint = did_you_mean(role, ROLES)
-                raise ConfigError(
-                    f"columns: expected ROLE=COLUMN with a role of {', '.join(ROLES)}, got {shown(role)}{hint}"
-                )
-            several = names.split("+") if isinstance(names, str) else names
-            if not isinstance(several, Sequence) or not several or not all(isinstance(n, str) and n for n in several):
+            many = role in ("answer", "choices")
+            parts = names.split("+") if many and isinstance(names, str) else names
+            columns = tuple(parts) if isinstance(parts, list | tuple) else (parts,)
+            named = bool(columns) and all(isinstance(name, str) and name for name in columns)
+            if not named or (len(columns) > 1 and not many):
                 raise ConfigError(f"columns: expected a column's name for {role}, got {shown(names)}")
-            if role in ("answer", "choices"):
-                read[role] = tuple(several)
-            elif len(several) > 1 and not isinstance(names, str):
-                raise ConfigError(f"columns: expected one column for {role}, got {shown(names)}")
-            else:
-                read[role] = names if isinstance(names, str) else several[0]
+            read[role] = columns if many else columns[0]
         return cls(**read)
 
     def named(self) -> list[str]:
