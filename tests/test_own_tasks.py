@@ -80,7 +80,7 @@ def test_columns_are_selected_by_name(rows: Rows) -> None:
     for columns in ({"question": "prompt", "answer": "gold", "id": "key"}, "question=prompt, answer=gold,id=key"):
         task = load_task(file, columns=columns)
         assert [(p.id, p.question, p.answer, p.kind) for p in task][1] == ("b", "3 * 3?", "9", "number")
-    with pytest.raises(ConfigError, match="'answr'.*did you mean 'answer'"):
+    with pytest.raises(ConfigError, match=r"'answr'.*did you mean 'answer'"):
         load_task(file, columns={"question": "prompt", "answr": "gold"})
     with pytest.raises(ConfigError, match="columns"):
         load_task(file, columns={"question": 3})
