@@ -205,9 +205,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         super().reset(seed=seed)
         wanted = (options or {}).get("problem_id")
         if wanted is not None:
-            if not isinstance(wanted, str):
-                raise ConfigError(f"problem_id: expected a str such as {self.task[0].id!r}, got {shown(wanted)}")
-            problem = self.task.problem(wanted)
+            problem = self.task.problem(str(wanted))
         elif len(self.task) == 0:
             raise DataError(f"the task {self.task.name!r} has no problem in split {self.task.split!r}")
         else:
@@ -436,7 +434,7 @@ class _TaskSource:
             raise ConfigError('expected a task, as in gym.make("MAS-Custom-v0", task="my.csv"), got none')
         self._task = task
         self._split = choice("split", split, SPLITS)
-        self._data = None if data is None else _path(data)
+        self._data = None if data is None else os.fspath(data)
         self._options = dict(options)
         self.by_name = isinstance(task, str)
         if isinstance(task, str):
@@ -461,9 +459,3 @@ class _TaskSource:
         if not isinstance(self._task, str):
             return self._task
         return load_task(self._task, split=self._split, data=self._data, **self._options)
-
-
-def _path(value: object) -> str:
-    if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"data: expected the path of a file or folder, got {shown(value)}")
-    return os.fsdecode(value)

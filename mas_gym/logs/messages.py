@@ -103,14 +103,13 @@ def read_history(
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise BadRow(f"expected a list of messages, got {shown(entries)}")
     names: dict[str, str] = {}
-    raw = [one for entry in entries for one in read_message(entry, names)]
     # Only dialects without labels put several messages into one entry.
-    places = [place for place, entry in enumerate(entries) for _ in range(_count(entry))]
+    raw = [(place, one) for place, entry in enumerate(entries) for one in read_message(entry, names)]
     dropped: Counter[str] = Counter()
     prompts: dict[str, str] = {}
     kept: list[tuple[int, RawMessage]] = []
     labels, verdicts = labels or {}, verdicts or {}
-    for place, one in zip(places, raw, strict=True):
+    for place, one in raw:
         label = labels.get(place, one.message.label)
         dropped.update(one.dropped)
         if one.role == SYSTEM:
@@ -139,11 +138,6 @@ def read_history(
     dropped["system message without a single speaker"] += len(prompts.keys() - speakers)
     prompts = {name: text for name, text in prompts.items() if name in speakers}
     return History(found, messages, prompts, +dropped)
-
-
-def _count(entry: object) -> int:
-    responses = entry.get("tool_responses") if isinstance(entry, Mapping) else None
-    return len(responses) if isinstance(responses, list) and responses else 1
 
 
 def _keep_prompt(prompts: dict[str, str], one: RawMessage, dropped: Counter[str]) -> None:
@@ -201,8 +195,8 @@ def _message(entry: object, names: dict[str, str]) -> RawMessage:
     name, recipients = _speaker(fields, role, names)
     known = _ROLES.get(role.lower())
     if known is None and name is None:
-        name, known = _sided(role)
         side = _SIDE.fullmatch(role)
+        name = side["name"] if side else role
         recipients = (side["to"].strip(),) if side and side["to"] else ()
         left_out += (f"remark ({side['remark']})",) if side and side["remark"] else ()
     known = known or ASSISTANT
@@ -239,11 +233,6 @@ def _fields(entry: object) -> tuple[JSONMapping, str]:
     if not isinstance(role, str) or not role.strip():
         raise BadRow(f"expected a message with a role, got {shown(dict(entry))}")
     return fields, role.strip()
-
-
-def _sided(role: str) -> tuple[str, str]:
-    side = _SIDE.fullmatch(role)
-    return (side["name"] if side else role), ASSISTANT
 
 
 def _speaker(fields: Mapping[str, object], role: str, names: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:

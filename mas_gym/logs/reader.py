@@ -66,8 +66,8 @@ def recognise(path: str | os.PathLike[str]) -> str:
         for name, one in FORMATS.items():
             if one.fits(row):
                 return name
-    first = next((row.value for row in rows if not isinstance(row.value, BadRow)), rows[0].value if rows else None)
-    found = str(first) if isinstance(first, BadRow) else shown(_outline(first)) if rows else "no JSON value"
+    first = rows[0].value if rows else BadRow("no JSON value")
+    found = first if isinstance(first, BadRow) else shown(sorted(first) if isinstance(first, dict) else first)
     raise DataError(
         f"{path}: expected a log in one of the formats {', '.join(FORMATS)}, got {found}; name the format with "
         "--format, or write a reader: --format my.py:read"
@@ -80,10 +80,6 @@ def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iter
     if not path.is_file():
         raise DataError(f"{path}: expected a regular file; name the files of a folder, as in FOLDER/*.jsonl")
     return json_rows(path, listen, is_history)
-
-
-def _outline(row: object) -> object:
-    return sorted(row) if isinstance(row, dict) else row
 
 
 def check_format(format: str | None) -> None:
