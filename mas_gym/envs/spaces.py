@@ -6,7 +6,6 @@ be listed one by one, and its shared-memory reader always returns the first valu
 
 from __future__ import annotations
 
-import marshal
 import multiprocessing as mp
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -189,12 +188,29 @@ class Records(Space[tuple[Record, ...]]):
         return [tuple(self.record(*row) for row in rows) for rows in sample_n]
 
     def encode(self, value: tuple[Record, ...]) -> bytes:
-        """Return the shared-memory form of a tuple."""
-        return marshal.dumps(tuple(map(tuple, value)))
+        """Return the shared-memory form of a tuple: integers and text lengths, then the texts."""
+        texts = [[v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in row] for row in value]
+        header = [v if isinstance(v, int) else len(v) for row in texts for v in row]
+        body = b"".join(v for row in texts for v in row if isinstance(v, bytes))
+        return struct.pack(f"<{len(header) + 1}q", len(value), *header) + body
 
     def decode(self, raw: bytes) -> tuple[Record, ...]:
         """Return the tuple from its shared-memory form."""
-        return tuple(self.record(*row) for row in marshal.loads(raw))
+        (rows,) = struct.unpack_from("<q", raw)
+        width = len(self.fields)
+        header = struct.unpack_from(f"<{rows * width}q", raw, 8)
+        at = 8 * (1 + rows * width)
+        records = []
+        for i in range(rows):
+            row: list[str | int] = []
+            for limit, number in zip(self.fields, header[i * width : (i + 1) * width], strict=True):
+                if limit is None:
+                    row.append(raw[at : at + number].decode("utf-8", "surrogatepass"))
+                    at += number
+                else:
+                    row.append(number)
+            records.append(self.record(*row))
+        return tuple(records)
 
     def empty(self) -> tuple[Record, ...]:
         """Return the smallest element."""
@@ -221,8 +237,7 @@ TextSpace = Unicode | Records
 
 def _slot_bytes(space: TextSpace) -> int:
     """Return the size of one environment's slot: the length field and the largest encoding."""
-    # At most five bytes for each tuple, each integer, and the length of each text; see the format of `marshal`.
-    header = 5 * (1 + space.max_rows * (1 + len(space.fields))) if isinstance(space, Records) else 0
+    header = 8 * (1 + space.max_rows * len(space.fields)) if isinstance(space, Records) else 0
     return 8 + header + space.max_bytes
 
 
