@@ -79,9 +79,7 @@ def check_planner(
     findings = Findings(f"planner {type(planner).__name__}")
     if not findings.expect(has_method(planner, "plan"), "it has no method plan(model, root, rng)"):
         findings.settle()
-    planner, other = (
-        one.for_run(_ScriptedCritic(), training) if has_method(one, "for_run") else one for one in (planner, other)
-    )
+    planner, other = (_for_run(one, training) for one in (planner, other))
     before_all = stated(findings, planner)
     for source in systems:
         model = Dynamics(load_mas(source))
@@ -101,6 +99,10 @@ def check_planner(
             check_apart(findings, before_all, stated(Findings(""), other), alike)
     check_steady(findings, planner, before_all)
     findings.settle()
+
+
+def _for_run(planner: Any, training: bool) -> Any:
+    return planner.for_run(_ScriptedCritic(), training) if has_method(planner, "for_run") else planner
 
 
 def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
