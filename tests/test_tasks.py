@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import gzip
 import json
 import pickle
 import subprocess
@@ -20,7 +21,9 @@ from hypothesis import strategies as st
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
 from mas_gym.internal.identity import identity_of
 from mas_gym.tasks import TASK_NAMES, Problem, ProblemTask, Task, load_task
+from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
+from mas_gym.tasks.rows import BadRow
 from mas_gym.tasks.splits import hold_out_test, shuffled
 
 GSM8K_ROW = {"question": "How many?", "answer": "Two and two.\n#### 1,004"}
@@ -495,3 +498,34 @@ def test_csv_file_with_a_header_is_not_read_as_mmlu(tmp_path: Path) -> None:
 def test_unknown_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"kind of problem 'p': expected one of 'number', .*'judge', got 'essay'"):
         Problem("p", "?", "Vienna", "essay")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "broken"),
+    [
+        ('{"a": 1}\n\n{"a": 2}\n', 2, 0),
+        ('[{"a": 1}, {"a": 2}]', 2, 0),
+        ('[\r\n {"a": 1},\r\n {"a": 2}\r\n]\r\n', 2, 0),
+        ('{\n "a": 1\n}\n{\n "a": 2\n}\n', 2, 0),
+        ('[\n {"a": 1},\n {"a": 2},\n {"a"', 2, 1),
+        ('[\n {"a": 1},\n {"a": 2},\n', 2, 1),
+        ('{"a": \n{"a": 1}\n', 1, 1),
+        ("", 0, 0),
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_json_rows_are_read_or_counted(text: str, rows: int, broken: int, zipped: bool, tmp_path: Path) -> None:
+    data = text.encode()
+    file = tmp_path / ("rows.json.gz" if zipped else "rows.json")
+    file.write_bytes(gzip.compress(data) if zipped else data)
+    found = list(json_rows(file))
+    assert [isinstance(row.value, BadRow) for row in found].count(True) == broken
+    assert len(found) == rows + broken
+
+
+def test_damaged_checksum_of_a_compressed_document_is_reported(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(b'[\n{"a": 1}\n]'))
+    data[-6] ^= 1
+    (tmp_path / "rows.json.gz").write_bytes(data)
+    values = [row.value for row in json_rows(tmp_path / "rows.json.gz")]
+    assert any(isinstance(value, BadRow) and "damaged" in str(value) for value in values)

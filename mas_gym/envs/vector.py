@@ -248,13 +248,16 @@ class MASVectorEnv(SyncVectorEnv):
     def _each(self, actions: object, ended: NDArray[np.bool_]) -> list[object]:
         """Return the action of each environment."""
         expected = f"expected {self.num_envs} actions, one per environment"
+        space = self.single_action_space
         try:
-            each = list(iterate(self.action_space, actions))
+            # Actions may be tensors, whose elements are no element of a `Discrete` space.
+            given = np.asarray(actions) if isinstance(space, spaces.Discrete) else actions
+            each = list(iterate(self.action_space, given))
         except (TypeError, ValueError, LookupError) as error:
             raise IllegalActionError(f"{expected}, got {shown(actions)}") from error
         if len(each) != self.num_envs:
             raise IllegalActionError(f"{expected}, got {len(each)}")
-        if isinstance(space := self.single_action_space, spaces.Discrete):
+        if isinstance(space, spaces.Discrete):
             for place, action in enumerate(each):
                 if not ended[place] and action not in space:
                     expected = f"environment {place}: expected a proposal from 0 to {space.n - 1}"

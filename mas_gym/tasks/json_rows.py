@@ -66,8 +66,8 @@ def _values(path: Path, lines: Iterator[Row]) -> Iterable[Row]:
     first = next(lines, None)
     if first is None:
         return ()
-    is_json = path.name.removesuffix(".gz").endswith(".json") or first.value in (b"[\n", b"{\n")
-    if is_json and isinstance(parsed(first.value), BadRow):
+    is_document = path.name.removesuffix(".gz").endswith(".json") or first.value in (b"[\n", b"[\r\n", b"{\n", b"{\r\n")
+    if is_document and isinstance(parsed(first.value), BadRow):
         return _document(path, [first, *lines])
     return (Row(place, parsed(data)) for place, data in chain([first], lines))
 
@@ -75,14 +75,15 @@ def _values(path: Path, lines: Iterator[Row]) -> Iterable[Row]:
 def _document(path: Path, lines: list[Row]) -> list[Row]:
     """Return the values of a file in which a value may take several lines."""
     data = b"".join(line.value for line in lines if isinstance(line.value, bytes))
+    damage = [line for line in lines if isinstance(line.value, BadRow)]
     found = parsed(data)
     if not isinstance(found, BadRow):
-        return [Row(str(path), found)]
+        return [Row(str(path), found), *damage]
     text = _text(data)
     rows = [Row(str(path), text)] if isinstance(text, BadRow) else list(_items(str(path), text))
     by_line = [Row(place, parsed(value)) for place, value in lines]
     valid = any(not isinstance(row.value, BadRow) for row in by_line)
-    return by_line if valid and isinstance(rows[0].value, BadRow) else rows
+    return by_line if valid and isinstance(rows[0].value, BadRow) else [*rows, *damage]
 
 
 def _items(path: str, text: str) -> Iterator[Row]:
