@@ -61,7 +61,7 @@ class Replaced:
 
 
 def run(lab: Lab) -> Page:
-    page = Page("by_agent", "Whose messages a critic chooses badly", ASKS, split="dev")
+    page = Page("by_agent", "Selection errors of a critic by agent", ASKS, split="dev")
     masprm = lab.critic(lab.home)
     others: dict[str, Critic] = {"policy likelihood": load_critic(LIKELIHOOD), "the truth": lab.truth(lab.home, "dev")}
     searches = [row_of(PLANNER, masprm, "MASPRM")]
