@@ -1,4 +1,4 @@
-"""Confident and uncertain errors: whether policy likelihood or a critic distinguishes wrong messages from right ones."""
+"""Confident and uncertain errors: whether policy likelihood or a critic separates wrong messages from right ones."""
 
 from __future__ import annotations
 
