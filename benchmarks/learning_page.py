@@ -141,7 +141,8 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "## Errors and training by agent",
         "",
         "Percentage of single passes on dev problems in which each agent makes the first error, before and after",
-        "training, and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",
+        "training, and each agent's share of the squared advantages in the first round, which weight its messages in",
+        "the loss.",
         "",
         *_errors(rows),
     ]

@@ -264,7 +264,7 @@ def make(given: argparse.Namespace) -> Path:
     """Train the critics and write the page."""
     recordings = read_recordings(given.data)
     critics, table, low = train_all(recordings, given.out, given.seeds)
-    page = RealPage("game24", "Game of 24: critics that never saw GPT-4, on GPT-4's trees of thought", SOURCE)
+    page = RealPage("game24", "Game of 24: critics trained without GPT-4, on GPT-4's trees of thought", SOURCE)
     rankings = {name: [ranking(recordings, critic, depth) for depth in range(3)] for name, critic in critics.items()}
     kept = _kept(recordings, critics)
     worlds = {dead_ends: searched(recordings, critics, dead_ends, given.data) for dead_ends in (False, True)}
@@ -519,7 +519,7 @@ def _beam_share(kept: Kept, step: int) -> float:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Write the page, or print why it is skipped."""
-    parser = arguments("game24", "Critics that never saw GPT-4, on GPT-4's trees of thought.")
+    parser = arguments("game24", "Critics trained without GPT-4, on GPT-4's trees of thought.")
     parser.add_argument("--out", type=Path, default=Path("game24"), help="folder of searches and critics [game24]")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="trainings of each critic")
     run_page(make, parser.parse_args(words))
