@@ -465,15 +465,16 @@ def _finding(
     above, below = (sum(gap.significant and sign * gap.mean > 0 for gap in gaps) for sign in (1, -1))
     shares = f"{percent(kept[best].first.mean())}% after step 1 and {percent(own.mean())}% after step 2"
     return (
-        f"After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
-        f"an AUC of {auc[GPT4]:.2f}. Critics that were trained on outcomes of random moves on other puzzles, without "
-        f"calls of GPT-4, reach {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with the best of them, "
-        f"the {best}, keeps a state that can reach 24 in {shares} of the puzzles (goal: 95%). GPT-4's beam keeps one "
-        f"in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but chooses only among "
-        "GPT-4's proposals in its second step. Search over only the recorded proposals cannot show this difference, "
-        "because winning states that GPT-4's search dropped have no recorded continuation: there, Hit@1 with the "
-        f"{best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners and below for {below}, "
-        "counting differences whose interval excludes 0."
+        "This page compares critics with the values that GPT-4 gave in its recorded searches for the game of 24. "
+        "After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
+        f"an AUC of {auc[GPT4]:.2f}. The other critics were trained on outcomes of random moves on other puzzles, "
+        f"without calls of GPT-4. Their AUC is {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with "
+        f"the best of them, the {best}, keeps a state that can reach 24 in {shares} of the puzzles (goal: 95%). "
+        f"GPT-4's beam keeps one in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but "
+        "chooses only among GPT-4's proposals in its second step. Search over only the recorded proposals cannot show "
+        "this difference, because winning states that GPT-4's search dropped have no recorded continuation. In such "
+        f"searches, Hit@1 with the {best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners and below for "
+        f"{below}, counting only differences with an interval that excludes 0."
     )
 
 

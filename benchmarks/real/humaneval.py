@@ -343,7 +343,8 @@ def _finding(plain: Floats, codet: Table, critic: Table, level: Any, better: Any
     same = "above CodeT's rule" if better.significant and better.mean > 0 else tie
     more = "above CodeT's rule" if above.significant and above.mean > 0 else tie
     return (
-        f"One of CodeGen-16B's programs is correct in {percent(plain.mean())}% of cases, and CodeT's rule raises this "
+        "This page compares rules that choose one of CodeGen-16B's recorded programs for each problem of HumanEval. "
+        f"A random program is correct in {percent(plain.mean())}% of cases, and CodeT's rule raises this "
         f"to {percent(codet[100].mean())}% with 100 programs and 100 generated test sets. "
         f"An outcome critic on features of the same executions reaches {percent(critic[THIRD].mean())}% with {THIRD} "
         f"of each, which is {goal} CodeT's {percent(codet[100].mean())}% with 100 (difference "
