@@ -473,8 +473,8 @@ def _finding(
         f"GPT-4's beam keeps one in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but "
         "chooses only among GPT-4's proposals in its second step. Search over only the recorded proposals cannot show "
         "this difference, because winning states that GPT-4's search dropped have no recorded continuation. In such "
-        f"searches, Hit@1 with the {best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners and below for "
-        f"{below}, counting only differences with an interval that excludes 0."
+        f"searches, Hit@1 with the {best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners "
+        f"and below for {below}, counting only differences with an interval that excludes 0."
     )
 
 
