@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +24,7 @@ from mas_gym.internal.text import one_line, printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.table import Table
     from rich.text import Text
 
     from search.engine.progress import Progress
@@ -83,6 +85,28 @@ def _escaped(text: Text) -> Text:
     copy.plain = printable(text.plain)
     copy.spans = [Span(places[span.start], places[span.end], span.style) for span in text.spans]
     return copy
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "", words: int = 1) -> Table:
+    """Return a table for `stdout`.
+
+    Args:
+        columns: The headings.
+        rows: The cells of each row.
+        title: The line above the table.
+        words: Number of columns that contain words; the columns after them contain numbers.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    heading = Text(title, style="bold") if title else None
+    found = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(columns):
+        found.add_column(name, justify="left" if place < words else "right", overflow="fold")
+    for row in rows:
+        found.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return found
 
 
 def show_error(message: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from mas_gym.cli.console import clock, stdout
+from mas_gym.cli.console import clock, stdout, table
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import by_cause, one_line
 
@@ -48,19 +48,18 @@ def envs(json: AsJSON = False) -> None:
     if json:
         typer.echo(jsonlib.dumps(rows, indent=2))
         return
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("Environment", "Task", "MAS", "Agents", "Data", "Here"):
-        table.add_column(name, overflow="fold", no_wrap=name == "Environment")
+    cells = []
     for row in rows:
         here = Text("yes", style="green") if row["available"] else Text("no", style="yellow")
         texts = (row["id"], row["task"], row["mas"], ", ".join(row["agents"]), row["data"])
-        table.add_row(*(Text(one_line(text)) for text in texts), here)
+        cells.append([*map(one_line, texts), here])
+    columns = ("Environment", "Task", "MAS", "Agents", "Data", "Here")
     console = stdout()
-    console.print(table)
+    shown = table(columns, cells, words=len(columns))
+    shown.columns[0].no_wrap = True
+    console.print(shown)
     if any(not row["available"] for row in rows):
         lines = 'For missing data, give a file with gym.make(ID, data="test.jsonl") or --data FILE, or go online once.'
         console.print(Text(lines, style="dim"))
@@ -207,12 +206,12 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
         console.print(Text(f"{store} has no runs yet."))
         return
     paid = any("money" in run.facts for run, _ in found)
-    console.print(_table(_RESULTS, 3, ((run, _results(run, figures)) for run, figures in found)))
+    console.print(_table(_RESULTS, 4, ((run, _results(run, figures)) for run, figures in found)))
     console.print(
         Text("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
     )
     pace = (*_PACE, "Cost") if paid else _PACE
-    console.print(_table(pace, 0, ((run, _pace(run, figures, paid)) for run, figures in found)))
+    console.print(_table(pace, 1, ((run, _pace(run, figures, paid)) for run, figures in found)))
     words = "Rates are per active time, with at least one search running; seconds are per successful search."
     console.print(Text(words + " Cost: charges of the servers, including retries." * paid, style="dim"))
     for run, figures in found:
@@ -254,16 +253,14 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tuple[str, ...]]]) -> Table:
-    """Return a table of runs; the first ``words`` columns after the run contain words, the others numbers."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("Run", overflow="fold", min_width=12)
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < words else "right", overflow="fold", no_wrap=place >= words)
+    """Return a table of runs; the first ``words`` columns, with the run's, contain words, the others numbers."""
+    lines = []
     for run, cells in rows:
         label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")
-        table.add_row(*(Text(one_line(cell)) for cell in (label, *cells)))
-    return table
+        lines.append([one_line(cell) for cell in (label, *cells)])
+    made = table(("Run", *columns), lines, words=words)
+    made.padding = (0, 1, 0, 0)
+    made.columns[0].min_width = 12
+    for column in made.columns[words:]:
+        column.no_wrap = True
+    return made
