@@ -299,7 +299,7 @@ def test_envs_lists_every_registered_environment(run: Run) -> None:
     assert program["data"] == "program=FILE.py:NAME, task=FILE"
     arithmetic = next(row for row in listed if row["id"] == "MAS-Arithmetic-v0")
     assert arithmetic["agents"] == ["Reader", "Planner", "Solver", "Verifier"]
-    assert arithmetic["available"]
+    assert arithmetic["data"] == "none, generated"
     assert "MAS-Arithmetic-v0" in run("envs").stdout
 
 

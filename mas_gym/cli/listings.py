@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json as jsonlib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -43,26 +42,21 @@ class Entry(NamedTuple):
 
 
 def envs(json: AsJSON = False) -> None:
-    """List the registered environments: task, MAS, agents, required data and whether it is available here."""
+    """List the registered environments: task, MAS, agents and required data."""
     rows = [_env_row(spec) for spec in registered(ENTRY_POINT, PROGRAM_ENTRY_POINT).values()]
     if json:
         typer.echo(jsonlib.dumps(rows, indent=2))
         return
-    from rich.text import Text
-
-    cells = []
-    for row in rows:
-        here = Text("yes", style="green") if row["available"] else Text("no", style="yellow")
-        texts = (row["id"], row["task"], row["mas"], ", ".join(row["agents"]), row["data"])
-        cells.append([*map(one_line, texts), here])
-    columns = ("Environment", "Task", "MAS", "Agents", "Data", "Here")
-    console = stdout()
+    cells = [
+        [one_line(text) for text in (row["id"], row["task"], row["mas"], ", ".join(row["agents"]), row["data"])]
+        for row in rows
+    ]
+    columns = ("Environment", "Task", "MAS", "Agents", "Data")
     shown = table(columns, cells, words=len(columns))
     shown.columns[0].no_wrap = True
+    console = stdout()
     console.print(shown)
-    if any(not row["available"] for row in rows):
-        lines = 'For missing data, give a file with gym.make(ID, data="test.jsonl") or --data FILE, or go online once.'
-        console.print(Text(lines, style="dim"))
+    console.print('Data files: gym.make(ID, data="test.jsonl"), or --data FILE.', style="dim")
 
 
 def planners(json: AsJSON = False) -> None:
@@ -160,31 +154,18 @@ def _env_row(spec: EnvSpec) -> JSONObject:
     if "task" not in spec.kwargs:
         program = spec.entry_point == PROGRAM_ENTRY_POINT
         mas, data = ("the program's", "program=FILE.py:NAME, task=FILE") if program else ("the task's", "task=FILE")
-        return {"id": spec.id, "task": "yours", "mas": mas, "agents": [], "data": data, "available": True}
-    task, system = spec.kwargs["task"], mas_gym.load_mas(spec.kwargs["mas"])
-    data, available = _data(str(task), spec.kwargs.get("data"))
-    row = {"id": spec.id, "task": str(task), "mas": system.name, "agents": [agent.name for agent in system.agents]}
-    return row | {"data": data, "available": available}
+        return {"id": spec.id, "task": "yours", "mas": mas, "agents": [], "data": data}
+    task, system = str(spec.kwargs["task"]), mas_gym.load_mas(spec.kwargs["mas"])
+    data = str(spec.kwargs["data"]) if spec.kwargs.get("data") is not None else _data(task)
+    agents = [agent.name for agent in system.agents]
+    return {"id": spec.id, "task": task, "mas": system.name, "agents": agents, "data": data}
 
 
-def _data(task: str, given: object) -> tuple[str, bool]:
-    """Return the data that a task needs, and whether it is available offline."""
+def _data(task: str) -> str:
+    """Return the data that a task needs."""
     from mas_gym.tasks.catalogue import BENCHMARKS
 
-    if given is not None:
-        return str(given), Path(str(given)).exists()
-    if task not in BENCHMARKS:
-        return "none, generated", True
-    hub = BENCHMARKS[task].hub.path
-    return f"{hub} from the hub, or a local file", _cached(hub)
-
-
-def _cached(hub: str) -> bool:
-    """Whether a hub data set is in the cache of the datasets library."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
-    folder = cache / hub.replace("/", "___")
-    return folder.is_dir() and any(folder.rglob("*.arrow"))
+    return f"{BENCHMARKS[task].hub.path} from the hub, or a local file" if task in BENCHMARKS else "none, generated"
 
 
 _DASH = "\N{EN DASH}"
