@@ -135,7 +135,7 @@ class LearnedCritic(ModelCritic):
         return self._device, self._dtype
 
     def _default_dtype(self) -> DType:
-        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors") if file.is_file())
+        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
         return "float64" if weights <= _EXACT_BYTES else "float32"
 
     @property

@@ -216,7 +216,7 @@ class StepRewardModel(_Published):
         if format is not None and format not in FORMATS:
             raise unknown_name("format", format, FORMATS)
         super().__init__(model, device, dtype, max_batch, max_length)
-        check_folder(Path(self.folder), labels=2)
+        check_folder(Path(self.folder))
         self.format = format or guess_format(model, self.folder)
         self.name = f"prm:{Path(model).name}"
         self._aggregate = AGGREGATES[aggregate]
