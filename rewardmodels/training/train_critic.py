@@ -300,7 +300,7 @@ def _info(
         f"{data.kind} held out": len(held),
         "problems": len({(e.task, e.problem_id) for e in data.examples}),
         "tokens per epoch": sum(bundle.tokens for bundle in found),
-        **continuation_counts(data),
+        "states by recorded continuations behind the target": {str(k): n for k, n in data.continuations.items()},
         "rows by": histogram(learned),
     }
     tasks = list(dict.fromkeys(e.task for e in data.examples))
@@ -318,17 +318,6 @@ def _info(
         metrics,
         _versions(),
     )
-
-
-_BANDS = ((1, 1, "1"), (2, 2, "2"), (3, 5, "3 to 5"), (6, 10, "6 to 10"))
-
-
-def continuation_counts(data: RewardData) -> dict[str, dict[str, int]]:
-    """Count imported states by the number of continuations behind their target; empty without imported trees."""
-    counts = {name: sum(n for k, n in data.continuations.items() if a <= k <= b) for a, b, name in _BANDS}
-    counts["more than 10"] = sum(n for k, n in data.continuations.items() if k > _BANDS[-1][1])
-    found = {name: number for name, number in counts.items() if number}
-    return {"states by recorded continuations behind the target": found} if found else {}
 
 
 def continuation_warning(data: RewardData) -> str | None:
