@@ -206,11 +206,11 @@ def _fit(
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Train, save the model, and return the logged losses and the drift of the log-probabilities."""
     from rewardmodels.agents.trainers import CreditTrainer, make_trainer
-    from rewardmodels.training.guards import Curves, Steps, last_checkpoint
+    from rewardmodels.training.guards import Curves, last_checkpoint
 
     checkpoints = out / STATE / "checkpoints"
     curves = Curves(out / STATE / "curves", log)
-    trainer = make_trainer(config, rows, model, tokenizer, str(checkpoints), device, [curves, Steps(log)])
+    trainer = make_trainer(config, rows, model, tokenizer, checkpoints, device, [curves])
     last = last_checkpoint(checkpoints)
     if last is not None:
         log(f"resuming from {last.name}")

@@ -135,7 +135,6 @@ def collect(
     kind: DataKind,
     view: View = "full",
     pairs_per_tree: int = mining.PAIRS_PER_TREE,
-    min_margin: float = 0.0,
     same: str | Same | None = None,
     min_continuations: int | None = None,
 ) -> RewardData:
@@ -149,7 +148,6 @@ def collect(
         kind: Kind of examples.
         view: Part of a state that the critic reads.
         pairs_per_tree: Maximum number of pairs per tree; 8 in the paper.
-        min_margin: Smallest margin of a pair; 0 is the paper's rule.
         same: The rule for duplicate siblings: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None uses
             the rule of each tree's task, which is ``"text"`` by default.
         min_continuations: Minimum number of recorded continuations for a non-terminal state of an imported tree.
@@ -175,7 +173,7 @@ def collect(
             item = item._replace(tree=_Supported(item.tree, min_continuations or 1))
             continuations.update(_inner_visits(item.tree))
         rule = same_rule(rule_of(item.task) if same is None else same)
-        mined = _mine(item, kind, view, pairs_per_tree, min_margin, rule)
+        mined = _mine(item, kind, view, pairs_per_tree, rule)
         examples += mined
         rewards = {target for _, target in mining.outcomes(item.tree)}
         if len(rewards) == 1:
@@ -210,7 +208,7 @@ def _check_continuations(continuations: Mapping[int, int]) -> None:
         )
 
 
-def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float, same: Same) -> list[Example]:
+def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, same: Same) -> list[Example]:
     name = f"{item.task}/{item.mas.name}/{item.problem_id}@{item.seed}"
     known: dict[MASState, Parts] = {}
 
@@ -228,7 +226,7 @@ def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin
         return single._replace(rejected=parts(worse.state), rejected_target=worse.target, margin=pair.margin)
 
     if kind == "pairs":
-        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, min_margin, same)
+        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, same)
         return [example(pair.chosen, pair) for pair in found]
     if kind == "points":
         return [example(sample) for sample in mining.pointwise(item.tree)]
@@ -256,32 +254,6 @@ def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dic
             f"every outcome is {which}: {blame}. An outcome model needs both: use "
             f"{'harder' if which == 'right' else 'easier'} problems, or other agents"
         )
-
-
-def merge(parts: Sequence[RewardData]) -> RewardData:
-    """Merge sets of one kind and view, such as those of two tasks.
-
-    Raises:
-        ConfigError: The kinds or views differ, or there are no sets.
-        DataError: Two different graphs share a name.
-    """
-    if not parts or len({(part.kind, part.view) for part in parts}) != 1:
-        got = [(part.kind, part.view) for part in parts]
-        raise ConfigError(f"expected sets of one kind and view, got {got}; mine them with the same kind and view")
-    graphs: dict[str, dict[str, object]] = {}
-    for part in parts:
-        for name, graph in part.graphs.items():
-            if graphs.setdefault(name, graph) != graph:
-                raise DataError(f"two different graphs are both called {name!r}; rename one of them")
-    examples = tuple(example for part in parts for example in part.examples)
-    continuations = sum((Counter(part.continuations) for part in parts), Counter())
-    return replace(
-        parts[0],
-        graphs=graphs,
-        examples=examples,
-        trees=sum(part.trees for part in parts),
-        continuations=dict(sorted(continuations.items())),
-    )
 
 
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:

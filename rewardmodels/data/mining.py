@@ -99,7 +99,6 @@ def pairs(
     tree: TreeView,
     max_depth: int,
     limit: int = PAIRS_PER_TREE,
-    min_margin: float = 0.0,
     same: Same = same_text,
 ) -> list[Pair]:
     """Mine preference pairs from one tree by the paper's five rules.
@@ -116,7 +115,6 @@ def pairs(
         tree: The tree.
         max_depth: The scheduled depth ``D``.
         limit: The limit of rule (v).
-        min_margin: Pairs with a smaller margin are omitted; 0 is the paper's rule.
         same: Returns whether two messages are duplicates; by default, whether their normalised texts are equal.
     """
     families: dict[int, list[int]] = defaultdict(list)
@@ -125,7 +123,7 @@ def pairs(
             families[tree.parents[node]].append(node)
     by_depth: dict[int, list[list[Pair]]] = defaultdict(list)
     for parent in sorted(families, key=lambda i: (-tree.visits[i], i)):
-        found = [pair for pair in _family_pairs(tree, families[parent], same) if pair.margin >= min_margin]
+        found = _family_pairs(tree, families[parent], same)
         if found:
             by_depth[found[0].depth].append(found)
     rounds = [_round_robin(groups) for _, groups in sorted(by_depth.items())]
