@@ -114,10 +114,15 @@ class RewardData:
 
     def fingerprint(self) -> str:
         """Return a digest of 32 hexadecimal digits that changes with any example."""
-        digest = blake2b(f"{self.kind}|{self.view}|{len(self.examples)}".encode(), digest_size=16)
-        for example in self.examples:
-            digest.update(repr(example).encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
+        return fingerprint(f"{self.kind}|{self.view}|{len(self.examples)}", self.examples)
+
+
+def fingerprint(start: str, examples: Iterable[object]) -> str:
+    """Return a digest of 32 hexadecimal digits that changes with a text or any example."""
+    digest = blake2b(start.encode(), digest_size=16)
+    for example in examples:
+        digest.update(repr(example).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def graph_of(mas: MAS) -> dict[str, object]:

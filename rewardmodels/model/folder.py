@@ -270,6 +270,21 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: 
         ) from error
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file completely or not at all.
+
+    Raises:
+        TrainingError: The disk is full or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise TrainingError(f"cannot write {path}: {error}; free some space and run the same command again") from error
+
+
 def merged(model: PreTrainedModel) -> PreTrainedModel:
     """Return a plain model with the adapters merged into the weights; a 4-bit backbone is dequantized."""
     from peft.tuners.lora import LoraLayer
