@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -24,10 +25,11 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
-from rewardmodels.data.mining import Labelled, Pair, TreeView
+from rewardmodels.data.mining import Labelled, Pair
 from search.plan import Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store import RunInfo, open_store
+from search.tree import Tree
 
 DataKind = Literal["pairs", "points", "outcomes"]
 
@@ -41,7 +43,7 @@ class LabelledTree(NamedTuple):
     """A training search tree and its source.
 
     Attributes:
-        tree: A `search.Tree`.
+        tree: The tree.
         mas: The MAS of the search.
         task: The task's name.
         problem_id: The problem.
@@ -49,7 +51,7 @@ class LabelledTree(NamedTuple):
         recorded: Whether its episodes were imported, so that ``N`` counts recorded continuations.
     """
 
-    tree: TreeView
+    tree: Tree
     mas: MAS
     task: str
     problem_id: str
@@ -175,7 +177,7 @@ def collect(
                 "run (--run)"
             )
         if item.recorded:
-            item = item._replace(tree=_Supported(item.tree, min_continuations or 1))
+            item = item._replace(tree=_supported(item.tree, min_continuations or 1))
             continuations.update(_inner_visits(item.tree))
         rule = same_rule(rule_of(item.task) if same is None else same)
         mined = _mine(item, kind, view, pairs_per_tree, rule)
@@ -191,16 +193,14 @@ def collect(
     return RewardData(kind, view, graphs, tuple(examples), count, dict(sorted(continuations.items())))
 
 
-class _Supported:
-    """An imported tree in which non-terminal states with too few continuations count as unvisited."""
-
-    def __init__(self, tree: TreeView, least: int) -> None:
-        self.states, self.parents, self.totals = tree.states, tree.parents, tree.totals
-        self.is_terminal = tree.is_terminal
-        self.visits = [n if n >= least or tree.is_terminal(node) else 0 for node, n in enumerate(tree.visits)]
+def _supported(tree: Tree, least: int) -> Tree:
+    """Return an imported tree in which non-terminal states with too few continuations count as unvisited."""
+    found = copy(tree)
+    found.visits = [n if n >= least or tree.is_terminal(node) else 0 for node, n in enumerate(tree.visits)]
+    return found
 
 
-def _inner_visits(tree: TreeView) -> list[int]:
+def _inner_visits(tree: Tree) -> list[int]:
     return [tree.visits[i] for i in range(1, len(tree.parents)) if tree.visits[i] and not tree.is_terminal(i)]
 
 
