@@ -70,7 +70,7 @@ def _source(folder: str) -> dict[str, object]:
 
 
 def load_scalar(
-    folder: str, dtype: torch.dtype, pad: int, new_head: bool, quantization: BitsAndBytesConfig | None = None
+    folder: str, dtype: torch.dtype | str, pad: int, new_head: bool, quantization: BitsAndBytesConfig | None = None
 ) -> PreTrainedModel:
     """Load a model with a one-label head.
 
@@ -102,7 +102,7 @@ def load_scalar(
 
 
 def load_pretrained(
-    kind: str, folder: str, dtype: torch.dtype, **options: object
+    kind: str, folder: str, dtype: torch.dtype | str, **options: object
 ) -> tuple[PreTrainedModel, dict[str, list[str]]]:
     """Load a transformers model from safetensors, without running code from its folder.
 
@@ -203,14 +203,6 @@ def window_of(config: PretrainedConfig) -> int | None:
     """Return the maximum number of tokens of a transformers model; None if its config specifies no limit."""
     window = getattr(config, "max_position_embeddings", None)
     return window if isinstance(window, int) and window > 0 else None
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch type with a name such as ``"bfloat16"``."""
-    import torch
-
-    found: torch.dtype = getattr(torch, name)
-    return found
 
 
 def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:

@@ -140,7 +140,7 @@ _BESIDE = (META, "metrics.json", "run.json")
 _SUFFIXES = (".safetensors", ".json", ".model", ".txt")
 
 
-def load_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, CriticInfo]:
+def load_folder(folder: Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, CriticInfo]:
     """Load model, tokenizer and description of a saved critic.
 
     Raises:

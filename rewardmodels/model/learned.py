@@ -13,7 +13,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import Encoded, Encoder
-from rewardmodels.model.backbone import load_tokenizer, torch_dtype
+from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
 from rewardmodels.model.scored import ModelCritic
 from search.protocol import ScoringContext
@@ -105,7 +105,7 @@ class LearnedCritic(ModelCritic):
 
         device, dtype = self._place()
         self._identity["dtype"] = dtype
-        model, tokenizer, _ = load_folder(self._folder, torch_dtype(dtype))
+        model, tokenizer, _ = load_folder(self._folder, dtype)
         model.to(device)
         self._encoder = Encoder(tokenizer, self.info.max_length, self.info.view)
         files = digest(self._folder)

@@ -44,7 +44,7 @@ from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels.data.encode import chunks
 from rewardmodels.hub import download_files
-from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, torch_dtype, window_of
+from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, window_of
 from rewardmodels.model.folder import check_folder, read_object
 from rewardmodels.model.scored import ModelCritic
 from search.protocol import ScoringContext
@@ -107,7 +107,7 @@ class _Published(ModelCritic):
         self.max_batch = max_batch
         self.concurrent = self._device != "cpu"
         self.folder = model_folder(model)
-        self._dtype = torch_dtype(name)
+        self._dtype = name
         self._source = ModelSource(self.folder)
         self._settings: dict[str, object] = {"dtype": name}
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self.folder)
@@ -351,7 +351,9 @@ def _with_head(prm: StepRewardModel, layers: Sequence[str]) -> tuple[Read, Calla
     model, info = load_pretrained("AutoModel", prm.folder, prm._dtype)
     _nothing_missing(prm, info["missing_keys"])
     prm._start(model)
-    weights = [tensors[f"{name}.{part}"].to(model.device, prm._dtype) for name in layers for part in ("weight", "bias")]
+    weights = [
+        tensors[f"{name}.{part}"].to(model.device, model.dtype) for name in layers for part in ("weight", "bias")
+    ]
 
     def run(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
