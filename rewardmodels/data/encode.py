@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import CriticError
+from mas_gym.errors import CriticError, DataError
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 
@@ -164,6 +164,8 @@ class Encoder:
         self._known: dict[str, Ids] = {}
         with_special: list[int] = tokenizer("a")["input_ids"]
         plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        if not plain:
+            raise DataError("expected a tokenizer with a vocabulary, got one without; copy the folder again")
         # Some tokenizers start every text with a special token, which belongs to the first part only.
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 

@@ -148,7 +148,6 @@ def test_foreign_origin_is_rejected(port: int, origin: str) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        b"GET / HTTP/9.9\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
         b"\x1b[2J / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
