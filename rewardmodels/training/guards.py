@@ -116,13 +116,15 @@ class Guarded(Trainer):  # type: ignore[misc]
                 f"{self._last_checkpoint()} Lower learning_rate, or check the weights of the base model"
             )
 
-    def training_step(self, *arguments: object, **options: object) -> torch.Tensor:
+    def training_step(
+        self, model: PreTrainedModel, inputs: JSONObject, num_items_in_batch: object = None
+    ) -> torch.Tensor:
         """Compute a step and return its loss.
 
         Raises:
             TrainingError: The loss is not a number.
         """
-        loss: torch.Tensor = super().training_step(*arguments, **options)
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.check_loss(loss.item())
         return loss
 
