@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need, shown
+from mas_gym.internal.text import one_line
 from rewardmodels.model.folder import META, check_folder, model_card, read_info
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -59,7 +60,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
         api.create_commit(name, operations, commit_message=message)
     # The errors of the hub's library have no common base class.
     except Exception as error:
-        raise DataError(f"cannot publish {name!r}: {shown(str(error))}") from error
+        raise DataError(f"cannot publish {name!r}: {one_line(error)}") from error
     return str(url)
 
 
@@ -80,7 +81,7 @@ def download_files(name: str, patterns: Sequence[str], revision: str | None = No
         return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:
         raise DataNotFoundError(
-            f"no model {name!r}: expected a folder, or a name on the hub; {shown(str(error))}"
+            f"no model {name!r}: expected a folder, or a name on the hub; {one_line(error)}"
         ) from error
 
 
