@@ -75,7 +75,7 @@ class Format:
             )
 
     def _opened(self, address: str, path: Path, create: bool) -> sqlite3.Connection:
-        # SQLite serialises calls itself; a run may read a store's problems on another thread.
+        # SQLite serialises calls itself; a store may be opened on one thread and read on another.
         connection = sqlite3.connect(
             address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=address != str(path)
         )
