@@ -17,7 +17,6 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -46,7 +45,7 @@ from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import SearchFuture
 from search.report.canary import canary_days
-from search.service.app import HangsUpOnSilence, make_app
+from search.service.app import make_app
 from search.service.requests import Canary, ChatRequest, Service
 from search.service.telemetry import json_lines
 
@@ -366,56 +365,6 @@ def test_oversized_bodies_are_rejected_early(url: str) -> None:
 def test_missing_body_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("search.service.app._BODY_SECONDS", 0.3)
     assert status_of(post(url, b"{", length=100))[0] == 408
-
-
-def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search.service.app.HEAD_SECONDS", 0.5)
-    policy = SlowPolicy()
-    # The service has room for eight connections, and slow clients occupy all of them.
-    with serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=8) as base:
-        target = urlsplit(base)
-        holders = [socket.create_connection((target.hostname, target.port), timeout=30) for _ in range(8)]
-        for sock in holders[4:]:
-            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
-        for sock in holders:
-            assert sock.recv(1) == b""
-            sock.close()
-        with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client:
-            # One whose search takes longer is waited for.
-            timer = threading.Timer(1.5, policy.gate.set)
-            timer.start()
-            assert ask(client).choices
-
-
-@pytest.mark.parametrize("partial", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost:"])
-def test_idle_connections_are_closed_for_new_requests(partial: bytes) -> None:
-    limit = 40
-    with serving(app_of(hash_policy()), http=HangsUpOnSilence, limit_concurrency=limit) as base:
-        target = urlsplit(base)
-        with contextlib.ExitStack() as stack:
-            for _ in range(5 * limit):
-                sock = stack.enter_context(socket.create_connection((target.hostname, target.port), timeout=60))
-                with contextlib.suppress(OSError):
-                    sock.sendall(partial)
-            for _ in range(3):
-                with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60) as client:
-                    assert ask(client).choices
-
-
-def test_open_requests_are_not_closed_for_new_requests() -> None:
-    policy = SlowPolicy()
-    with contextlib.ExitStack() as stack:
-        base = stack.enter_context(serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=3))
-        target = urlsplit(base)
-        client = stack.enter_context(openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60))
-        answer = stack.enter_context(ThreadPoolExecutor(1)).submit(ask, client)
-        try:
-            wait_for(lambda: policy.open > 0)
-            for _ in range(20):
-                stack.enter_context(socket.create_connection((target.hostname, target.port), timeout=60))
-        finally:
-            policy.gate.set()
-        assert answer.result(60).choices
 
 
 @pytest.mark.parametrize("sent", ["", "Authorization: Bearer wrong\r\n", "Authorization: sesame\r\n"])

@@ -40,8 +40,9 @@ from mas_gym.errors import (
     unknown_name,
     whole_number,
 )
-from mas_gym.policies.local.chat import ChatTemplate
+from mas_gym.policies.local.chat import rendered
 from mas_gym.policies.model_files import ModelSource
+from mas_gym.systems.prompts import ChatMessage
 from rewardmodels.data.encode import chunks
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, torch_dtype, window_of
 from rewardmodels.model.folder import check_folder, read_object
@@ -110,7 +111,6 @@ class _Published(ModelCritic):
         self._source = ModelSource(self.folder)
         self._settings: dict[str, object] = {"dtype": name}
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self.folder)
-        self._template: ChatTemplate | None = None
         self._longest = max_length
 
     def identity(self) -> dict[str, object]:
@@ -126,20 +126,11 @@ class _Published(ModelCritic):
 
     def _rendered(self, turns: Sequence[tuple[str, str]]) -> list[int]:
         """Return the ids of a chat; the assistant's turn at the end is closed."""
-        if self._template is None:
-            try:
-                self._template = ChatTemplate(self._tokenizer.get_chat_template())
-            except (ValueError, PolicyError) as error:
-                raise DataError(
-                    f"{self.folder}: expected a tokenizer with a chat template: {str(error)[:200]}"
-                ) from error
-        messages = [{"role": role, "content": text} for role, text in turns]
-        variables = {**self._tokenizer.special_tokens_map, "add_generation_prompt": False}
+        messages = [ChatMessage(role, text) for role, text in turns]
         try:
-            text = self._template.render(messages, variables)
+            return list(rendered(self._tokenizer, messages, add_generation_prompt=False))
         except PolicyError as error:
             raise CriticError(f"{self.folder}: {error}") from error
-        return self._encode(text)
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])

@@ -1,6 +1,6 @@
 """The HTTP server and routes of the OpenAI-compatible service, which answers chat completions by search.
 
-The server is uvicorn, with a timeout for idle clients and an exit without tracebacks.
+The server is uvicorn, with an exit without tracebacks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import h11
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
@@ -27,7 +26,6 @@ from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mas_gym.errors import BudgetError, EngineUnavailableError, PromptTooLongError
 from mas_gym.systems.graph import FAILED
@@ -60,6 +58,7 @@ _BODY_SECONDS = 30.0
 _LINGER_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 15.0
 _PROGRESS_SECONDS = 0.1
+_IDLE_SECONDS = 30
 
 
 def make_app(
@@ -396,54 +395,7 @@ def _json(
     return kind(json.dumps(content), status, headers, media_type="application/json")
 
 
-HEAD_SECONDS = 30.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class HangsUpOnSilence(H11Protocol):
-    """Closes connections without a complete request, so that idle clients cannot occupy all connections.
-
-    Such connections are closed after a timeout. If all connections are in use, the oldest idle one is closed
-        immediately.
-    """
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection."""
-        super().connection_made(transport)
-        self.accepted = self.loop.time()
-        self.loop.call_later(HEAD_SECONDS, self._look, None)
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            silent = [other for other in self._others() if other.silent]
-            if silent:
-                min(silent, key=lambda other: other.accepted).hang_up()
-
-    def _others(self) -> Iterator[HangsUpOnSilence]:
-        return (other for other in self.connections if isinstance(other, HangsUpOnSilence) and other is not self)
-
-    @property
-    def silent(self) -> bool:
-        """Return whether no request is in progress."""
-        return self.cycle is None or self.cycle.response_complete
-
-    def hang_up(self) -> None:
-        """Close the connection and stop counting it."""
-        self.connections.discard(self)
-        self.transport.close()
-
-    def _look(self, before: object) -> None:
-        if self.cycle is before and self.silent:
-            self.hang_up()
-        elif not self.transport.is_closing():
-            self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with a JSON error, as for all other errors."""
-        body = json.dumps(ApiError(400, msg).body()).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        reply = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request")
-        for event in (reply, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -483,9 +435,11 @@ def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
         app,
         host=host,
         port=port,
-        http=HangsUpOnSilence,
+        # Other implementations do not limit the size of headers.
+        http="h11",
         log_level="warning",
         limit_concurrency=limit,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=5,
     )
     _Server(config, app).run()

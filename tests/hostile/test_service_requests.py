@@ -30,7 +30,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from search.service import foreign, is_loopback
-from search.service.app import HangsUpOnSilence, make_app
+from search.service.app import make_app
 from search.service.requests import Service
 
 PATH = "/v1/chat/completions"
@@ -44,7 +44,7 @@ def app_of(policy: Any = None, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(app_of(max_question=2**16), http=HangsUpOnSilence) as base:
+    with serving(app_of(max_question=2**16), http="h11") as base:
         yield base
 
 
@@ -256,12 +256,13 @@ def test_broken_http_returns_4xx_or_closes_the_connection(url: str, raw: bytes) 
     with connect(url) as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(raw)
+        answer = http.client.HTTPResponse(sock)
         try:
-            status, content = read(sock)
+            answer.begin()
         except (ConnectionError, http.client.HTTPException):
             assert len(raw) > 2**16, "only a flood may be cut off without a reply"
             return
-    assert 400 <= status < 500 and content["error"]["message"]
+    assert 400 <= answer.status < 500
 
 
 def test_garbage_after_a_request_does_not_affect_its_reply(url: str) -> None:
@@ -342,8 +343,7 @@ ORIGINS = [
 @pytest.mark.parametrize("host", HOSTS)
 def test_without_key_foreign_host_header_is_rejected(url: str, host: str) -> None:
     for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/x")):
-        status, content = exchange(url, head(method, path, f"Host: {host}", "Content-Length: 0"))
-        assert status in (400, 403) and content["error"]["message"]
+        refused(exchange(url, head(method, path, f"Host: {host}", "Content-Length: 0")), 403, "Host")
 
 
 @pytest.mark.parametrize("origin", ORIGINS)

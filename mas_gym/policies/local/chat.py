@@ -11,256 +11,21 @@
 * If a prompt does not fit the context window, its oldest text is removed, word by word, but
   never the system prompt or the last paragraph. The removed tokens are counted.
 
-A chat template is a Jinja program from a model's files, so it is not trusted. It is
-rendered as in transformers (same syntax, filters and globals, in Jinja's immutable
-sandbox), but loop iterations, calls, filters and operators are counted. A template that
-runs too long, builds too much text or fails raises a `PolicyError`.
+Chat templates are rendered by the tokenizer's ``apply_chat_template``, in the sandbox of transformers.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from mas_gym.errors import PolicyError, PromptTooLongError
 from mas_gym.systems.prompts import ChatMessage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-MAX_STEPS = 200_000
-"""Limit on loop iterations, calls and operations of one rendering."""
-
-MAX_CHARS = 2**24
-"""Limit on the characters of one rendering, and on the length of any text or list that it builds."""
-
-MAX_SECONDS = 5.0
-"""Time limit of one rendering."""
-
-_MAX_SOURCE = 2**20
-_MAX_BITS = 4096
-# Operations with results that may be much longer than the arguments.
-_GROWING = {
-    *("batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "range", "replace", "rjust"),
-    *("slice", "tojson", "translate", "truncate", "wordwrap", "xmlattr", "zfill", "*"),
-}
-_WIDE_FIELD = re.compile(r"\d{5}")
-
-
-class ChatTemplate:
-    """The chat template of a tokenizer."""
-
-    def __init__(self, source: str) -> None:
-        """Compile the template. Raises `PolicyError` if it is invalid or longer than `_MAX_SOURCE` characters."""
-        if len(source) > _MAX_SOURCE:
-            raise PolicyError(f"chat template: expected at most {_MAX_SOURCE:,} characters, got {len(source):,}")
-        self._environment = _Environment()
-        try:
-            self._template = self._environment.from_string(source)
-        except Exception as error:
-            raise _explained(error) from error
-
-    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, object]) -> str:
-        """Return the rendered messages, with the assistant's turn opened at the end.
-
-        Args:
-            messages: Mappings with role and content.
-            variables: Further variables, such as the special tokens.
-
-        Raises:
-            PolicyError: The template raises an error or exceeds a limit. Its cause is a `jinja2.TemplateError` if the
-                template rejected the messages.
-        """
-        self._environment.begin()
-        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True, **variables}
-        try:
-            return self._template.render(given)
-        except Exception as error:
-            raise _explained(error) from error
-
-
-def _explained(error: Exception) -> PolicyError:
-    what = (str(error) if isinstance(error, _LimitError) else f"{type(error).__name__}: {error}")[:300]
-    return PolicyError(f"the model's chat template failed ({what!r}); fix chat_template in the tokenizer's files")
-
-
-class _LimitError(Exception):
-    """A template exceeded a limit."""
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox of transformers with counters; `begin` resets them."""
-
-    intercepted_binops = frozenset({"*", "+", "%", "**"})
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=self.shown
-        )
-        self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
-        self.filters["tojson"] = self._limited("tojson", _tojson)
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        # lipsum generates random words, which no prompt needs.
-        del self.globals["lipsum"]
-        self.begin()
-
-    def begin(self) -> None:
-        """Reset the counters for a new rendering."""
-        self._deadline, self._steps, self._chars = time.monotonic() + MAX_SECONDS, 0, 0
-
-    def step(self, chars: int = 0) -> str:
-        """Count a loop iteration, call or operation, and the characters that it outputs."""
-        self._steps += 1
-        self._chars += chars
-        if self._steps > MAX_STEPS or time.monotonic() > self._deadline:
-            raise _LimitError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:g} seconds")
-        if self._chars > MAX_CHARS:
-            raise _LimitError(f"it writes more than {MAX_CHARS:,} characters")
-        return ""
-
-    def shown(self, value: object) -> object:
-        """Count the output of an expression."""
-        self.step(_size(value))
-        return value
-
-    def counted(self, items: Iterable[object]) -> Iterator[object]:
-        """Count the iterations of a loop, including those that its condition skips."""
-        for item in items:
-            self.step()
-            yield item
-
-    def joined(self, *parts: object) -> str:
-        """Return ``a ~ b ~ c``."""
-        return str(self._fits("".join(map(str, parts))))
-
-    def call(self, context: Context, function: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """Call a function or method of the template."""
-        inner = getattr(function, "__wrapped__", function)
-        owner = getattr(inner, "__self__", None)
-        self._check(getattr(inner, "__name__", ""), (owner, *args, *kwargs.values()))
-        return self._fits(super().call(context, function, *args, **kwargs))
-
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Evaluate an operator."""
-        if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * (right if operator == "**" else 1) + right.bit_length()
-            if bits > _MAX_BITS:
-                raise _LimitError(f"it computes integers of more than {_MAX_BITS} bits")
-        else:
-            self._check("format" if operator == "%" else operator, (left, right))
-        return self._fits(super().call_binop(context, operator, left, right))
-
-    def _limited(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
-        @wraps(function)
-        def limited(*args: object, **kwargs: object) -> object:
-            self._check(name, (*args, *kwargs.values()))
-            return self._fits(function(*args, **kwargs))
-
-        return limited
-
-    def _check(self, name: str, values: tuple[object, ...]) -> None:
-        self.step()
-        if name not in _GROWING:
-            return
-        product = 1
-        for value in values:
-            product *= 1 + _weight(value)
-            if isinstance(value, str) and name in ("format", "format_map") and _WIDE_FIELD.search(value):
-                product = MAX_CHARS + 1
-        if product > MAX_CHARS:
-            raise _LimitError(f"it builds texts or lists that may be longer than {MAX_CHARS:,} with {name!r}")
-
-    def _fits(self, value: object) -> object:
-        if _size(value) > MAX_CHARS:
-            raise _LimitError(f"it builds texts or lists longer than {MAX_CHARS:,}")
-        return value
-
-    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(_Counting().visit(source), *args, **kwargs)
-
-
-class _Counting(NodeTransformer):
-    """Inserts calls of the environment's counters into a parsed template."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.iter = _call("counted", [node.iter])
-        return self._with_step(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        self.generic_visit(node)
-        return self._with_step(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        self.generic_visit(node)
-        return self._with_step(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("joined", node.nodes)
-
-    def _with_step(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
-        chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        node.body.insert(0, nodes.ExprStmt(_call("step", [nodes.Const(chars)])))
-        return node
-
-
-class _Generation(Extension):
-    """``{% generation %}``, which marks the assistant's text for training and is ignored here."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-def _call(method: str, arguments: Sequence[nodes.Node]) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None)
-
-
-def _weight(value: object) -> int:
-    """Return the result length that an argument can cause: an integer, or a length plus the integers inside."""
-    if isinstance(value, int):
-        return abs(value)
-    inner = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
-    return _size(value) + sum(abs(item) for item in inner if isinstance(item, int))
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
-
-
-def _tojson(
-    x: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
 
 logger = logging.getLogger("mas_gym.policies")
 
@@ -304,7 +69,6 @@ class ChatFormat:
         names = sorted({str(t) for t in tokenizer.all_special_tokens if len(str(t).strip()) > 1}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
         self._templated = getattr(tokenizer, "chat_template", None) is not None
-        self._template = self._own_template()
         self._system_role = self._templated and self._takes_system()
         self._warned = False
 
@@ -313,20 +77,9 @@ class ChatFormat:
         """Upper bound on the UTF-8 bytes of a message that fits the window, from the longest token."""
         return self.window * max(len(token.encode("utf-8", "replace")) for token in self.tokenizer.get_vocab())
 
-    def _own_template(self) -> ChatTemplate | None:
-        """Return the Jinja template; None without one, or if the tokenizer has a custom rendering method."""
-        import transformers
-
-        standard = transformers.PreTrainedTokenizerBase.apply_chat_template
-        if not self._templated or getattr(type(self.tokenizer), "apply_chat_template", None) is not standard:
-            return None
-        try:
-            source = self.tokenizer.get_chat_template(self._options.pop("chat_template", None))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise PolicyError(f"expected a chat template in the tokenizer's files, got: {str(error)[:300]}") from error
-        return ChatTemplate(source)
-
     def _takes_system(self) -> bool:
+        from jinja2 import TemplateError
+
         user = ChatMessage("user", "quartz")
         try:
             return "zebra" in self._text([ChatMessage("system", "zebra"), user])
@@ -337,28 +90,7 @@ class ChatFormat:
         return False
 
     def _text(self, messages: Sequence[ChatMessage]) -> str:
-        if self._template is None:
-            return str(self._own(messages, tokenize=False))
-        return self._template.render(*self._given(messages))
-
-    def _ids(self, messages: Sequence[ChatMessage]) -> list[int]:
-        if self._template is None:
-            return list(self._own(messages, tokenize=True))
-        text = self._template.render(*self._given(messages))
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _given(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, str]], dict[str, object]]:
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        return turns, {**self.tokenizer.special_tokens_map, **self._options}
-
-    def _own(self, messages: Sequence[ChatMessage], tokenize: bool) -> Any:
-        """Render messages with a tokenizer's custom method, such as Mistral's."""
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        options = {"add_generation_prompt": True, "return_dict": False, **self._options}
-        try:
-            return self.tokenizer.apply_chat_template(turns, tokenize=tokenize, **options)
-        except Exception as error:
-            raise PolicyError(f"the tokenizer cannot render chat messages: {str(error)[:300]}") from error
+        return str(rendered(self.tokenizer, messages, tokenize=False, **self._options))
 
     def encode(self, messages: Sequence[ChatMessage], cap: int) -> Prompt:
         """Return the prompt's ids, shortened if necessary to leave room for the answer.
@@ -400,7 +132,7 @@ class ChatFormat:
             contents = [m.content for m in messages[:2] if m.content]
             messages = [ChatMessage(messages[1].role, "\n\n".join(contents)), *messages[2:]]
         if self._templated:
-            ids = self._ids(messages)
+            ids = rendered(self.tokenizer, messages, **self._options)
         else:
             text = "\n\n".join(m.content for m in messages if m.content)
             ids = self.tokenizer(f"{text}\n\n" if text else "")["input_ids"]
@@ -450,3 +182,24 @@ def _newest(messages: Sequence[ChatMessage], characters: int) -> list[ChatMessag
         if text[cut:] or not result:
             result.append(ChatMessage(message.role, text[cut:]))
     return result[::-1]
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage], **options: Any) -> Any:
+    """Return the token ids of messages in a tokenizer's chat template, with the assistant's turn opened at the end.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        messages: At least one.
+        options: Options of ``apply_chat_template``, such as ``tokenize=False`` for the text, and template variables.
+
+    Raises:
+        PolicyError: The template fails. Its cause is a `jinja2.TemplateError` if the template rejects the messages.
+    """
+    turns = [{"role": m.role, "content": m.content} for m in messages]
+    try:
+        return tokenizer.apply_chat_template(turns, **{"add_generation_prompt": True, "return_dict": False, **options})
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"[:300]
+        raise PolicyError(
+            f"the model's chat template failed ({what!r}); fix chat_template in the tokenizer's files"
+        ) from error
