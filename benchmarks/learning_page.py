@@ -76,6 +76,7 @@ class Row:
         found: For each column of the table the outcomes of each training seed.
         errors: For each training seed, how often each agent makes the first error in single passes on dev problems.
         weights: For each training seed each agent's share of the squared advantages in the first round.
+        mixed: For each training seed the share of problems of the first round with right and wrong answers.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Row:
     found: dict[str, list[list[Outcome]]] = field(default_factory=dict)
     errors: list[dict[str, float]] = field(default_factory=list)
     weights: list[dict[str, float]] = field(default_factory=list)
+    mixed: list[float] = field(default_factory=list)
 
     def shares(self, kind: str) -> list[dict[str, float]]:
         """Return each training seed's share of right answers per problem; there is one run seed."""
@@ -110,7 +112,8 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         f"python -m benchmarks.learning {args.words}".rstrip(),
         "```",
         "",
-        f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; training seeds "
+        f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; learning rate "
+        f"{args.rate:g}; training seeds "
         f"{', '.join(map(str, args.seeds))}, of which a row has as many as its column seeds says",
         f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
         f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; run seeds "
@@ -144,6 +147,11 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",
         "",
         *_errors(rows),
+        "",
+        "Problems of the first round whose transcripts include right and wrong answers. Preference pairs, and",
+        "advantages that are computed from rewards, come only from these problems.",
+        "",
+        *_table(["agents", "problems with both, %"], [[row.name, _mixed(row)] for row in rows[1:]]),
     ]
     if rows[0].curves[0][0].values:
         lines += [
@@ -324,6 +332,10 @@ def _errors(rows: Sequence[Row]) -> Iterator[str]:
                 means = [100 * sum(one.get(name, 0.0) for one in shares) / len(shares) for name in names]
                 lines.append([f"{row.name}: {label}, %", *(f"{mean:.1f}" for mean in means)])
     return _table(["agents", *names], lines)
+
+
+def _mixed(row: Row) -> str:
+    return f"{100 * sum(row.mixed) / len(row.mixed):.0f}"
 
 
 def _hacking(rows: Sequence[Row]) -> Iterator[str]:
