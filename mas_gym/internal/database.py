@@ -15,6 +15,7 @@ BUSY_SECONDS = 30.0
 READ_SECONDS = 60.0
 """Maximum duration of a reader's statement; only a malicious file needs more."""
 _INSTRUCTIONS = 1_000_000
+_CACHE = 16_384
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class Format:
         try:
             if not create:
                 _limit(connection)
+                # In KiB. A run's searches lie on pages all over the file, and each is read several times.
+                connection.execute(f"PRAGMA cache_size=-{_CACHE}")
             # Once, because a new function makes SQLite prepare every statement again.
             for name, function in self.functions.items():
                 connection.create_function(name, -1, function, deterministic=True)
