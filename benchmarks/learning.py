@@ -2,8 +2,8 @@
 
 Each row of the table trains the RPSV agents of Arithmetic with a different method and the same budget of generated
 tokens (``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its
-share of the budget is used, and trains the agents on the result. Agents that write longer messages may exceed a share
-a little. After each round the agents are evaluated by single passes on the same dev problems, which gives the curves.
+share of the budget is used, and trains the agents on the result. Agents that write longer messages may slightly exceed
+a share. After each round the agents are evaluated by single passes on the same dev problems, which gives the curves.
 
 * ``sft`` and ``dpo``: the searches are MCTS(20, 3) with the true reward.
 * ``grpo`` with each credit of `search.credit`: ``leave-one-out``, ``value baseline`` and ``per agent and turn`` sample

@@ -105,16 +105,16 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
     lines = [
         "# Agents that learn from search",
         "",
-        f"The RPSV agents of {args.base} are trained on {args.task} with several methods, each with the same budget of "
-        "tokens.",
+        f"This page compares methods of agent training. The RPSV agents of {args.base} are trained on {args.task} with "
+        "each method and the same budget of generated tokens.",
         "",
         "```console",
         f"python -m benchmarks.learning {args.words}".rstrip(),
         "```",
         "",
         f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; learning rate "
-        f"{args.rate:g}; training seeds "
-        f"{', '.join(map(str, args.seeds))}, of which a row has as many as its column seeds says",
+        f"{args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column seeds contains the number of "
+        "seeds of a row",
         f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
         f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; run seeds "
         f"{', '.join(map(str, args.run_seeds))}",
@@ -143,8 +143,9 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "",
         "## Errors and training by agent",
         "",
-        "Single passes on dev problems in which an agent makes the first error, in percent, before and after training;",
-        "and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",
+        "Percentage of single passes on dev problems in which each agent makes the first error, before and after",
+        "training, and each agent's share of the squared advantages in the first round, which weight its messages in",
+        "the loss.",
         "",
         *_errors(rows),
         "",
@@ -164,7 +165,7 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
             "",
             *_hacking(rows),
         ]
-    notes = "Nothing is written here yet.\n"
+    notes = "No notes yet.\n"
     if args.page.exists() and REASONS in (old := args.page.read_text(encoding="utf-8")):
         notes = old.split(f"{REASONS}\n\n", 1)[1]
     args.page.parent.mkdir(parents=True, exist_ok=True)
@@ -297,9 +298,9 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
     if SHARED not in named:
         return
     shared = named[SHARED]
-    yield f"Generated tokens at which a row's mean dev curve reaches the end and the maximum of the curve of {SHARED},"
-    yield "as a share of the tokens of that point; 95% bootstrap intervals over problems and trainings. The goal is at"
-    yield "most 40%."
+    yield "Generated tokens at which a row's mean dev curve reaches the last value and the maximum of the curve of"
+    yield f"{SHARED}, as a share of the tokens at that point; 95% bootstrap intervals over problems and trainings."
+    yield "The goal is at most 40%."
     yield ""
 
     def share(best: bool) -> Statistic:

@@ -357,7 +357,7 @@ class Pages:
                     [group] = [one for one in groups if any(run.run.startswith(first.key) for run in one.runs)]
                     named = zip(group.runs, group.labels, strict=True)
                     outcomes = [outcome for run, names in named for outcome in _intact(store, run.run, *names)]
-                    found = table_of(store, group, outcomes).rows
+                    found = table_of(self._path, group, outcomes).rows
                 self._plots[key] = svg(tradeoff_figure([row for row in found if row.tokens.mean > 0]))
             return self._plots[key]
 
