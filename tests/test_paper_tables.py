@@ -61,7 +61,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     out = tmp_path_factory.mktemp("tables")
     other = f"transformers:{mas_gym.tiny.path()}"
     few = ("epochs=0.5", "evaluations=1", "checkpoints=1", "anchor=0.1")
-    return Options(out, number=2, seeds=(42,), trees=4, dynamic_trees=2, dev_trees=2, settings=few, other_policy=other)
+    return Options(out, number=2, seeds=(42,), trees=8, dynamic_trees=4, dev_trees=3, settings=few, other_policy=other)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_main_table_has_the_papers_rows_and_resumes(lab: Lab, options: Options) 
     assert "SC@5: the gap from Hit@1 to Hit@5 shrinks with MASPRM | 7B: +6.6 +7.7 +12.7 +7.3 |" in text
     assert re.search(r"over a single pass .* \| no comparison: [\d.]+ times the tokens \|", text)
     assert "This page has 34 intervals with a level of 95%" in text
-    assert "python -m benchmarks.paper.main -n 2 --seeds 42 --trees 4" in text
+    assert "python -m benchmarks.paper.main -n 2 --seeds 42 --trees 8" in text
     assert text.count("MASPRM over") == 7
     assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")
     stores = {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")}
@@ -256,7 +256,7 @@ def test_critics_transfer_to_other_agents(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_critics_transfer_to_another_wording(options: Options) -> None:
-    lab = Lab(replace(options, trees=12))
+    lab = Lab(replace(options, trees=24))
     text = text_of(lab, wordings.run(lab))
     assert len(figures(text, "MASPRM of retold-3")) == 3
     assert_rivals(text, "arithmetic: ")
@@ -393,10 +393,10 @@ def test_intervals_cover_problems_and_trainings(lab: Lab, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_learning_curves_have_one_row_per_size(lab: Lab, options: Options) -> None:
     text = text_of(lab, curve.run(lab))
-    assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["2", "4"]
+    assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["4", "8"]
     assert (options.folder / "curve.png").exists()
     assert_rivals(text, "")
-    assert "| 2 trees over policy likelihood, MCTS(10,3) |" in text
+    assert "| 4 trees over policy likelihood, MCTS(10,3) |" in text
 
 
 @pytest.mark.slow
