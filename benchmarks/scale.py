@@ -28,7 +28,7 @@ from typing import NamedTuple, overload
 import search
 from benchmarks.paper.page import write_whole
 from benchmarks.store_reading import BATCH, Cost, copy, measure, memory
-from mas_gym.internal.database import READ_SECONDS, transaction
+from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
 from search.engine.fleet import Fleet, run_ray
@@ -255,7 +255,6 @@ def _limits(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -
     held = 2**20 * (most.reads["compare"].memory - few.reads["compare"].memory) / (most.searches - few.searches)
     driver = 2**20 * (last.driver - half.driver) / (last.searches - half.searches)
     rate = (last.searches - half.searches) / (last.cpu - half.cpu)
-    each = {name: seconds for name, seconds, _ in slopes(growths)}
     lines = [
         f"Memory of an actor: {min(half.actors + last.actors):,.0f} to {max(half.actors + last.actors):,.0f} MiB in "
         "the second half of the run.",
@@ -263,12 +262,8 @@ def _limits(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -
         f"The file: {size:,.0f} bytes per search, {size * MILLION / 2**30:,.1f} GiB per million. SQLite allows 16 TiB.",
         f"Reading: the CPU time of each command grows linearly. The memory of `status` is constant. `compare`, "
         f"`report` and the index of `view` need one object per search, {held:,.0f} bytes.",
-        f"For short searches, the first limit is the writer, with {rate:,.0f} searches per second in the second half "
+        f"For short searches, the limit is the writer, with {rate:,.0f} searches per second in the second half "
         "of the run. Searches with a language model take seconds, so one writer is sufficient for hundreds of engines.",
-        f"The second limit is reading: a SQL statement that takes longer than {READ_SECONDS:g} s is stopped, as "
-        "protection against manipulated files. `status` reaches this limit at about "
-        f"{READ_SECONDS / each['status'] / MILLION:,.1f} million searches in one run (computed). Split larger "
-        "runs into several stores, each with a part of the questions.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
