@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -313,7 +314,7 @@ class Pages:
 def _intact(store: Store, run: str, planner: str = "", critic: str = "") -> list[Outcome]:
     """Return the outcomes of a run's intact searches."""
     found: list[Outcome] = []
-    with contextlib.suppress(StoreError):
+    with suppress(StoreError):
         found.extend(store.outcomes(run, planner, critic))
     return found
 
