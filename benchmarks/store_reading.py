@@ -149,7 +149,10 @@ def memory(pid: int, field: str) -> float:
 
 def measure(name: str, path: Path) -> Cost:
     """Run a command on a store in a separate process."""
-    with subprocess.Popen(COMMANDS[name](path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    # Installed packages are compiled.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(COMMANDS[name](path), env=environment, stdout=quiet, stderr=quiet) as process:
         if name == "view":
             open_index()
         most = 0.0

@@ -75,7 +75,7 @@ def test_demo_writes_table_picture_and_page(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_demo_from_scratch_trains_both_critics_once(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    command = ("--out", out, "-n", 2, "--from-scratch", "--trees", 8, "--concurrency", 16)
+    command = ("--out", out, "-n", 2, "--from-scratch", "--trees", 4, "--concurrency", 16)
     result = run(*command)
     assert result.exit_code == 0, result.output
     assert {path.name for path in out.iterdir()} >= FILES | {"rollouts.db", "orm", "masprm"}

@@ -745,7 +745,7 @@ from search_worlds import chain, problems, talker
 
 options = dict(mas=chain(4), policy=talker(), training=True)
 try:
-    for plan in search.run(search.MCTS(8, 3), problems(400), store=sys.argv[1], **options):
+    for plan in search.run(search.MCTS(8, 3), problems(60), store=sys.argv[1], **options):
         pass
 except StoreError as error:
     print(error)
@@ -767,9 +767,9 @@ def test_full_disk_is_reported(tmp_path: Path) -> None:
     assert "the disk is full; free some space and run the same command again" in done.stdout, done.stderr
     with open_store(kept / "small.db") as store:
         searches = store.find().searches
-    assert 0 < searches < 400
-    list(run(kept / "small.db", count=400))
-    list(run(tmp_path / "whole.db", count=400))
+    assert 0 < searches < 60
+    list(run(kept / "small.db", count=60))
+    list(run(tmp_path / "whole.db", count=60))
     assert rows(kept / "small.db") == rows(tmp_path / "whole.db")
 
 

@@ -22,7 +22,7 @@ from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search import Plan, open_store
 from search.compare.blame import Falls, blamed, path_values
 from search.compare.reliability import CONFIDENT, ScoredStates
-from search.results.outcomes import outcome_of
+from search.results.outcomes import outcome_of, sums_of
 from search.store import regrade
 from search.store.file import FORMAT, seal
 from search.store.results import TreeValues
@@ -94,6 +94,21 @@ def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None)
     assert any(one.error for one in found) and any(one.critic_tokens for one in found)
     assert any(len(one.anytime) > 1 for one in found) and len({one.hit_rank for one in found}) > 2
     assert len({one.correct for one in found}) == 2
+
+
+def test_sums_equal_those_of_the_outcomes(whole: Path) -> None:
+    with open_store(whole) as store:
+        found = [
+            (store.sums(info.run), sums_of(info.config["seed"], list(store.outcomes(info.run))))
+            for info in store.runs()
+        ]
+    for sums, expected in found:
+        names = ("agent_calls", "generated_tokens", "reward_calls", "critic_tokens", "grader_tokens", "seconds")
+        assert [getattr(sums.usage, name) for name in names] == pytest.approx(
+            [getattr(expected.usage, name) for name in names]
+        )
+        assert sums._replace(usage=expected.usage) == expected
+    assert any(sums.failures for sums, _ in found) and len({right for sums, _ in found for _, right in sums.right}) == 2
 
 
 def test_run_has_values_if_its_planner_uses_a_critic(whole: Path) -> None:

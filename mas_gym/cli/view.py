@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
     from search.report.listing import Cell, StoredRow
-    from search.results.outcomes import Outcome
+    from search.results.outcomes import Outcome, RunSums
     from search.store.regrading import Regraded
 
 PLOT = "/plot/"
@@ -130,11 +131,11 @@ def _error_page(message: str) -> str:
 
 
 class _ReadRun(NamedTuple):
-    """A run that has been read: its description at that time, and its outcomes."""
+    """A run that has been read: its description at that time, and its sums."""
 
     mark: str
     info: RunInfo
-    outcomes: list[Outcome]
+    sums: RunSums
 
 
 class _Cells(NamedTuple):
@@ -148,8 +149,8 @@ class _Cells(NamedTuple):
 class Pages:
     """The pages of a store.
 
-    Each run's outcomes are read once, and again only after the run has changed. The same applies to its answers and
-    questions, which are read when its problems are first shown.
+    Each run's sums are read once, and again only after the run has changed. The same applies to its answers and
+    questions, which are read when its problems are first shown, and to its picture.
     """
 
     def __init__(self, path: Path) -> None:
@@ -238,13 +239,15 @@ class Pages:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
+        from search.results.outcomes import sums_of
+
         self._damage.pop(run.run, None)
-        read = _ReadRun(mark, run, [])
         try:
-            read.outcomes.extend(store.outcomes(run.run))
+            sums = store.sums(run.run)
         except StoreError as error:
             self._damage[run.run] = str(error)
-        self._runs[run.run] = read
+            sums = sums_of(run.config["seed"], _intact(store, run.run))
+        self._runs[run.run] = _ReadRun(mark, run, sums)
 
     def _with_cells(self, row: StoredRow) -> StoredRow:
         """Return a row of the index with the end and the question of each search."""
@@ -285,19 +288,34 @@ class Pages:
             ConfigError: There is no such row.
             MissingDependencyError: matplotlib is not installed.
         """
+        from search import open_store
         from search.report.report import svg
         from search.results.display import tradeoff_figure
+        from search.results.stored import settings, table_of
 
         rows, _, _ = self._listing()
         first = _row(rows, place.removeprefix(PLOT))
         if first is None:
             raise ConfigError(f"expected the picture of a row of the index, got {place[:80]!r}; start at /")
-        group = [row for row in rows if row.setting == first.setting]
-        key = tuple(f"{row.key} {row.result.searches}" for row in group)
+        key = tuple(f"{row.key} {row.result.searches}" for row in rows if row.setting == first.setting)
         with self._drawing:
             if key not in self._plots:
-                self._plots[key] = svg(tradeoff_figure([row.result for row in group if row.result.tokens.mean > 0]))
+                with open_store(self._path) as store:
+                    groups = settings(store.runs())
+                    [group] = [one for one in groups if any(run.run.startswith(first.key) for run in one.runs)]
+                    named = zip(group.runs, group.labels, strict=True)
+                    outcomes = [outcome for run, names in named for outcome in _intact(store, run.run, *names)]
+                    found = table_of(self._path, group, outcomes).rows
+                self._plots[key] = svg(tradeoff_figure([row for row in found if row.tokens.mean > 0]))
             return self._plots[key]
+
+
+def _intact(store: Store, run: str, planner: str = "", critic: str = "") -> list[Outcome]:
+    """Return the outcomes of a run's intact searches."""
+    found: list[Outcome] = []
+    with suppress(StoreError):
+        found.extend(store.outcomes(run, planner, critic))
+    return found
 
 
 def _can_draw() -> bool:
@@ -310,11 +328,11 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Group the runs of each planner and critic; rows of one setting are adjacent, by increasing cost."""
-    from search.results.stored import settings
-    from search.results.summary import summarise
-
-    read = {run.info.run: run for run in runs if run.outcomes}
     from search.report.listing import StoredRow
+    from search.results.stored import settings
+    from search.results.summary import row_of_sums
+
+    read = {run.info.run: run for run in runs if run.sums.right}
 
     found: list[StoredRow] = []
     for setting in settings(run.info for run in read.values()):
@@ -324,8 +342,7 @@ def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
         rows = []
         for (planner, critic), members in groups.items():
             keys = {one.info.config["seed"]: one.info.run[:_KEY] for one in members}
-            [result] = summarise(outcome for one in members for outcome in one.outcomes)
-            result = replace(result, planner=planner, critic=critic)
+            result = row_of_sums(planner, critic, [one.sums for one in members])
             rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys))
         found += sorted(rows, key=lambda row: (isnan(row.result.tokens.mean), row.result.tokens.mean))
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from mas_gym.errors import MASGymError
 
 BUSY_SECONDS = 30.0
+_CACHE_KIB = 16_384
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ class Format:
             address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=address != str(path)
         )
         try:
+            if not create:
+                # A run's searches lie on pages all over the file, and each is read several times.
+                connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             # Once, because a new function makes SQLite prepare every statement again.
             for name, function in self.functions.items():
                 connection.create_function(name, -1, function, deterministic=True)

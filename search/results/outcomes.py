@@ -1,11 +1,14 @@
-"""The result of one search, reduced to the fields that tables need."""
+"""The results of searches, reduced to the fields that tables need."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from search.plan import Plan
-from search.usage import ArmUsage
+from search.usage import ArmUsage, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +89,38 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         unrecorded=plan.usage.unrecorded,
         stopped=plan.stopped,
         arms=plan.usage.arms,
+    )
+
+
+class RunSums(NamedTuple):
+    """The searches of one seed, reduced to grades and sums.
+
+    Attributes:
+        seed: The seed.
+        right: The problem of each search, and whether its chosen answer is right.
+        failures: Number of failed searches by reason.
+        usage: The cost of the searches that did not fail.
+    """
+
+    seed: int
+    right: Sequence[tuple[str, bool]]
+    failures: Mapping[str, int]
+    usage: Usage
+
+
+def sums_of(seed: int, outcomes: Sequence[Outcome]) -> RunSums:
+    """Return the sums of the outcomes of one seed."""
+    ended = [outcome for outcome in outcomes if outcome.error is None]
+    return RunSums(
+        seed,
+        [(outcome.problem_id, outcome.correct) for outcome in outcomes],
+        Counter(outcome.error for outcome in outcomes if outcome.error is not None),
+        Usage(
+            agent_calls=sum(outcome.agent_calls for outcome in ended),
+            generated_tokens=sum(outcome.tokens for outcome in ended),
+            reward_calls=sum(outcome.reward_calls for outcome in ended),
+            critic_tokens=sum(outcome.critic_tokens for outcome in ended),
+            grader_tokens=sum(outcome.grader_tokens for outcome in ended),
+            seconds=sum(outcome.seconds for outcome in ended),
+        ),
     )

@@ -5,11 +5,10 @@ A failed search counts as a wrong answer, so that failing on hard problems never
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
-from search.results.outcomes import Outcome
+from search.results.outcomes import Outcome, RunSums, sums_of
 from search.usage import Usage
 
 HIT_RANKS = (1, 3, 5)
@@ -185,39 +184,65 @@ def find_row(rows: Sequence[ResultRow], name: str = "") -> ResultRow:
     return found[0]
 
 
-def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
-    by_seed: dict[int, list[Outcome]] = {}
+def row_of_sums(planner: str, critic: str, sums: Sequence[RunSums]) -> ResultRow:
+    """Return a row with the figures that follow from sums: no Hit@3 and Hit@5, curve, prices, arms and bounds.
+
+    Several sums may have the same seed.
+    """
+    by_seed: dict[int, list[RunSums]] = {}
     by_problem: dict[str, list[bool]] = {}
-    for outcome in group:
-        by_seed.setdefault(outcome.seed, []).append(outcome)
-        by_problem.setdefault(outcome.problem_id, []).append(outcome.correct)
+    for one in sums:
+        by_seed.setdefault(one.seed, []).append(one)
+        for problem, right in one.right:
+            by_problem.setdefault(problem, []).append(right)
     runs = [by_seed[seed] for seed in sorted(by_seed)]
-    ranked = max(outcome.candidates for outcome in group) > 1
-    hits = {k: _spread([[o.hit(k) for o in run] for run in runs]) for k in HIT_RANKS if k == 1 or ranked}
-    ended = [[o for o in run if o.error is None] for run in runs]
+    grades = [[right for one in run for _, right in one.right] for run in runs]
+    failed = [sum((Counter(one.failures) for one in run), Counter()) for run in runs]
+    spent = [sum((one.usage for one in run), Usage()) for run in runs]
+    ended = [len(right) - reasons.total() for right, reasons in zip(grades, failed, strict=True)]
     shares = {key: sum(right) / len(right) for key, right in by_problem.items()}
-    priced = all(outcome.usd is not None for outcome in group)
-    counted = any(outcome.tokens for outcome in group) or not any(outcome.agent_calls for outcome in group)
+    searches = sum(map(len, grades))
+    counted = any(usage.generated_tokens for usage in spent) or not any(usage.agent_calls for usage in spent)
+
+    def mean(amounts: Iterable[float]) -> Spread:
+        return _spread([amount / n for amount, n in zip(amounts, ended, strict=True) if n])
+
     return ResultRow(
         planner=planner,
         critic=critic,
         seeds=tuple(sorted(by_seed)),
-        searches=len(group),
-        hits=hits,
-        interval=accuracy_interval(list(shares.values()), len(group)),
-        tokens=_spread([[o.tokens for o in run] for run in ended] if counted else []),
-        agent_calls=_spread([[o.agent_calls for o in run] for run in ended]),
-        reward_calls=_spread([[o.reward_calls for o in run] for run in ended]),
-        critic_tokens=_spread([[o.critic_tokens for o in run] for run in ended]),
-        grader_tokens=_spread([[o.grader_tokens for o in run] for run in ended]),
-        seconds=_spread([[o.seconds for o in run] for run in ended]),
-        failures=dict(Counter(o.error for o in group if o.error is not None).most_common()),
+        searches=searches,
+        hits={1: _spread([sum(right) / len(right) for right in grades])},
+        interval=accuracy_interval(list(shares.values()), searches),
+        tokens=mean(usage.generated_tokens for usage in spent) if counted else _spread([]),
+        agent_calls=mean(usage.agent_calls for usage in spent),
+        reward_calls=mean(usage.reward_calls for usage in spent),
+        critic_tokens=mean(usage.critic_tokens for usage in spent),
+        grader_tokens=mean(usage.grader_tokens for usage in spent),
+        seconds=mean(usage.seconds for usage in spent),
+        failures=dict(sum(failed, Counter()).most_common()),
         shares=shares,
+        uneven=len({frozenset(problem for one in run for problem, _ in one.right) for run in runs}) > 1,
+    )
+
+
+def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
+    by_seed: dict[int, list[Outcome]] = {}
+    for outcome in group:
+        by_seed.setdefault(outcome.seed, []).append(outcome)
+    runs = [by_seed[seed] for seed in sorted(by_seed)]
+    ended = [[o for o in run if o.error is None] for run in runs]
+    ranked = max(outcome.candidates for outcome in group) > 1
+    priced = all(outcome.usd is not None for outcome in group)
+    row = row_of_sums(planner, critic, [sums_of(seed, outcomes) for seed, outcomes in by_seed.items()])
+    deeper = HIT_RANKS[1:] if ranked else ()
+    return replace(
+        row,
+        hits=row.hits | {k: _spread([sum(o.hit(k) for o in run) / len(run) for run in runs]) for k in deeper},
         curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
-        usd=_spread([[o.usd for o in run if o.usd is not None] for run in ended]) if priced else None,
+        usd=_spread([sum(o.usd or 0.0 for o in run) / len(run) for run in ended if run]) if priced else None,
         bounded=sum(outcome.unrecorded > 0 for outcome in group) / len(group),
         arms=_arm_shares([outcome for run in ended for outcome in run]),
-        uneven=len({frozenset(outcome.problem_id for outcome in run) for run in runs}) > 1,
     )
 
 
@@ -277,7 +302,5 @@ def _right_at(group: Sequence[Outcome], budgets: Sequence[int]) -> NDArray[np.bo
     return right
 
 
-def _spread(runs: Sequence[Sequence[float]]) -> Spread:
-    means = [sum(run) / len(run) for run in runs if run]
-    mean, std = mean_std(means)
-    return Spread(mean if means else math.nan, std)
+def _spread(means: Sequence[float]) -> Spread:
+    return Spread(*mean_std(means))

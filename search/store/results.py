@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from search.results.outcomes import Outcome
+from search.results.outcomes import Outcome, RunSums
 from search.store.file import Content, Damage, row_checksum
 from search.store.rows import readable, usage_of_row
 from search.usage import AMOUNTS, Usage
@@ -135,6 +135,22 @@ FROM (SELECT 86400 * (julianday(finished) - 2440587.5) AS ended, seconds FROM se
 
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     """Return the sums over the searches of a run; None if a search is corrupt."""
+    found = _sums(connection, run)
+    return None if found is None else Totals(*found, *_active(connection.execute(_SPANS, (run,))))
+
+
+def run_sums(connection: sqlite3.Connection, run: str, seed: int) -> RunSums | None:
+    """Return a run's sums for its row of a table; None if a search is corrupt."""
+    found = _sums(connection, run)
+    if found is None:
+        return None
+    query = "SELECT problem, correct AND error IS NULL FROM searches WHERE run = ? ORDER BY problem"
+    right = [(readable(problem), bool(correct)) for problem, correct in connection.execute(query, (run,))]
+    return RunSums(seed, right, found[3], found[2])
+
+
+def _sums(connection: sqlite3.Connection, run: str) -> tuple[int, int, Usage, dict[str, int]] | None:
+    """Return the first fields of `Totals`; None if a search is corrupt."""
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in AMOUNTS)
     query = (
         f"SELECT total(checksum IS NOT {row_checksum('searches')}), count(error), "
@@ -149,8 +165,7 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
         query = "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error"
         found = connection.execute(f"{query} ORDER BY min(problem)", (run,))
         reasons = {readable(error): number for error, number in found}
-    active, last = _active(connection.execute(_SPANS, (run,)))
-    return Totals(int(right), int(tokens), Usage(**costs), reasons, active, last)
+    return int(right), int(tokens), Usage(**costs), reasons
 
 
 def _active(spans: Iterable[tuple[float, float]]) -> tuple[float, float | None]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, need, shown
@@ -28,7 +29,7 @@ from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
-from search.results.outcomes import Outcome
+from search.results.outcomes import Outcome, RunSums
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, explained
 from search.store.regrading import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
@@ -38,6 +39,7 @@ from search.store.results import (
     TreeValues,
     graded_outcome,
     outcome_of_row,
+    run_sums,
     totals,
     tree_values,
 )
@@ -283,13 +285,20 @@ class Store:
 
     def totals(self, run: str | None = None) -> Totals:
         """Return sums over the searches of one run, computed by SQL; arguments and errors as for `rows`."""
+        return self._summed(self.find(run), totals)
+
+    def sums(self, run: str | None = None) -> RunSums:
+        """Return the grades and sums of one run for a table, computed by SQL; arguments and errors as for `rows`."""
         info = self.find(run)
+        return self._summed(info, lambda connection, run: run_sums(connection, run, info.config["seed"]))
+
+    def _summed(self, info: RunInfo, read: Callable[[Connection, str], T | None]) -> T:
         with explained(self.path):
             try:
                 with self._reader.snapshot():
                     query = "SELECT count(*) FROM searches WHERE run = ?"
                     [held] = self._connection.execute(query, (info.run,)).fetchone()
-                    lost, found = self._reader.lost(info.run, held), totals(self._connection, info.run)
+                    lost, found = self._reader.lost(info.run, held), read(self._connection, info.run)
             except Damage as damage:
                 lost, found = str(damage), None
         if found is None:

@@ -19,7 +19,7 @@ from mas_gym.cli import view
 from mas_gym.cli.view import Pages, make_server
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
-from search.results.outcomes import Outcome
+from search.results.outcomes import RunSums
 
 EVIL = "</title><script>alert(1)</script>\x1b[2J\u202e\"'&"
 PROBLEMS = 8
@@ -168,13 +168,13 @@ def test_early_disconnects_do_not_affect_others(port: int) -> None:
 
 def test_repeated_request_reads_the_store_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "runs.db", []
-    outcomes = search.Store.outcomes
+    sums = search.Store.sums
 
-    def counted(self: search.Store, run: str | None = None) -> Iterator[Outcome]:
+    def counted(self: search.Store, run: str | None = None) -> RunSums:
         read.append(run)
-        return outcomes(self, run)
+        return sums(self, run)
 
-    monkeypatch.setattr(search.Store, "outcomes", counted)
+    monkeypatch.setattr(search.Store, "sums", counted)
     for seed in range(2):
         fill(file, seed)
     pages = Pages(file)
@@ -218,7 +218,7 @@ def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
         connection.execute("UPDATE searches SET correct = 1 - correct WHERE problem = ?", (f"{EVIL}/3",))
     pages = Pages(file)
     page = pages.page("/", {})
-    assert "damaged" in page and "class=failed" in page
+    assert "damaged" in page and "class=failed" in page and f">{PROBLEMS - 1}</td>" in page
     [key] = re.findall(r'name=a value="([^"]+)"', page)
     assert pages.page("/problems", {"a": key}).count("/tree/") == PROBLEMS - 1
 
