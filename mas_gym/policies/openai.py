@@ -1,7 +1,7 @@
 """Policies for OpenAI-compatible servers.
 
 The official client determines the address and the headers, and its HTTP client sends the requests. Its typed calls are
-not used: they retry a fixed number of times and read replies of any size.
+not used: they retry a fixed number of times.
 
 Each sample is one HTTP call with the seed of that sample, so a message depends only on
 its prompt and seed, as far as the server allows. ``choices="n"`` requests all samples of a
@@ -38,6 +38,7 @@ from mas_gym.policies.openai_format import (
     Api,
     BadReply,
     Fault,
+    StatusError,
     Tries,
     WireReply,
     delay,
@@ -46,8 +47,6 @@ from mas_gym.policies.openai_format import (
     model_facts,
     parse_reply,
     payload,
-    read_reply,
-    reply_limit,
 )
 from mas_gym.systems.prompts import ChatMessage
 
@@ -63,7 +62,6 @@ _LISTED = 20
 _CHANGES = 16
 _FAULTS_TO_REPORT = 4
 _CONNECT_SECONDS = 20.0
-_LIST_BYTES = 2**24
 _NO_LIST = (400, 404, 405, 501)
 _CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
 _WINDOW = re.compile(r"context (?:length|window|size)\D{1,20}(\d{2,9})", re.IGNORECASE)
@@ -291,13 +289,13 @@ class OpenAIPolicy(AsyncPolicy):
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
 
-    async def post(self, url: str, body: Mapping[str, object], limit: int) -> JSONObject:
-        """Post JSON to an address of the server; return the JSON object in the reply, of at most ``limit`` bytes.
+    async def post(self, url: str, body: Mapping[str, object]) -> JSONObject:
+        """Post JSON to an address of the server; return the JSON object in the reply.
 
         Raises:
             PolicyError: As `sample_async`.
         """
-        found = await on_engine_loop(self._json("POST", url, limit, body))
+        found = await on_engine_loop(self._json("POST", url, body))
         assert found is not None
         return found
 
@@ -307,14 +305,13 @@ class OpenAIPolicy(AsyncPolicy):
         def absent(fault: Fault) -> bool:
             return fault.status in _NO_LIST or fault.kind == "bad reply"
 
-        listed = await self._json("GET", "models", _LIST_BYTES, absent=absent)
+        listed = await self._json("GET", "models", absent=absent)
         return {} if listed is None else model_facts(listed, self.model)
 
     async def _json(
         self,
         method: str,
         url: str,
-        limit: int,
         body: JSONMapping | None = None,
         absent: Callable[[Fault], bool] = lambda fault: False,
     ) -> JSONObject | None:
@@ -322,7 +319,7 @@ class OpenAIPolicy(AsyncPolicy):
         tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:
-                reply = load_object(await self._exchange(method, url, limit, body))
+                reply = load_object(await self._exchange(method, url, body))
             except Exception as error:
                 fault = fault_of(error)
                 if fault is None:
@@ -363,7 +360,7 @@ class OpenAIPolicy(AsyncPolicy):
         want = "logprobs" in body
         api = self.options.api
         url = "chat/completions" if api == "chat" else "completions"
-        raw = await self._exchange("POST", url, reply_limit(request, len(seeds)), body)
+        raw = await self._exchange("POST", url, body)
         reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
@@ -374,8 +371,11 @@ class OpenAIPolicy(AsyncPolicy):
         self._down, self._answered = False, asyncio.get_running_loop().time()
         return reply
 
-    async def _exchange(self, method: str, url: str, limit: int, body: JSONMapping | None) -> bytes:
-        """Make one call as soon as a slot is free; return the body, of at most ``limit`` bytes."""
+    async def _exchange(self, method: str, url: str, body: JSONMapping | None) -> bytes:
+        """Make one call as soon as a slot is free; return the body. Raises `StatusError`.
+
+        Redirects are not followed: prompts and the API key are sent to the configured address only.
+        """
         loop = asyncio.get_running_loop()
         slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
         async with slots:
@@ -383,11 +383,11 @@ class OpenAIPolicy(AsyncPolicy):
             while (wait := self._hold_until - loop.time()) > 0:
                 await asyncio.sleep(wait)
             with self._connections.one() as client:
-                async with (
-                    asyncio.timeout(self.options.timeout),
-                    client.stream(method, url, json=body, follow_redirects=False) as response,
-                ):
-                    return await read_reply(response, limit)
+                async with asyncio.timeout(self.options.timeout):
+                    response = await client.request(method, url, json=body, follow_redirects=False)
+        if not response.is_success:
+            raise StatusError(response.status_code, response.headers, response.content)
+        return response.content
 
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> JSONObject:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
@@ -496,7 +496,7 @@ class OpenAIPolicy(AsyncPolicy):
         official = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, http_client=http)
         http.base_url = official.base_url
         headers = {name: value for name, value in official.default_headers.items() if isinstance(value, str)}
-        http.headers.update({**headers, "Authorization": f"Bearer {official.api_key}", "Accept-Encoding": "gzip"})
+        http.headers.update({**headers, "Authorization": f"Bearer {official.api_key}"})
         return http
 
 
