@@ -58,10 +58,12 @@ def load_mas(source: MASSource) -> MAS:
         return validate(source, "custom")
     if isinstance(source, str) and source.lower() in mas_names():
         return _shipped(source.lower())
-    if not isinstance(source, str | os.PathLike):
+    try:
+        path = Path(source)
+    except TypeError as error:
+        known = ", ".join(mas_names())
         got = type(source).__name__
-        raise ConfigError(f"expected a MAS name, a path or a dict, got {got}; known names: {', '.join(mas_names())}")
-    path = Path(source)
+        raise ConfigError(f"expected a MAS name, a path or a dict, got {got}; known names: {known}") from error
     try:
         found = path.is_file()
     except (OSError, ValueError):

@@ -254,7 +254,7 @@ class _Reader:
             )
             prompt = ""
         cap = data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-        if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= MAX_NEW_TOKENS:
+        if not _is_count(cap, MAX_NEW_TOKENS):
             problem = f"expected a whole number from 1 to {MAX_NEW_TOKENS}, got {shown(cap)}"
             self.fault((*place, "max_new_tokens"), problem)
             cap = 1
