@@ -26,7 +26,11 @@ from mas_gym.errors import (
     EngineUnavailableError,
     PolicyError,
     PromptTooLongError,
+    choice,
+    is_number,
     need,
+    shown,
+    whole_number,
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop, together
 from mas_gym.internal.json_types import JSONMapping, JSONObject
@@ -103,21 +107,16 @@ class OpenAIOptions:
         """Check every value. Raises `ConfigError`."""
         if self.price is not None:
             object.__setattr__(self, "price", _price(self.price))
-        choices: tuple[tuple[str, object, tuple[object, ...]], ...] = (
-            ("api", self.api, ("chat", "completions")),
-            ("choices", self.choices, ("seeds", "n")),
-            ("logprobs", self.logprobs, (True, False)),
-        )
-        for name, value, allowed in choices:
-            if value not in allowed:
-                raise _wrong(name, " or ".join(map(repr, allowed)), value)
-        whole = {"max_concurrency": self.max_concurrency, "max_attempts": self.max_attempts}
-        for name, number in {**whole, "timeout": self.timeout, "patience": self.patience}.items():
-            kinds = int if name in whole else int | float
-            if not isinstance(number, kinds) or isinstance(number, bool) or not number > 0:
-                raise _wrong(name, "a positive number", number)
+        choice("api", self.api, ("chat", "completions"))
+        choice("choices", self.choices, ("seeds", "n"))
+        choice("logprobs", self.logprobs, (True, False))
+        whole_number("max_concurrency", self.max_concurrency, at_least=1)
+        whole_number("max_attempts", self.max_attempts, at_least=1)
+        for name, seconds in (("timeout", self.timeout), ("patience", self.patience)):
+            if not is_number(seconds) or seconds <= 0:
+                raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
-            raise _wrong("extra_body", "a mapping", self.extra_body)
+            raise ConfigError(f"extra_body: expected a mapping, got {shown(self.extra_body)}")
         if self.revision is not None:
             # In a policy string, YAML parses dates and numbers.
             object.__setattr__(self, "revision", str(self.revision))
@@ -130,11 +129,7 @@ def _price(value: Any) -> Price:
     try:
         return Price(*(float(part) for part in parts))
     except (TypeError, ValueError) as error:
-        raise _wrong("price", "prompt,cached,generated per million tokens", value) from error
-
-
-def _wrong(name: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"policy 'openai', option {name}: expected {expected}, got {got!r}")
+        raise ConfigError(f"price: expected prompt,cached,generated per million tokens, got {shown(value)}") from error
 
 
 class OpenAIPolicy(AsyncPolicy):

@@ -7,13 +7,12 @@ caller retries.
 
 from __future__ import annotations
 
-import email.utils
 import json
 import math
 import random
 import re
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -388,7 +387,7 @@ def fault_of(error: BaseException) -> Fault | None:
 def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault:
     message, param = _message(body)
     text = f"HTTP {status}: {message}"
-    wait = retry_after(headers, time.time())
+    wait = retry_after(headers)
     if 300 <= status < 400:
         return Fault(
             "refused", f"HTTP {status}, a redirect to {_printable(headers.get('location', ''))!r}", None, status
@@ -419,29 +418,20 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
 
 
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after`` (seconds or a date).
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after``.
 
     Args:
         headers: The response's headers, with lower-case keys or case-insensitive.
-        now: Current Unix time.
 
     Returns:
-        Seconds, at least 0; None without a valid value.
+        Seconds, at least 0; None without a number.
     """
     for key, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        value = headers.get(key)
-        if value is None:
-            continue
-        try:
-            seconds = float(value) * scale
-        except ValueError:
-            try:
-                seconds = email.utils.parsedate_to_datetime(value).timestamp() - now
-            except (ValueError, TypeError, OverflowError):
-                continue
-        if math.isfinite(seconds):
-            return max(seconds, 0.0)
+        with suppress(KeyError, ValueError):
+            seconds = float(headers[key]) * scale
+            if math.isfinite(seconds):
+                return max(seconds, 0.0)
     return None
 
 

@@ -89,7 +89,7 @@ RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 599)
 UNREADABLE_WAITS = ("nan", "-5", "inf", "1e999", "soon", "", "Fri, 99 Foo 99999 99:99:99 GMT", "9" * 5000)
 MODES: dict[str, Chunks] = {
     **{f"{status}, a wait of 1e9": waiting(status, "1000000000") for status in RETRIED},
-    **{f"500, a wait of {value[:8]}": waiting(500, value) for value in ("1e300", "Fri, 31 Dec 9999 23:59:59 GMT")},
+    "500, a wait of 1e300": waiting(500, "1e300"),
     **{f"500, a wait of {value[:20]!r}": waiting(500, value) for value in UNREADABLE_WAITS},
     "503, a wait in milliseconds": waiting(503, "1e12", "retry-after-ms"),
     "200, broken gzip": response(b"\x1f\x8b not gzip", 200, "content-encoding: gzip"),
@@ -368,5 +368,5 @@ def test_arbitrary_value_in_a_reply_is_used_or_rejected(place: tuple[Any, ...], 
 
 @given(st.text() | st.floats().map(str) | st.integers().map(str) | st.datetimes().map(str))
 def test_retry_after_is_a_finite_wait_or_none(value: str) -> None:
-    found = retry_after({"retry-after": value}, 1e9)
+    found = retry_after({"retry-after": value})
     assert found is None or 0 <= found < float("inf")
