@@ -7,9 +7,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import Literal, get_args
+from itertools import chain
+from typing import Any, Literal, get_args
 
-from mas_gym.errors import DataError, is_number, shown
+from mas_gym.errors import DataError, choice
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from search.critics import Combination
 from search.protocol import Critic, ScoringContext
@@ -17,8 +18,6 @@ from search.protocol import Critic, ScoringContext
 SCHEMA = 1
 Method = Literal["logistic", "isotonic"]
 METHODS: tuple[Method, ...] = get_args(Method)
-_MOST = 1000
-"""Maximum number of members, and of folds."""
 
 
 @dataclass(frozen=True)
@@ -107,43 +106,37 @@ def question_key(question: str) -> str:
     return blake2b(" ".join(question.split()).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def read_model(data: object) -> CalibratedModel:
-    """Read and validate the output of `CalibratedModel.to_dict`.
+def read_model(data: Any) -> CalibratedModel:
+    """Read the output of `CalibratedModel.to_dict`.
 
     Raises:
         DataError: The data has another schema or is corrupt.
     """
-    if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
-        raise DataError(f"expected calibrated critics of schema {SCHEMA}, got {shown(data)}; train them again")
-    members, folds, questions = data.get("members"), data.get("folds"), data.get("questions")
-    named = isinstance(members, list) and 0 < len(members) <= _MOST and all(isinstance(one, str) for one in members)
-    folded = isinstance(folds, list) and len(folds) <= _MOST and isinstance(questions, Mapping)
-    if data.get("method") not in METHODS or not named or not folded:
-        raise DataError("calibrated critics: expected a method, members, folds and questions; train them again")
-    assert isinstance(members, list) and isinstance(folds, list) and isinstance(questions, Mapping)
-    if not all(type(fold) is int and 0 <= fold < len(folds) for fold in questions.values()):
-        raise DataError(f"calibrated critics: for each question, expected a fold from 0 to {len(folds) - 1}")
-    facts = [data[name] if isinstance(data.get(name), Mapping) else {} for name in ("metrics", "data")]
-    curves = [_curve(one, data["method"], len(members)) for one in (data.get("final"), *folds)]
-    return CalibratedModel(data["method"], tuple(members), curves[0], tuple(curves[1:]), dict(questions), *facts)
+    try:
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']!r}")
+        method, members = choice("method", data["method"], METHODS), tuple(map(str, data["members"]))
+        final, *folds = (_curve(one, method, len(members)) for one in (data["final"], *data["folds"]))
+        questions = dict(data["questions"])
+        if not set(questions.values()) <= set(range(len(folds))):
+            raise ValueError(f"for each question, expected a fold from 0 to {len(folds) - 1}")
+        return CalibratedModel(method, members, final, tuple(folds), questions, data["metrics"], data["data"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"expected calibrated critics of schema {SCHEMA}, got the error {error!r:.200}; train them again"
+        ) from error
 
 
-def _curve(data: object, method: str, members: int) -> Curve:
-    fields: JSONMapping = data if isinstance(data, Mapping) else {}
-    columns = {name: fields.get(name) for name in ("mean", "scale", "weights", "at", "level")}
-    sizes = {"mean": members, "scale": members, "weights": 2 * members} if method == "logistic" else {}
-    for name, values in columns.items():
-        fits = isinstance(values, list | tuple) and all(map(is_number, values))
-        if not fits or (name in sizes and len(values) != sizes[name]):  # type: ignore[arg-type]
-            raise DataError(
-                f"calibrated critics: {name}: expected finite numbers, got {shown(values)}; train them again"
-            )
-    found = Curve(**{name: tuple(map(float, values or ())) for name, values in columns.items()}, bias=fields["bias"])
-    rising = all(a <= b for a, b in zip(found.at, found.at[1:], strict=False))
-    if not is_number(found.bias) or not all(s > 0 for s in found.scale) or not rising:
-        raise DataError("calibrated critics: expected positive scales and ascending values; train them again")
-    if method == "isotonic" and not (found.at and len(found.at) == len(found.level)):
-        raise DataError("calibrated critics: expected a level for each value; train them again")
+def _curve(data: Any, method: Method, members: int) -> Curve:
+    columns = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights", "at", "level")}
+    found = Curve(**columns, bias=float(data["bias"]))
+    if method == "logistic":
+        fits = (len(found.mean), len(found.scale), len(found.weights)) == (members, members, 2 * members)
+    else:
+        fits = len(found.at) == len(found.level) > 0
+    finite = all(map(math.isfinite, (found.bias, *chain(*columns.values()))))
+    if not (fits and finite and all(s > 0 for s in found.scale) and list(found.at) == sorted(found.at)):
+        raise ValueError("expected finite numbers for each member, positive scales and ascending values")
     return found
 
 

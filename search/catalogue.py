@@ -36,8 +36,6 @@ from search.critics import (
 from search.protocol import Critic, as_critic
 from search.store.verdicts import RecordedCritic
 
-_LARGEST = 1 << 26
-
 Loader = Callable[..., Any]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -206,13 +204,10 @@ def _calibrated(argument: str) -> Calibrated:
     """A combination of critics fitted by ``mas-gym train calibrated``."""
     path = Path(argument).expanduser() / "calibrated.json"
     try:
-        if path.stat().st_size > _LARGEST:
-            raise DataError(f"expected at most {_LARGEST:,} bytes in {path}, got {path.stat().st_size:,}")
-        model = read_model(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}; train it again with mas-gym train calibrated") from error
+    model = read_model(data)
     # The folder may come from an untrusted source, so it must not name code to run.
     code = [spec for spec in model.members if any(part.strip().endswith(".py") for part in re.split("[:,#]", spec))]
     if code:

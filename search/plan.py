@@ -87,8 +87,7 @@ class Plan:
         error: Reason for the failure; None if the search did not fail.
         error_details: The traceback of the failure; not stored.
         mas: The system that was searched; filled in by the scheduler.
-        requests: For a program, the prompt for each message of the chosen path, by the message's node; long prompts are
-            truncated.
+        requests: For a program, the prompt for each message of the chosen path, by the message's node.
         order_varied: Whether concurrent calls of an agent program arrived too late to be ordered by content; not
             stored.
         usd: The cost of the search in USD at the run's prices; None for a run without prices; not stored.

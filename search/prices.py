@@ -17,7 +17,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeAlias
 
 from mas_gym.errors import ConfigError, UnknownNameError, did_you_mean, refuse_unknown, shown
@@ -43,12 +42,6 @@ class ModelPrice:
     tokens: Price | None = None
     forward: float | None = None
     second: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check the numbers. Raises `ConfigError`."""
-        for name, price in (("forward", self.forward), ("second", self.second)):
-            if price is not None:
-                check_price(name, price)
 
     @classmethod
     def read(cls, entry: JSONMapping) -> ModelPrice:
@@ -121,14 +114,6 @@ class Prices:
 
     models: Mapping[str, ModelPrice]
     source: str = "prices"
-
-    def __post_init__(self) -> None:
-        """Copy the mapping."""
-        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling; the read-only view cannot be pickled."""
-        return type(self), (dict(self.models), self.source)
 
     def rate(self, policy: str, critic: str | None = None) -> Rate:
         """Return the prices of a search.

@@ -60,13 +60,8 @@ class Recording(Protocol):
         mas: The system that was recorded.
     """
 
-    @property
-    def name(self) -> str:
-        """The run's name."""
-
-    @property
-    def mas(self) -> MAS:
-        """The system that was recorded."""
+    name: str
+    mas: MAS
 
     def world(self, problem: Problem) -> RecordedWorld:
         """Return the world of a problem."""

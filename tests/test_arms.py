@@ -24,7 +24,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_planner
 from search import ArmUsage, AskTell, Propose, Usage
-from search.planners.arms import ChosenArms, improvement
+from search.planners.arms import ChosenArms
 from search.planners.registry import PLANNERS
 from search.tree import Tree
 
@@ -408,13 +408,6 @@ def test_usage_adds_arms_by_name() -> None:
     left, right = Usage(arms=(ArmUsage("b", 1, 2),)), Usage(arms=(ArmUsage("a", 1), ArmUsage("b", 3, 4, chosen=1)))
     assert (left + right).arms == (ArmUsage("a", 1), ArmUsage("b", 4, 6, chosen=1))
     assert (left + right - left).arms == right.arms
-
-
-def test_improvement_of_an_arm_is_the_mean_of_its_positive_part() -> None:
-    rng = random.Random(0)
-    for mean, deviation in ((0.0, 1.0), (-0.7, 0.5), (0.4, 0.2)):
-        drawn = sum(max(0.0, rng.gauss(mean, deviation)) for _ in range(40_000)) / 40_000
-        assert improvement(mean, deviation) == pytest.approx(drawn, abs=0.01)
 
 
 # ---- output

@@ -347,7 +347,7 @@ def after_long_work(question: str, client: OpenAI) -> str:
     """Ask in threads, each of which computes for longer than a decision waits for one that sleeps."""
 
     def branch(name: str) -> str:
-        spin(0.3 if name == "Adam" else 0.0)
+        spin(0.6 if name == "Adam" else 0.0)
         return ask(client, name, question)
 
     with ThreadPoolExecutor(len(NAMES)) as pool:
@@ -376,7 +376,7 @@ def test_decision_waits_for_running_but_not_for_sleeping_threads(
     solve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("activity", "quiet"):
-        monkeypatch.setattr(f"mas_gym.programs.{module}.BUSY_SECONDS", 0.1)
+        monkeypatch.setattr(f"mas_gym.programs.{module}.BUSY_SECONDS", 0.25)
     found = [trees(Program(solve, agents=NAMES), "single") for _ in range(2)]
     assert found[0] == found[1]
     assert [speaker for speaker, _ in found[0][0][1][:1]] == [NAMES.index("Adam")]

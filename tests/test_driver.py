@@ -489,7 +489,7 @@ def _illegal(model: Any, root: Any) -> Any:
         (_illegal, "cannot route to 99"),
         (lambda m, r: [], "expected plan() to be a generator"),
         (lambda m, r: 1 / 0, "division"),
-        (_yields(lambda m, r: [search.Propose(r, "4")]), "whole number, got '4'"),
+        (_yields(lambda m, r: [search.Propose(r, "4")]), "whole number n >= 1 from the planner, got n='4'"),
     ],
 )
 def test_planner_error_is_stored_in_the_plan(body: Any, message: str) -> None:

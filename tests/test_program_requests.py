@@ -125,17 +125,6 @@ def test_store_keeps_a_shared_system_prompt_once(tmp_path: Path) -> None:
     assert texts == 1 and size < 40 * 300
 
 
-def test_long_requests_are_truncated(tmp_path: Path) -> None:
-    def talks(question: str, client: OpenAI) -> str:
-        turns = [{"role": "user", "content": f"{i} " + "x" * (30_000 if i == 250 else 1)} for i in range(300)]
-        return str(client.chat.completions.create(model="m", messages=turns).choices[0].message.content)  # type: ignore[arg-type]
-
-    [plan] = search.run("single", problems(1), program=Program(talks, agents=["A"]), policy=Caller())
-    [request] = plan.requests.values()
-    assert [message.content.split()[0] for message in request] == ["0", *map(str, range(101, 300))]
-    assert max(len(message.content) for message in request) == 20_006
-
-
 def test_damaged_requests_are_reported(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     options: dict[str, Any] = {"program": Program(researches, agents=["Researcher"]), "policy": Caller()}

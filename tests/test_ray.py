@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -385,28 +384,6 @@ def test_actor_killed_while_loading_is_replaced(tmp_path: Path) -> None:
     fatal = tmp_path / "died"
     plans = list(fleet_run(partial(killed_while_loading, str(fatal)), 6, actors=1))
     assert fatal.exists() and results(plans) == results(plain_run(6))
-
-
-def test_unpicklable_part_is_named_in_one_line() -> None:
-    lock = threading.Lock()
-    with pytest.raises(ConfigError, match="make_policy") as caught:
-        fleet_run(lambda: (lock, make_policy())[1])
-    assert "\n" not in str(caught.value)
-
-
-def test_blocking_source_does_not_delay_searches() -> None:
-    plans: list[Any] = []
-
-    def source() -> Iterator[Any]:
-        yield from TASK[:3]
-        # The fourth problem comes when the first three have been searched.
-        while len(plans) < 3:
-            time.sleep(0.01)
-        yield TASK[3]
-
-    for plan in run_ray(PLANNER, source(), mas="rpsv", make_policy=make_policy, make_critic=search.PolicyLikelihood):
-        plans.append(plan)
-    assert results(plans) == results(plain_run(4))
 
 
 def test_invalid_fleets_are_rejected() -> None:

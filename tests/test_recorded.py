@@ -187,7 +187,7 @@ def test_planner_that_repeats_exhausted_requests_fails(store: Path, monkeypatch:
                     continue
 
     monkeypatch.setattr("search.engine.one_search.MAX_LOCAL_ROUNDS", 50)
-    assert all("no recorded message" in str(plan.error) for plan in search.run(Stubborn(), recorded=store))
+    assert all("50 consecutive rounds" in str(plan.error) for plan in search.run(Stubborn(), recorded=store))
 
 
 def test_recorded_outcomes_and_tokens_count(tmp_path: Path) -> None:

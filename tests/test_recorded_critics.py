@@ -17,12 +17,12 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action
 from rewardmodels import load_critic
 from search.calibrated import Calibrated, read_model
-from search.compare.critic_fitting import Example, calibrate_critics, write_calibrated
+from search.compare.critic_fitting import calibrate_critics, write_calibrated
 from search.compare.first_errors import bench_critic
 from search.compare.imported import read_labelled
 from search.critics import Ensemble, Vote
 from search.protocol import ScoringContext
-from search.store import RecordedCritic
+from search.store import RecordedCritic, RecordedState
 
 
 def judged(path: Path, *samples: list[dict[str, Any]], question: str = "Why?") -> Path:
@@ -135,7 +135,7 @@ def test_bench_critic_command_accepts_recorded_judges(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "100.0" in said(result), result.output
 
 
-def examples(questions: int = 30, noise: float = 0.2) -> list[Example]:
+def examples(questions: int = 30, noise: float = 0.2) -> list[RecordedState]:
     """States of questions with two samples each; critics see whether they are right, with noise."""
     model, rng = Dynamics(chain(1)), random.Random(0)
     found = []
@@ -146,7 +146,7 @@ def examples(questions: int = 30, noise: float = 0.2) -> list[Example]:
             text = f"{'good' if seen else 'bad'} {sample}"
             root = model.initial_state(f"Question {question}?")
             context = ScoringContext(model.transition(root, Action(text, model.mas.ALL)), model.mas, None)
-            found.append(Example(root.question, context, int(right), 1))
+            found.append(RecordedState(root.question, context, int(right), 1))
     return found
 
 

@@ -349,34 +349,7 @@ def test_exhausted_total_budget_closes_the_scheduler() -> None:
         futures[-1].result(0)
 
 
-# ---- problems that come slowly
-
-
-def test_blocking_iterator_does_not_stop_running_searches() -> None:
-    plans: list[search.Plan] = []
-
-    def source() -> Iterator[Problem]:
-        yield from problems(4)[:3]
-        while len(plans) < 3:
-            time.sleep(0.005)
-        yield problems(4)[3]
-
-    for plan in search.run(MCTS(6, 2), source(), mas=RPSV, policy=talker(), critic=HashCritic()):
-        plans.append(plan)
-    assert by_problem(plans) == expected(MCTS(6, 2), 4)
-
-
-def test_run_with_blocking_iterator_ends_at_its_budget() -> None:
-    release = threading.Event()
-
-    def source() -> Iterator[Problem]:
-        yield from problems(1)
-        release.wait()
-
-    run = search.run(SinglePass(), source(), mas=RPSV, policy=talker(), run_budget=Budget(seconds=0.5))
-    assert len(list(run)) == 1 and run.stopped == "budget of 0.5 seconds spent"
-    release.set()
-    wait_for(lambda: "mas-gym-problems" not in {thread.name for thread in threading.enumerate()})
+# ---- problems
 
 
 def test_iterator_error_ends_the_run() -> None:

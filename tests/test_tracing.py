@@ -140,8 +140,8 @@ def test_failures_and_dropped_searches_are_error_spans(provider: tuple[Any, Any]
 
 def test_nothing_is_recorded_outside_the_context(provider: tuple[Any, Any]) -> None:
     with tracing.trace(provider[0]):
-        assert tracing.Tracer.current is not None
-    assert tracing.Tracer.current is None
+        assert tracing.Spans.current is not None
+    assert tracing.Spans.current is None
     list(search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(say)))
     assert provider[1].get_finished_spans() == ()
 

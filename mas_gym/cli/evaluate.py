@@ -95,7 +95,7 @@ def evaluate(
     With --recorded, planners draw recorded messages, and accuracy curves over k samples are printed.
     """
     from search.compare import Bench, Match
-    from search.engine.tracing import Tracer
+    from search.engine.tracing import Spans
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
     numbers, costs = opt.read_seeds(seeds), opt.read_prices(options.prices)
@@ -125,7 +125,7 @@ def evaluate(
         "--match": match,
     }
     alone |= {"--actors": options.actors, "--gpus-per-actor": options.gpus_per_actor}
-    alone |= {"--traces": Tracer.current, "--judge": source.judge, "--token-traces": options.token_traces or None}
+    alone |= {"--traces": Spans.current, "--judge": source.judge, "--token-traces": options.token_traces or None}
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, rows, len(problems), len(numbers)))
     local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
     opt.load_weights(rows if local is not None else [])

@@ -126,20 +126,15 @@ def calibrated(
     """
     from rewardmodels import load_critic
     from search import Recorded
-    from search.compare.critic_fitting import (
-        TARGETS,
-        calibrate_critics,
-        label_examples,
-        outcome_examples,
-        write_calibrated,
-    )
+    from search.compare.critic_fitting import TARGETS, calibrate_critics, label_examples, write_calibrated
+    from search.store import recorded_states
 
     target = choice("--on", on, TARGETS)
     if target == "labels" and run is not None:
         raise ConfigError("--run: not possible with --on labels, which uses all imported runs of the store")
     critics = {spec: load_critic(spec) for spec in dict.fromkeys(critic)}
     ends = any(one.terminal_only for one in critics.values())
-    found = label_examples(store) if target == "labels" else outcome_examples(Recorded(store, run), ends)
+    found = label_examples(store) if target == "labels" else recorded_states(Recorded(store, run), ends)
     model = calibrate_critics(critics, list(found), method, note)  # type: ignore[arg-type]
     write_calibrated(model, out)
     rows = {"combined": model.metrics["combined"]} | {spec: model.metrics[spec] for spec in critics}

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from search.compare.selection import Selection, select
     from search.results.display import (
         report,
-        results_table,
         save_tradeoff,
         to_csv,
         to_html,
@@ -61,9 +60,7 @@ _HOMES = {
     "search.compare.first_errors": "FirstErrorFigures Threshold bench_critic",
     "search.compare.cost_matching": "Match calibrate",
     "search.compare.selection": "Selection select",
-    "search.results.display": (
-        "report results_table save_tradeoff to_csv to_html to_json to_latex to_markdown tradeoff_figure"
-    ),
+    "search.results.display": ("report save_tradeoff to_csv to_html to_json to_latex to_markdown tradeoff_figure"),
     "search.results.intervals": (
         "FEWEST_PROBLEMS Difference Interval accuracy_interval bootstrap mean_interval mean_std "
         "nested_bootstrap paired_difference wilson"
@@ -109,7 +106,6 @@ __all__ = [
     "pair",
     "paired_difference",
     "report",
-    "results_table",
     "save_tradeoff",
     "select",
     "summarise",

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from search.calibrated import METHODS, CalibratedModel, Curve, Method, question_
 from search.compare.imported import read_labelled
 from search.compare.transcripts import NOBODY
 from search.protocol import Critic, ScoringContext
-from search.store import Recorded, recorded_states
+from search.store import RecordedState
 
 Target = Literal["outcomes", "labels"]
 TARGETS: tuple[Target, ...] = ("outcomes", "labels")
@@ -28,39 +28,18 @@ FILE = "calibrated.json"
 Array = NDArray[np.float64]
 
 
-class Example(NamedTuple):
-    """A state with its recorded outcomes or label.
-
-    Attributes:
-        question: The text of its question.
-        context: The state.
-        right: Number of right episodes through the state; with labels, 1 if its messages are right.
-        total: Number of episodes through the state; 1 with labels.
-    """
-
-    question: str
-    context: ScoringContext
-    right: int
-    total: int
-
-
-def outcome_examples(recorded: Recorded, terminal_only: bool) -> Iterator[Example]:
-    """Yield the states of a recorded run with their outcomes."""
-    for one in recorded_states(recorded, terminal_only):
-        yield Example(one.context.state.question, one.context, one.right, one.total)
-
-
-def label_examples(path: str | Path) -> Iterator[Example]:
+def label_examples(path: str | Path) -> Iterator[RecordedState]:
     """Yield every prefix of a store's labelled transcripts; it is right if none of its messages is labelled wrong."""
     for one in read_labelled(path):
         mas, states = one.states()
         for place, state in enumerate(states):
-            yield Example(one.problem, ScoringContext(state, mas, None), one.label == NOBODY or place < one.label, 1)
+            right = one.label == NOBODY or place < one.label
+            yield RecordedState(one.problem, ScoringContext(state, mas, None), right, 1)
 
 
 def calibrate_critics(
     critics: Mapping[str, Critic],
-    examples: Sequence[Example],
+    examples: Sequence[RecordedState],
     method: Method = "logistic",
     log: Callable[[str], None] = lambda line: None,
 ) -> CalibratedModel:
@@ -71,7 +50,8 @@ def calibrate_critics(
 
     Args:
         critics: The critics by spec; a saved combination loads its critics from these specs.
-        examples: The states; they must be terminal if a critic is an outcome critic.
+        examples: From `search.store.recorded_states` or `label_examples`; the states must be terminal if a critic is an
+            outcome critic.
         method: As for `search.calibrated.CalibratedModel`.
         log: Receives progress lines.
 
@@ -93,7 +73,7 @@ def calibrate_critics(
     values = np.array(columns, dtype=np.float64).T.reshape(len(examples), len(critics))
     right = np.array([one.right for one in examples], dtype=np.float64)
     wrong = np.array([one.total for one in examples], dtype=np.float64) - right
-    keys = [question_key(one.question) for one in examples]
+    keys = [question_key(one.context.state.question) for one in examples]
     fold_of = {key: place % FOLDS for place, key in enumerate(sorted(set(keys)))}
     known: NDArray[np.bool_] = np.any(np.isfinite(values), axis=1)
     if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():

@@ -35,10 +35,6 @@ from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.tree import Proposal
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
-MOST_STEPS = 512
-LONGEST = 1 << 20
-"""Limits of one transcript: number of steps, and total characters."""
-
 NOBODY = -1
 """The label of a transcript without an error."""
 
@@ -142,8 +138,6 @@ def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     texts = _each(steps, "steps", "texts", lambda step: isinstance(step, str))
     if not texts:
         raise BadRow("expected at least one step, got none")
-    if len(texts) > MOST_STEPS or len(problem) + sum(map(len, texts)) > LONGEST:
-        raise BadRow(f"expected at most {MOST_STEPS} steps and {LONGEST:,} characters")
     if type(label) is not int or not NOBODY <= label < len(texts):
         raise BadRow(f"expected a label from -1 (no error) to {len(texts) - 1} (the last step), got {shown(label)}")
     agents = _each(row.get("agents"), "agents", "names", lambda name: isinstance(name, str) and name != "")

@@ -28,7 +28,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task, as_problems
 from search.budget import Allowance, Budget, Cost
 from search.engine.progress import Journal, Listener, Progress, listener
-from search.engine.run import Run, Source
+from search.engine.run import Run
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.planners.registry import load_planner
@@ -88,7 +88,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
 
     Raises:
         MissingDependencyError: Ray is not installed.
-        ConfigError: An argument cannot be pickled and sent to the actors.
+        TypeError: An argument cannot be pickled and sent to the actors (raised by Ray).
         EngineUnavailableError: More actors died than may be replaced; finished searches are in the store.
     """
     problems = as_problems(problems)
@@ -107,12 +107,11 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     _connect(fleet.address)
     # The task without its problems, used only for grading.
     task = problems[:0] if isinstance(problems, Task) else None
-    _check_picklable(planner=setup, task=task, make_policy=make_policy, make_critic=make_critic)
     costs = None if prices is None else as_prices(prices)
     arguments = (setup, concurrency, task, make_policy, make_critic, costs)
     pool = ActorPool(fleet, arguments, stored=store is not None)
     journal = partial(_journal, pool, setup, problems, store, run_name, listen, run_budget or Budget(), costs)
-    return Run(pool, Source(problems, pool.wake), journal)
+    return Run(pool, iter(problems), journal)
 
 
 def _journal(
@@ -145,19 +144,6 @@ def _connect(address: str | None) -> None:
         # Actors run the searches; at Ray's default niceness, other programs on the machine would starve them.
         os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-
-
-def _check_picklable(**arguments: object) -> None:
-    from ray import cloudpickle
-
-    for name, value in arguments.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception as error:
-            raise ConfigError(
-                f"{name}: expected an object that can be pickled, got the error {line_of(error)}; pass a module-level "
-                "function, or functools.partial of one, that opens files and connections itself"
-            ) from None
 
 
 # ------------------------------------------------------------------ actors

@@ -55,9 +55,6 @@ _NO_BUDGET = Budget()
 _REFUSALS = 8
 """Maximum number of requests rejected after the search's time is up, before the search fails."""
 
-_MOST_MESSAGES, _LONGEST_MESSAGE = 200, 20_000
-"""Limits of a stored program request: number of messages, and characters per message."""
-
 MAX_LOCAL_ROUNDS = 100_000
 """Maximum number of consecutive rounds without policy or critic requests, to detect endless planners."""
 
@@ -262,9 +259,11 @@ class ActiveSearch:
             self._finish(self._found)
             return None
         try:
+            refusal: BudgetError | None = None
             for _ in range(MAX_LOCAL_ROUNDS):
-                self._requests = self._next_requests()
-                calls = self._prepare()
+                self._requests = self._next_requests(refusal)
+                refusal = self._refusal(self._requests)
+                calls = self._prepare() if refusal is None else []
                 self.waiting = len(calls)
                 if calls:
                     return calls
@@ -309,19 +308,15 @@ class ActiveSearch:
     def _planner_name(self) -> str:
         return planner_name(self.setup.planner)
 
-    def _next_requests(self) -> Sequence[Request]:
+    def _next_requests(self, refusal: BudgetError | None) -> Sequence[Request]:
+        """Send the planner the replies to its last requests, or the error if they were refused."""
         if self._generator is None:
             self._generator = self._begin()
-            requests = _checked(next(self._generator))
-        else:
-            self._settle()
-            requests = _checked(self._generator.send(self._replies))
-        for _ in range(MAX_LOCAL_ROUNDS):
-            refusal = self._refusal(requests)
-            if refusal is None:
-                return requests
-            requests = _checked(self._generator.throw(refusal))
-        raise SearchError(f"planner {self._planner_name}: it repeats requests that have no recorded message left")
+            return _checked(next(self._generator))
+        if refusal is not None:
+            return _checked(self._generator.throw(refusal))
+        self._settle()
+        return _checked(self._generator.send(self._replies))
 
     def _refusal(self, requests: Sequence[Request]) -> BudgetError | None:
         """Return the error for requests that exceed the budget or find no recorded message left, else None.
@@ -459,7 +454,7 @@ class ActiveSearch:
             random.Random(derive_seed(self.setup.seed, self.problem.id, state.digest, 0)).shuffle(order)
             self._orders[state.digest] = order
         start = self._drawn.get(state.digest, 0)
-        drawn = order[start : start + _at_least_one(n)]
+        drawn = order[start : start + n]
         self._drawn[state.digest] = start + len(drawn)
         tokens = sum(proposal.tokens for proposal in drawn)
         self._spend(Usage(agent_calls=len(drawn), generated_tokens=tokens, unrecorded=n - len(drawn)))
@@ -508,7 +503,7 @@ class ActiveSearch:
 
     def _seeds(self, state: MASState, n: int) -> tuple[int, ...]:
         start = self._drawn.get(state.digest, 0)
-        self._drawn[state.digest] = start + _at_least_one(n)
+        self._drawn[state.digest] = start + n
         return sample_seeds(self.setup.seed, self.problem.id, state, start, n)
 
     def _collect(self, states: Sequence[MASState], scoring: dict[bytes, ScoringContext]) -> None:
@@ -689,12 +684,7 @@ class ActiveSearch:
         found: dict[int, Messages] = {}
         while node and plan.tree is not None:
             parent = plan.tree[node].parent
-            asked = self.session.call(plan.tree.states[parent]).messages
-            kept = asked if len(asked) <= _MOST_MESSAGES else (asked[0], *asked[1 - _MOST_MESSAGES :])
-            found[node] = tuple(
-                m if len(m.content) <= _LONGEST_MESSAGE else m._replace(content=m.content[:_LONGEST_MESSAGE] + " [...]")
-                for m in kept
-            )
+            found[node] = self.session.call(plan.tree.states[parent]).messages
             node = parent
         return found
 
@@ -728,12 +718,6 @@ class ActiveSearch:
         )
 
 
-def _at_least_one(n: int) -> int:
-    if n < 1:
-        raise SearchError(f"expected Propose with n >= 1, got n={n}")
-    return n
-
-
 def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
     messages, agent, sampling, extra, arm = prompt
     cap = min(agent.max_new_tokens, sampling.max_new_tokens)
@@ -748,6 +732,6 @@ def _checked(requests: object) -> Sequence[Request]:
             f"{type(requests).__name__}; write `yield [request]` for a single one"
         )
     for request in requests:
-        if isinstance(request, Propose) and not isinstance(request.n, SupportsIndex):
-            raise SearchError(f"expected the n of Propose from the planner to be a whole number, got {request.n!r:.80}")
+        if isinstance(request, Propose) and (not isinstance(request.n, SupportsIndex) or request.n < 1):
+            raise SearchError(f"expected Propose with a whole number n >= 1 from the planner, got n={request.n!r:.80}")
     return requests

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Protocol
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONMapping
@@ -15,6 +14,7 @@ from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.sampling import SampleRecord
 from search.setup import Setup
+from search.store import RunRecord
 from search.usage import Usage
 
 
@@ -85,89 +85,48 @@ class Progress:
         return " · ".join(parts)
 
 
-class Listener(Protocol):
-    """A display of progress."""
-
-    def show(self, progress: Progress) -> None:
-        """Show a new snapshot."""
-
-    def close(self, progress: Progress) -> None:
-        """Show the last snapshot and end the display."""
+Listener = Callable[[Progress, bool], None]
+"""A display of progress: takes a snapshot and whether it is the last one."""
 
 
 def listener(progress: bool | Callable[[Progress], None]) -> Listener | None:
     """Return the display for the ``progress`` argument of `search.run`."""
     if progress is True:
-        return _Bar()
+        return _bar()
     if progress is False:
         return None
     if callable(progress):
-        return _Caller(progress)
+        return lambda now, last: progress(now)
     raise ConfigError(f"expected progress to be True, False or a function, got {progress!r}")
 
 
-class _Caller:
-    def __init__(self, function: Callable[[Progress], None]) -> None:
-        self._function = function
+def _bar() -> Listener:
+    """Return a progress line on standard error, drawn from the first snapshot on if standard error is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
 
-    def show(self, progress: Progress) -> None:
-        self._function(progress)
+    columns: list[ProgressColumn] = [
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    ]
+    bar = RichProgress(*columns, console=Console(stderr=True))
+    task = bar.add_task("starting", total=None)
 
-    def close(self, progress: Progress) -> None:
-        self._function(progress)
+    def show(progress: Progress, last: bool) -> None:
+        bar.start()
+        bar.update(task, total=progress.total, completed=progress.done, description=str(progress))
+        if last:
+            bar.stop()
 
-
-class _Bar:
-    """A progress line on standard error, drawn from the first snapshot on if standard error is a terminal."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        columns: list[ProgressColumn] = [
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-        ]
-        self._bar = RichProgress(*columns, console=Console(stderr=True))
-        self._task = self._bar.add_task("starting", total=None)
-
-    def show(self, progress: Progress) -> None:
-        self._bar.start()
-        self._bar.update(self._task, total=progress.total, completed=progress.done, description=str(progress))
-
-    def close(self, progress: Progress) -> None:
-        self.show(progress)
-        self._bar.stop()
+    return show
 
 
 logger = logging.getLogger("search")
 
 UPDATE_SECONDS = 0.25
 """Maximum interval between progress updates, in seconds; a single search can take minutes."""
-
-
-class Record(Protocol):
-    """A run in a store, opened for writing.
-
-    Attributes:
-        spent: The cost of the run in earlier processes.
-    """
-
-    spent: Usage
-
-    def load(self, problem: Problem) -> Plan | None:
-        """Return the stored plan of a problem; None if there is none or its search failed."""
-
-    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
-        """Store a finished search."""
-
-    def spend(self, usage: Usage) -> None:
-        """Store the cost of searches that are not saved."""
-
-    def close(self) -> None:
-        """Close the store."""
 
 
 class Journal:
@@ -184,7 +143,7 @@ class Journal:
         setup: Setup,
         *,
         total: int | None = None,
-        record: Record | None = None,
+        record: RunRecord | None = None,
         listener: Listener | None = None,
         repeat: bool = False,
         **facts: object,
@@ -244,7 +203,7 @@ class Journal:
         """Show progress."""
         self._updated = perf_counter()
         if self._listener is not None:
-            self._listener.show(self._progress.with_run(usage, open_searches, None))
+            self._listener(self._progress.with_run(usage, open_searches, None), False)
 
     def close(self, usage: Usage, calls: int, stopped: str | None) -> None:
         """Close the store and log how the run ended; safe to call twice.
@@ -263,7 +222,7 @@ class Journal:
         last = self._progress.with_run(usage, 0, stopped)
         _log_end(last)
         if self._listener is not None:
-            self._listener.close(last)
+            self._listener(last, True)
 
 
 def _log_start(setup: Setup, total: int | None, facts: JSONMapping) -> None:

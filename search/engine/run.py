@@ -7,14 +7,12 @@ caller waits for the next plan.
 
 from __future__ import annotations
 
-import contextvars
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -25,7 +23,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
 from search.engine.allocation import check_allocation
-from search.engine.progress import Journal, Listener, Progress, Record, listener
+from search.engine.progress import Journal, Listener, Progress, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.planners.allocated import allocated
@@ -34,7 +32,7 @@ from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner, as_planner
 from search.sampling import Sampling
 from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
-from search.store import Recorded, Store, as_recorded, open_record
+from search.store import Recorded, RunRecord, Store, as_recorded, open_record
 from search.usage import Usage
 
 
@@ -65,8 +63,7 @@ def run(
     Args:
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
         problems: A task or a slice of one, or any iterable of problems with distinct ids; read as searches start.
-            An iterable without a length is read on a separate thread, so it may block. By default all problems of
-            ``recorded``.
+            By default all problems of ``recorded``.
         recorded: A recorded run to search in place of a system and a policy, or the store that contains it; see
             `search.Recorded`.
         mas: The system, or a name or path for `mas_gym.load_mas`.
@@ -140,7 +137,7 @@ def _opened(
 ) -> Run:
     """Return a run; if an error is raised, close everything, including the store's lock."""
     try:
-        source, journal = Source(problems, scheduler.wake), open_journal()
+        source, journal = iter(problems), open_journal()
     except BaseException:
         scheduler.close()
         raise
@@ -149,7 +146,7 @@ def _opened(
 
 
 def _journal(
-    setup: Setup, problems: Iterable[Problem], record: Record | None, listen: Listener | None, **facts: Any
+    setup: Setup, problems: Iterable[Problem], record: RunRecord | None, listen: Listener | None, **facts: Any
 ) -> Journal:
     total = len(problems) if isinstance(problems, Sized) else None
     try:
@@ -223,7 +220,7 @@ class Run(Iterator[Plan]):
     def __init__(
         self,
         engine: Engine,
-        source: Source,
+        problems: Iterator[Problem],
         journal: Journal | Callable[[], Journal],
         raise_errors: bool = False,
     ) -> None:
@@ -231,11 +228,12 @@ class Run(Iterator[Plan]):
 
         Args:
             engine: Searches the problems.
-            source: The problems, read as searches start.
+            problems: The problems, read as searches start.
             journal: The run's journal, or a function that opens it when the first plan is requested.
             raise_errors: Raise the exception that failed a search instead of returning its plan.
         """
-        self._engine, self._source = engine, source
+        self._engine, self._problems = engine, problems
+        self._exhausted, self._seen = False, set[str]()
         self._raise_errors = raise_errors
         self._closed = self._leaving = False
         self._owner = os.getpid()
@@ -292,8 +290,8 @@ class Run(Iterator[Plan]):
             return False
         if not isinstance(self._journal, Journal):
             self._journal = self._journal()
-        engine, source, journal = self._engine, self._source, self._journal
-        while engine.has_capacity and not self._ended and (problem := source.poll()) is not None:
+        engine, journal = self._engine, self._journal
+        while engine.has_capacity and not self._ended and (problem := self._next_problem()) is not None:
             stored = journal.lookup(problem)
             if stored is not None:
                 future = SearchFuture(problem)
@@ -305,13 +303,28 @@ class Run(Iterator[Plan]):
             # The callback is not a method of this object, so that an unreferenced run closes immediately.
             engine.submit(problem).add_done_callback(self._ended.append)  # type: ignore[arg-type]
         if not (self._ended or engine.turn(journal.patience) or self._ended):
-            if engine.closed or source.exhausted:
+            if engine.closed or self._exhausted:
                 return False
             engine.wait(journal.patience)
         self._write_down(journal)
         if journal.due:
             self._show(journal)
         return True
+
+    def _next_problem(self) -> Problem | None:
+        """Return the next problem; None if there is none.
+
+        Raises:
+            DataError: Two problems have the same id.
+        """
+        problem = next(self._problems, None)
+        if problem is None:
+            self._exhausted = True
+        elif problem.id in self._seen:
+            raise DataError(f"two problems have the id {problem.id!r}; ids must be distinct within a run")
+        else:
+            self._seen.add(problem.id)
+        return problem
 
     def _write_down(self, journal: Journal) -> None:
         while self._ended:
@@ -335,7 +348,6 @@ class Run(Iterator[Plan]):
     def close(self) -> None:
         """Drop open searches and release the engines and the store; safe to call twice."""
         with self._turning:
-            self._source.close()
             self._engine.close()
             if isinstance(self._journal, Journal):
                 try:
@@ -388,95 +400,3 @@ def _close_open() -> None:
 
 
 before_engines_close(_close_open)
-
-
-GRACE_SECONDS = 0.02
-"""Maximum wait for an iterator before work on open searches continues."""
-
-
-class Source:
-    """Reads problems one by one, on demand.
-
-    A task, a list or another object with a length is read in place. Any other iterable may block (a queue, a socket,
-    user input), so it is read on a separate thread.
-
-    Attributes:
-        exhausted: Whether no problems are left.
-    """
-
-    def __init__(self, problems: Iterable[Problem], wake: Callable[[], None]) -> None:
-        """Read from ``problems``; ``wake`` is called on the reader's thread after each item and at the end."""
-        self.exhausted = False
-        self._seen: set[str] = set()
-        self._iterator = iter(problems)
-        self._reader = None if isinstance(problems, Sized) else _Reader(self._iterator, wake)
-
-    def poll(self) -> Problem | None:
-        """Return the next problem; None if none is available yet or the source is `exhausted`.
-
-        Raises:
-            DataError: Two problems have the same id.
-        """
-        if self.exhausted:
-            return None
-        problem = next(self._iterator, None) if self._reader is None else self._reader.poll()
-        if problem is None:
-            self.exhausted = self._reader is None or self._reader.ended
-        elif problem.id in self._seen:
-            raise DataError(f"two problems have the id {problem.id!r}; ids must be distinct within a run")
-        else:
-            self._seen.add(problem.id)
-        return problem
-
-    def close(self) -> None:
-        """Stop reading."""
-        self.exhausted = True
-        if self._reader is not None:
-            self._reader.close()
-
-
-class _Reader:
-    """Reads an iterator on a thread, one item per request."""
-
-    def __init__(self, iterator: Iterator[Problem], wake: Callable[[], None]) -> None:
-        self.ended = False
-        self._asked = False
-        self._requests: SimpleQueue[bool] = SimpleQueue()
-        self._items: SimpleQueue[Problem | BaseException | None] = SimpleQueue()
-        context, work = contextvars.copy_context(), (_read, iterator, self._requests, self._items, wake)
-        self._thread = threading.Thread(target=context.run, args=work, name="mas-gym-problems", daemon=True)
-
-    def poll(self) -> Problem | None:
-        wait = 0.0
-        if not self._asked:
-            if self._thread.ident is None:
-                self._thread.start()
-            self._requests.put(True)
-            self._asked, wait = True, GRACE_SECONDS
-        try:
-            item = self._items.get(timeout=wait) if wait else self._items.get_nowait()
-        except Empty:
-            return None
-        self._asked = False
-        self.ended = item is None
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def close(self) -> None:
-        self._requests.put(False)
-
-
-def _read(
-    iterator: Iterator[Problem],
-    requests: SimpleQueue[bool],
-    items: SimpleQueue[Problem | BaseException | None],
-    wake: Callable[[], None],
-) -> None:
-    while requests.get():
-        try:
-            item: Problem | BaseException | None = next(iterator, None)
-        except BaseException as error:
-            item = error
-        items.put(item)
-        wake()

@@ -48,7 +48,7 @@ from search.engine.one_search import (
     agent_calls,
 )
 from search.engine.queues import BATCH_DONE, CriticBatches, GradingThreads, Mail, PolicyRequests, policy_requests
-from search.engine.tracing import Spans, Tracer
+from search.engine.tracing import Spans
 from search.grading import Grader
 from search.plan import Plan
 from search.protocol import Planner
@@ -179,7 +179,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
-        self._spans = None if Tracer.current is None else Spans(Tracer.current)
+        self._spans = None if Spans.current is None else Spans.current()
         self._started = perf_counter()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

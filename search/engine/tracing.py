@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mas_gym.errors import need
@@ -41,38 +42,36 @@ def trace(provider: TracerProvider | None = None, *, content: bool = False) -> I
     Raises:
         MissingDependencyError: OpenTelemetry is not installed.
     """
-    before, Tracer.current = Tracer.current, Tracer(provider, content)
+    need("opentelemetry", "recording traces", "telemetry")
+    before, Spans.current = Spans.current, partial(Spans, provider, content)
     try:
         yield
     finally:
-        Tracer.current = before
+        Spans.current = before
 
 
-class Tracer:
-    """Opens and closes the spans of a scheduler's searches and requests; used on the scheduler's thread.
+class Spans:
+    """The open spans of one scheduler, by the number of the search and the key of the request.
 
     Attributes:
-        current: The active tracer; None if tracing is off.
+        current: Starts the spans of a new scheduler; None if tracing is off.
     """
 
-    current: ClassVar[Tracer | None] = None
+    current: ClassVar[Callable[[], Spans] | None] = None
 
     def __init__(self, provider: TracerProvider | None, content: bool) -> None:
-        """Get a tracer from the provider.
-
-        Raises:
-            MissingDependencyError: OpenTelemetry is not installed.
-        """
-        need("opentelemetry", "recording traces", "telemetry")
+        """Start without spans; the arguments are those of `trace`."""
         from opentelemetry import trace as api
 
         self._api, self._content = api, content
         self._tracer = api.get_tracer("mas_gym", tracer_provider=provider)
+        self._searches: dict[int, Span] = {}
+        self._requests: dict[Hashable, tuple[Span, str, Sequence[ScoringContext]]] = {}
 
-    def search(self, setup: Setup, problem_id: str) -> Span:
+    def begin(self, number: int, setup: Setup, problem_id: str) -> None:
         """Open the span of a search."""
         mas = setup.dynamics.mas
-        return self._tracer.start_span(
+        self._searches[number] = self._tracer.start_span(
             f"invoke_workflow {mas.name}",
             attributes={
                 "gen_ai.operation.name": "invoke_workflow",
@@ -84,8 +83,11 @@ class Tracer:
             },
         )
 
-    def end_search(self, span: Span, plan: Plan | None, error: BaseException | None = None) -> None:
-        """Close a search's span with its result; None if the search was dropped."""
+    def finish(self, number: int, plan: Plan | None, error: BaseException | None = None) -> None:
+        """Close the span of a search with its result; ``plan`` is None if it was dropped."""
+        span = self._searches.pop(number, None)
+        if span is None:
+            return
         if plan is not None:
             usage = plan.usage
             span.set_attributes(
@@ -105,8 +107,8 @@ class Tracer:
             self._fail(span, type(error).__name__ if error is not None else "search failed", reason)
         span.end()
 
-    def call(self, parent: Span, model: str, request: SamplingRequest) -> Span:
-        """Open the span of an agent call."""
+    def ask(self, number: int, key: Hashable, model: str, request: SamplingRequest) -> None:
+        """Open the span of a policy request."""
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": model,
@@ -122,15 +124,22 @@ class Tracer:
                 _message(message.role, message.content) for message in spoken(request.messages, request.extra_body)[0]
             ]
             attributes["gen_ai.input.messages"] = json.dumps(prompt)
-        return self._open(parent, f"chat {model}", attributes)
+        self._requests[key] = self._open(number, f"chat {model}", attributes), "", ()
 
-    def score(self, parent: Span, critic: str, states: int) -> Span:
+    def score(self, number: int, key: Hashable, critic: str, contexts: Sequence[ScoringContext]) -> None:
         """Open the span of a batch of states to score."""
-        attributes = {"gen_ai.operation.name": "evaluate", "gen_ai.evaluation.name": critic, "mas_gym.states": states}
-        return self._open(parent, f"evaluate {critic}", attributes)
+        attributes = {
+            "gen_ai.operation.name": "evaluate",
+            "gen_ai.evaluation.name": critic,
+            "mas_gym.states": len(contexts),
+        }
+        self._requests[key] = self._open(number, f"evaluate {critic}", attributes), critic, contexts
 
-    def end(self, span: Span, outcome: object, critic: str = "", contexts: Sequence[ScoringContext] = ()) -> None:
-        """Close the span of a call or score with its reply, values or exception; None if it was cancelled."""
+    def answer(self, key: Hashable, outcome: object) -> None:
+        """Close the span of a request with its reply, values or exception; None if it was cancelled."""
+        if key not in self._requests:
+            return
+        span, critic, contexts = self._requests.pop(key)
         if isinstance(outcome, BaseException) or outcome is None:
             self._fail(span, type(outcome).__name__ if outcome else "cancelled", str(outcome or "cancelled"))
         elif isinstance(outcome, SamplingReply):
@@ -161,9 +170,9 @@ class Tracer:
             ]
             span.set_attribute("gen_ai.output.messages", json.dumps(said))
 
-    def _open(self, parent: Span, name: str, attributes: dict[str, object]) -> Span:
+    def _open(self, number: int, name: str, attributes: dict[str, object]) -> Span:
         kind = self._api.SpanKind.CLIENT
-        within = self._api.set_span_in_context(parent)
+        within = self._api.set_span_in_context(self._searches[number])
         return self._tracer.start_span(name, context=within, kind=kind, attributes=attributes)
 
     def _fail(self, span: Span, kind: str, reason: str) -> None:
@@ -173,37 +182,3 @@ class Tracer:
 
 def _message(role: str, text: str) -> JSONObject:
     return {"role": role, "parts": [{"type": "text", "content": text}]}
-
-
-class Spans:
-    """The open spans of one scheduler, by the number of the search and the key of the request."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        """Start without spans."""
-        self._tracer = tracer
-        self._searches: dict[int, Span] = {}
-        self._requests: dict[Hashable, tuple[Span, str, Sequence[ScoringContext]]] = {}
-
-    def begin(self, number: int, setup: Setup, problem_id: str) -> None:
-        """Open the span of a search."""
-        self._searches[number] = self._tracer.search(setup, problem_id)
-
-    def finish(self, number: int, plan: Plan | None, error: BaseException | None = None) -> None:
-        """Close the span of a search; ``plan`` is None if it was dropped."""
-        if (span := self._searches.pop(number, None)) is not None:
-            self._tracer.end_search(span, plan, error)
-
-    def ask(self, number: int, key: Hashable, model: str, request: SamplingRequest) -> None:
-        """Open the span of a policy request."""
-        self._requests[key] = self._tracer.call(self._searches[number], model, request), "", ()
-
-    def score(self, number: int, key: Hashable, critic: str, contexts: Sequence[ScoringContext]) -> None:
-        """Open the span of a critic request."""
-        span = self._tracer.score(self._searches[number], critic, len(contexts))
-        self._requests[key] = span, critic, contexts
-
-    def answer(self, key: Hashable, outcome: object) -> None:
-        """Close the span of a request; ``outcome`` is None if it was cancelled."""
-        if (found := self._requests.pop(key, None)) is not None:
-            span, critic, contexts = found
-            self._tracer.end(span, outcome, critic, contexts)

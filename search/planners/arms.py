@@ -19,6 +19,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.policies.arms import check_arm
 from mas_gym.systems.state import MASState
 from search.planners.common import delegate, draw_normal
+from search.planners.stop_rules import expected_excess
 from search.protocol import (
     Arm,
     Arms,
@@ -199,7 +200,7 @@ class _Choice:
             start = mean if self.outcomes_only else 0.0
             least = self.best[state] - self.values.get(state, 0.0) if state in self.best else start
             scores = [
-                improvement(draw.mean - least, draw.deviation) / max(_price(arm), 1e-12)
+                expected_excess(draw.mean, draw.deviation, least) / max(_price(arm), 1e-12)
                 for arm, draw in zip(arms, draws, strict=True)
             ]
         return arms[max(range(len(arms)), key=scores.__getitem__)].name
@@ -219,19 +220,6 @@ class _Choice:
                 arm = self.written.get((step.parent, step.text))
                 if arm:
                     self.gains[step.parent.acting, arm].add(value - before)
-
-
-def improvement(mean: float, deviation: float) -> float:
-    """Return the expected excess over 0 of a normal variable: the mean of max(0, X).
-
-    >>> round(improvement(0.0, 1.0), 3), improvement(1.0, 0.0)
-    (0.399, 1.0)
-    """
-    if deviation <= 0:
-        return max(mean, 0.0)
-    z = mean / deviation
-    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    return deviation * density + mean * (1 + math.erf(z / math.sqrt(2))) / 2
 
 
 def _price(arm: Arm) -> float:

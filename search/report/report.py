@@ -125,7 +125,7 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
-        table_of(store, setting, outcomes, baseline if known else ""),
+        table_of(store.path, setting, outcomes, baseline if known else ""),
         {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
         {label: counts for label, counts in blamed.items() if counts},
         agents,

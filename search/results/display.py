@@ -136,22 +136,12 @@ def _tokens(spread: Spread, deviations: bool) -> str:
     return count(spread if deviations else Spread(spread.mean, None)) if spread.mean > 0 else _DASH
 
 
-def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) -> RenderableType:
-    """Return the table for a terminal, fitted to its width; the best Hit@1 is in bold.
+def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
+    """Return the table for a terminal, and whether its width in characters allows deviations; the best Hit@1 is bold.
 
     Columns that are empty in every row are omitted. On narrow terminals, the deviations are omitted first, then Hit@3
     and Hit@5, then RC; on narrower ones, each row becomes a paragraph.
-
-    Args:
-        rows: From `search.compare.summarise`.
-        title: Line above the table.
-        width: Terminal width in characters.
     """
-    return _fitted(rows, title, width)[0]
-
-
-def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
-    """Return the table, and whether the width allows deviations."""
     from rich.console import Console
 
     ruler = Console(width=10_000)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import Protocol
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
@@ -18,29 +17,6 @@ from search.results.run_info import RunInfo, is_recorded
 from search.results.summary import find_row, summarise
 from search.results.table import Comparison
 from search.usage import Usage
-
-
-class StoredRuns(Protocol):
-    """The part of a run store that comparisons read."""
-
-    path: Path
-
-    def find(self, run: str | None = None) -> RunInfo:
-        """Return a run by its name, its digest or the beginning of its digest."""
-
-    def runs(self) -> list[RunInfo]:
-        """Return all runs, oldest first."""
-
-    def outcomes(
-        self,
-        run: str | None = None,
-        planner: str = "",
-        critic: str = "",
-        grading: str | None = None,
-        cost: Callable[[Usage], float] | None = None,
-    ) -> Iterator[Outcome]:
-        """Read the outcomes of a run's searches, under the names of its planner and critic."""
-
 
 _ROW = ("planner", "critic", "seed")
 _RECORDED_ROW = (*_ROW, "mas", "policy")
@@ -119,35 +95,26 @@ def cost_of(run: RunInfo, prices: Prices | None) -> Callable[[Usage], float] | N
     return cost
 
 
-def stored_comparison(
-    store: StoredRuns,
-    runs: str | Iterable[str] = (),
-    baseline: str = "",
-    grading: str | None = None,
-    prices: Prices | None = None,
-) -> Comparison:
-    """Return the table of stored runs; see `Store.compare`."""
-    chosen = [store.find(run) for run in ([runs] if isinstance(runs, str) else runs)] or store.runs()
-    groups = settings(chosen)
+def one_setting(runs: Iterable[RunInfo]) -> Setting:
+    """Return the setting that runs share.
+
+    Raises:
+        ConfigError: There are no runs, or they differ in more than planner, critic and seed.
+    """
+    groups = settings(runs)
     if len(groups) != 1:
         listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
         raise ConfigError(
             f"expected runs that differ only in planner, critic and seed, got {len(groups)} settings "
             f"({listed or 'no run'}); choose runs with the same settings with runs=[...]"
         )
-    setting = groups[0]
-    outcomes = [
-        outcome
-        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
-        for outcome in store.outcomes(run.run, planner, critic, grading, cost_of(run, prices))
-    ]
-    return table_of(store, setting, outcomes, baseline)
+    return groups[0]
 
 
-def table_of(store: StoredRuns, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
-    """Return the table of one setting, with rows by increasing cost."""
+def table_of(store: Path, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
+    """Return the table of one setting of a store, with rows by increasing cost."""
     rows = tuple(sorted(summarise(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
     name = find_row(rows, baseline).label if rows else ""
     seeds = sorted({run.config["seed"] for run in setting.runs})
-    facts = {"store": store.path.name, "seeds": seeds, "baseline": name}
+    facts = {"store": store.name, "seeds": seeds, "baseline": name}
     return Comparison(rows, tuple(outcomes), name, setting.title, facts)

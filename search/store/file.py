@@ -183,14 +183,4 @@ FORMAT = Format(
 )
 
 
-@cache
-def empty_pages() -> int:
-    """Return the number of pages of a store without runs."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        for statement in TABLES.split(";\n"):
-            connection.execute(statement)
-        pages: int = connection.execute("PRAGMA page_count").fetchone()[0]
-        return pages
-
-
 explained = FORMAT.explained

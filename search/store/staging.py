@@ -28,8 +28,6 @@ BATCH = 100
 
 _values = attrgetter(*(field.name for field in fields(LoggedMessage)))
 _MOST_LISTED = 1_000
-_MOST_SPEAKERS = 5_000
-_LONGEST_PROMPT = 20_000
 _GUESSED = 10_000
 
 STAGING = Format(
@@ -124,9 +122,6 @@ class Staging:
         return "text" if guessed == "code" else guessed
 
     def _add(self, one: Transcript) -> None:
-        if len(self._agents.keys() | set(one.speakers)) > _MOST_SPEAKERS:
-            self.broken(BrokenLine(one.place, f"expected at most {_MOST_SPEAKERS:,} speakers in all, got more"))
-            return
         key = self._question(one)
         messages = [_values(message) for message in one.messages]
         data = json.dumps([messages, _more(one)]).encode()
@@ -137,10 +132,7 @@ class Staging:
             self.broken(BrokenLine(one.place, f"expected distinct sample ids, got {one.sample_id!a} twice"))
             return
         for speaker in one.speakers:
-            prompt = one.agents.get(speaker)
-            if prompt is not None and len(prompt) > _LONGEST_PROMPT:
-                prompt, self._dropped["long system prompt"] = None, self._dropped["long system prompt"] + 1
-            self._agents[speaker] = self._agents.get(speaker) or prompt
+            self._agents[speaker] = self._agents.get(speaker) or one.agents.get(speaker)
         self._dropped.update(one.dropped)
         self._longest = max(self._longest, len(one.messages) + 1)
         self._connection.execute(

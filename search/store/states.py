@@ -20,8 +20,8 @@ class RecordedState(NamedTuple):
     Attributes:
         question: Its problem.
         context: The state with the answers of all samples of its question.
-        right: Number of right recorded episodes through the state.
-        total: Number of recorded episodes through the state.
+        right: Number of right recorded episodes through the state; with message labels, whether its messages are right.
+        total: Number of recorded episodes through the state; 1 with message labels.
     """
 
     question: str

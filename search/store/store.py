@@ -30,7 +30,7 @@ from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
 from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo
-from search.store.file import FORMAT, Damage, empty_pages, explained
+from search.store.file import FORMAT, Damage, explained
 from search.store.regrading import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
 from search.store.results import (
     Row,
@@ -125,8 +125,6 @@ class Store:
         self.damaged = []
         with explained(self.path):
             listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
-            if not listed and self._connection.execute("PRAGMA page_count").fetchone()[0] > empty_pages():
-                raise StoreError(f"store {self.path}: its list of runs is damaged; recover it with sqlite3's .recover")
             for run in listed:
                 try:
                     with self._reader.snapshot():
@@ -476,9 +474,17 @@ class Store:
             StoreError: As for `plans`.
         """
         from search.prices import as_prices
-        from search.results.stored import stored_comparison
+        from search.results.stored import cost_of, one_setting, table_of
 
-        return stored_comparison(self, runs, baseline, grading, None if prices is None else as_prices(prices))
+        known = None if prices is None else as_prices(prices)
+        chosen = [self.find(run) for run in ([runs] if isinstance(runs, str) else runs)]
+        setting = one_setting(chosen or self.runs())
+        outcomes = [
+            outcome
+            for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
+            for outcome in self.outcomes(run.run, planner, critic, grading, cost_of(run, known))
+        ]
+        return table_of(self.path, setting, outcomes, baseline)
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return the number of nodes.

@@ -16,7 +16,6 @@ from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise, values
 from search.report.report import write_report
-from search.store import staging
 from search.store.staging import question_name
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[red]</script><script>alert(1)</script>\u202e"
@@ -269,16 +268,6 @@ def test_log_text_is_escaped_in_terminal_and_page(tmp_path: Path) -> None:
     tree = pages.page(f"/tree/{run.run}", {"problem": problem.id})
     for page in (pages.page("/", {}), tree, (tmp_path / "report.html").read_text(encoding="utf-8")):
         assert "<script>alert" not in page
-
-
-def test_transcripts_with_too_many_speakers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_MOST_SPEAKERS", 3)
-    rows = [good(n, messages=[{"role": "assistant", "name": f"A{n}", "content": "x"}]) for n in (0, 1, 2, 3, 2)]
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b"".join(map(line, rows)))
-    done = search.import_transcripts(path, tmp_path / "runs.db")
-    assert (done.transcripts, len(done.agents)) == (4, 3)
-    assert [one.reason for one in done.lines] == ["expected at most 3 speakers in all, got more"]
 
 
 def test_lone_surrogates_survive_the_store(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from mas_gym.errors import CriticError, DataError, DataNotFoundError
 from search import ScoringContext
 from search.compare import bench_critic
-from search.compare.transcripts import LONGEST, MOST_STEPS, LabelledTranscript, read_transcripts
+from search.compare.transcripts import LabelledTranscript, read_transcripts
 
 GOOD: dict[str, Any] = {"problem": "1 + 1?", "steps": ["2"], "label": -1}
 
@@ -29,8 +29,6 @@ FAULTS: dict[str, tuple[object, str]] = {
     "label as text": (GOOD | {"label": "0"}, "got '0'"),
     "label not a number": (GOOD | {"label": math.nan}, "got nan"),
     "huge label": (GOOD | {"label": 10**400}, "expected a label"),
-    "too many steps": (GOOD | {"steps": ["2"] * (MOST_STEPS + 1)}, f"at most {MOST_STEPS} steps"),
-    "too long": (GOOD | {"steps": ["2" * (LONGEST + 1)]}, "characters"),
     "agents of other number": (GOOD | {"agents": ["A", "B"]}, "expected 1 agents"),
     "path as system": (GOOD | {"mas": "../../etc/passwd"}, "expected the name of a shipped system"),
     "infinite log-probability": (GOOD | {"tokens": [1], "logprobs": [-math.inf]}, "logprobs: .* got -inf"),
