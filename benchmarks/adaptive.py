@@ -2,11 +2,12 @@
 
     python -m benchmarks.adaptive --cache replies.db
 
-Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and every search that
-stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its stages, and each
-message is counted once. All choices are made on dev. The threshold is the smallest with a dev Hit@1 of at least that
-of the complete search, with held-out probabilities for calibrated maps. The fixed size is the smallest whose Hit@1 on
-dev is at least that of the compared rule. Intervals on test are paired over problems.
+This page compares the accuracy and tokens of searches that stop early, cascades and allocated budgets with those of
+fixed sizes. Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and every
+search that stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its
+stages, and each message is counted once. All choices are made on dev. The threshold is the smallest with a dev Hit@1 of
+at least that of the complete search, with held-out probabilities for calibrated maps. The fixed size is the smallest
+whose Hit@1 on dev is at least that of the compared rule. Intervals on test are paired over problems.
 """
 
 from __future__ import annotations
@@ -303,8 +304,8 @@ def coverage(stop_map: StopMap, traces: Sequence[Trace]) -> tuple[str, ...]:
 
 
 def bounds(size: Rule, known: StopMap, test: Sequence[Trace], unit: str = "tokens") -> Iterator[str]:
-    """Yield what rules that read the truth save against a fixed size."""
-    yield "\nUpper bounds on test, from rules that read the truth, compared with the fixed size of the first row:\n"
+    """Yield the savings of rules with access to the truth, compared with a fixed size."""
+    yield "\nUpper bounds on test, from rules with access to the truth, against the fixed size of the first row:\n"
     runs = [
         truth_bounds.Run(
             trace.problem,
@@ -431,9 +432,9 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
     dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
     known, whole = fit(checked(dev), "", "").map, fmean(trace.tokens for trace in dev)
     yield f"\n## A run budget for all questions: {spec} with {critic}\n"
-    yield f"{len(dev)} dev and {len(test)} test problems. Budgets are shares of the tokens of whole searches on dev."
-    yield "The threshold of the stop rule alone is the largest that stays within the budget on dev. Differences are"
-    yield "paired, against the equal budget for each question.\n"
+    yield f"{len(dev)} dev and {len(test)} test problems. Budgets are shares of the tokens of complete searches on dev."
+    yield "Without allocation, the stop rule has the largest threshold that stays within the budget on dev."
+    yield "Differences are paired, against the equal budget for each question.\n"
     yield "| budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---:|---|---:|---:|---:|---|"
     for share in SHARES:
@@ -577,7 +578,7 @@ def main() -> None:
     parser.add_argument("--cascade", type=int, nargs=2, default=(100, 100), help="dev and test problems of cascades")
     parser.add_argument("--difficulty", type=int, default=60, help="problems per difficulty and split")
     parser.add_argument("--others", type=int, default=50, help="test problems of votes and cascades with a run budget")
-    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, help="measure these sections alone")
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, help="measure only these sections")
     parser.add_argument("--natural", type=int, nargs=2, default=(60, 60), help="dev and test problems, natural agents")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
     parser.add_argument("--cache", type=Path, help="response cache; with it, a second run takes minutes")

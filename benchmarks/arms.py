@@ -2,14 +2,15 @@ r"""A small and a three times larger model as arms of one policy, compared with 
 
     python -m benchmarks.arms --cache replies.db
 
-Both models are part of this repository, so nothing is trained. The small one (`benchmarks/tiny/tiny-natural`) has no
-designed errors, but it was trained only on stories of up to four events. The large one (`mas_gym/tiny/weights`) errs by
-design at all difficulties. In one pass on dev, the small model is better than the large one at difficulty 3 and worse
-at 4 and 5. All three are included, so a third of the problems favours the small model.
+This page compares searches in which two models write the messages with searches by only one of the models. Both models
+are part of this repository, so no training is needed. The small one (`benchmarks/tiny/tiny-natural`) has no designed
+errors, but it was trained only on stories of up to four events. The large one (`mas_gym/tiny/weights`) makes errors by
+design at all difficulties. In single passes on dev, the small model is better than the large one at difficulty 3 and
+worse at 4 and 5. All three are included, so a third of the problems favours the small model.
 
-Messages have at most 128 tokens. On stories longer than those of its training, the small model sometimes repeats itself
-up to its window of 1,024 tokens, and the next agent cannot read such a message. The limit is the same for all rows; the
-large model writes no message of more than 50 tokens, and the small one exceeds 128 in less than 1% of its messages.
+Messages have at most 128 tokens in all rows. On stories longer than those of its training, the small model sometimes
+repeats itself up to its context window of 1,024 tokens, and the prompt of the next agent is then too long. The large
+model writes no message of more than 50 tokens, and the small one exceeds 128 in less than 1% of its messages.
 
 The cost of a search is the number of tokens that the agents read and write, each multiplied by the number of parameters
 of its model, in millions. Reward calls (RC) are not included. The reference is the large model alone with the planner

@@ -426,9 +426,9 @@ def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse
     lines = [
         "# Credit of messages against the exact credit",
         "",
-        "How well each method of `search.credit` estimates by how much a message changed the expected reward. Every",
-        "reply of the agents is enumerated, so the exact credit is known. Each method gets about the same number of",
-        "generated tokens per problem.",
+        "This page measures how accurately each method of `search.credit` estimates the credit of a message, which is",
+        "the change in expected reward due to the message. All replies of the agents are enumerated, so the exact",
+        "credit is known. Each method uses about the same number of generated tokens per problem.",
         "",
         "```console",
         f"python -m benchmarks.credit_exact {args.words}".rstrip(),
@@ -437,7 +437,7 @@ def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse
         f"- {args.repeats} batches of samples per problem; test split; 95% bootstrap intervals over problems",
         "- correlation: of estimates and exact credit over messages; `all`: the agents with equal weights",
         "- variance x tokens: variance of the estimate for a given message at slope 1 on the exact credit, times",
-        "  tokens per message with credit; the variance that one generated token buys, so less is better",
+        "  tokens per message with credit; smaller is better",
         "",
         "![correlation with the exact credit by method and agent](credit.png)",
     ]

@@ -2,8 +2,8 @@
 
 Each row of the table trains the RPSV agents of Arithmetic with a different method and the same budget of generated
 tokens (``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its
-share of the budget is used, and trains the agents on the result. Agents that write longer messages may exceed a share
-a little. After each round the agents are evaluated by single passes on the same dev problems, which gives the curves.
+share of the budget is used, and trains the agents on the result. Agents that write longer messages may slightly exceed
+a share. After each round the agents are evaluated by single passes on the same dev problems, which gives the curves.
 
 * ``sft`` and ``dpo``: the searches are MCTS(20, 3) with the true reward.
 * ``grpo`` with each credit of `search.credit`: ``leave-one-out``, ``value baseline`` and ``per agent and turn`` sample
@@ -19,7 +19,7 @@ self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM, 
 agents. ``--retrained`` adds MCTS with a MASPRM trained on searches by the agents of the first training seed.
 
 The natural agents, whose errors are not designed, are trained by ``--base transformers:benchmarks/tiny/tiny-natural
---task stories-4``. No shipped critic knows them.
+--task stories-4 --rate 1e-4``. No shipped critic was trained on their messages.
 
 All results are stored in ``--out``; repeating the command resumes it.
 """
@@ -68,7 +68,7 @@ class Method(NamedTuple):
         method: As for `train_agents`.
         planner: Search of training problems.
         tokens: Expected tokens per problem of that search, for the number of problems to begin with.
-        settings: Fields of `AgentConfig`.
+        settings: Fields of `AgentConfig` besides the learning rate.
         reward: Name of the critic whose values replace the true rewards; ``""`` for none.
         exact: Compute the credit from true expected rewards.
     """
@@ -87,14 +87,13 @@ class Method(NamedTuple):
         return Path(args.out / f"{words}-{seed}")
 
 
-RATE = {"learning_rate": 1e-3}
 SIBLINGS, TRANSCRIPTS = ("siblings:2", 420), ("sc:8", 560)
 MCTS = ("mcts:20,3", 1020)
 
 
 def grpo(name: str, credit: str, planner: tuple[str, int] = SIBLINGS, **options: Any) -> Method:
     """Return a row of GRPO."""
-    return Method(f"grpo, {name}", "grpo", *planner, {**RATE, "credit": credit}, **options)
+    return Method(f"grpo, {name}", "grpo", *planner, {"credit": credit}, **options)
 
 
 METHODS = {
@@ -102,8 +101,8 @@ METHODS = {
     for one in (
         grpo("leave-one-out", "leave-one-out"),
         grpo("shared outcome", "shared-outcome", TRANSCRIPTS),
-        Method("sft", "sft", *MCTS, {**RATE, "best": 2, "batch_size": 8}),
-        Method("dpo", "dpo", *MCTS, {**RATE, "epochs": 2.0}),
+        Method("sft", "sft", *MCTS, {"best": 2, "batch_size": 8}),
+        Method("dpo", "dpo", *MCTS, {"epochs": 2.0}),
         grpo("per agent", "per-agent", TRANSCRIPTS),
         grpo("per agent and turn", "per-agent-turn"),
         grpo("value", "value", TRANSCRIPTS),
@@ -116,6 +115,12 @@ METHODS = {
         grpo("MASPRM's rewards", "leave-one-out", reward=SHIPPED),
     )
 }
+
+
+def methods(args: argparse.Namespace) -> dict[str, Method]:
+    """Return the rows by their names, with the learning rate of the command."""
+    rate = {"learning_rate": args.rate}
+    return {name: one._replace(settings=one.settings | rate) for name, one in METHODS.items()}
 
 
 def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
@@ -289,6 +294,13 @@ def evaluate(policy: str, planner: str, critic: str, number: int, args: Any, tas
     return outcomes
 
 
+def mixed(store: Path) -> float:
+    """Return the share of a store's problems with right and wrong answers, from which credit and pairs are computed."""
+    with open_store(store) as opened:
+        plans = [plan for info in opened.runs() for plan in opened.plans(info.run)]
+    return sum(len({one.correct for one in plan.candidates}) == 2 for plan in plans) / len(plans)
+
+
 def retrained(policy: str, row: str, seed: int, args: argparse.Namespace) -> str:
     """Train a MASPRM on searches by the agents of a row, and return its folder."""
     folder = (METHODS[row].folder(args, seed) if row in METHODS else args.out / row) / "critic"
@@ -308,21 +320,23 @@ def say(line: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Train all rows, evaluate them, and write the page after each evaluation."""
     args.out.mkdir(parents=True, exist_ok=True)
+    known = methods(args)
     rows = [Row("before", [[before(args)]])]
     counts = dict(one.partition("=")[::2] for one in args.rows)
     seeds = {name: args.seeds[: int(count) if count else None] for name, count in counts.items()}
     # The first seeds of all rows come first.
     planned = sorted((place, name) for name in seeds for place in range(len(seeds[name])))
-    curves = {(name, args.seeds[place]): train(METHODS[name], args.seeds[place], args) for place, name in planned}
+    curves = {(name, args.seeds[place]): train(known[name], args.seeds[place], args) for place, name in planned}
     rows += [Row(name, [curves[name, seed] for seed in seeds[name]]) for name in seeds]
     rows[0].errors = [first_errors(args.out / "dev-0.db", args.task)]
     for row in rows[1:]:
-        method = METHODS[row.name]
+        method = known[row.name]
         stores = [
             method.folder(args, seed) / f"dev-{chosen(points)}.db" if chosen(points) else args.out / "dev-0.db"
             for seed, points in zip(seeds[row.name], row.curves, strict=True)
         ]
         row.errors = [first_errors(store, args.task) for store in stores]
+        row.mixed = [mixed(method.folder(args, seed) / "round-1.db") for seed in seeds[row.name]]
         if method.method == "grpo":
             row.weights = [weights(method, seed, args) for seed in seeds[row.name]]
     kinds = {
@@ -364,6 +378,7 @@ def parser() -> argparse.ArgumentParser:
     every = [*list(METHODS)[:4], *(f"{name}=1" for name in list(METHODS)[4:])]
     out.add_argument("--rows", type=names, default=every, help="separated by ;; NAME=N trains with the first N seeds")
     out.add_argument("--tokens", type=int, default=16_000, help="generated tokens of training searches per row")
+    out.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     out.add_argument("--rounds", type=int, default=4, help="of searching and training")
     out.add_argument("--seeds", type=numbers, default=(0, 1, 2), help="training seeds")
     out.add_argument("--run-seeds", type=numbers, default=(14,), help="seeds of the evaluation")

@@ -76,6 +76,7 @@ class Row:
         found: For each column of the table the outcomes of each training seed.
         errors: For each training seed, how often each agent makes the first error in single passes on dev problems.
         weights: For each training seed each agent's share of the squared advantages in the first round.
+        mixed: For each training seed the share of problems of the first round with right and wrong answers.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Row:
     found: dict[str, list[list[Outcome]]] = field(default_factory=dict)
     errors: list[dict[str, float]] = field(default_factory=list)
     weights: list[dict[str, float]] = field(default_factory=list)
+    mixed: list[float] = field(default_factory=list)
 
     def shares(self, kind: str) -> list[dict[str, float]]:
         """Return each training seed's share of right answers per problem; there is one run seed."""
@@ -103,15 +105,16 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
     lines = [
         "# Agents that learn from search",
         "",
-        f"The RPSV agents of {args.base} are trained on {args.task} with several methods, each with the same budget of "
-        "tokens.",
+        f"This page compares methods of agent training. The RPSV agents of {args.base} are trained on {args.task} with "
+        "each method and the same budget of generated tokens.",
         "",
         "```console",
         f"python -m benchmarks.learning {args.words}".rstrip(),
         "```",
         "",
-        f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; training seeds "
-        f"{', '.join(map(str, args.seeds))}, of which a row has as many as its column seeds says",
+        f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; learning rate "
+        f"{args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column seeds contains the number of "
+        "seeds of a row",
         f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
         f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; run seeds "
         f"{', '.join(map(str, args.run_seeds))}",
@@ -140,10 +143,16 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "",
         "## Errors and training by agent",
         "",
-        "Single passes on dev problems in which an agent makes the first error, in percent, before and after training;",
-        "and each agent's share of the squared advantages in the first round, which weight its messages in the loss.",
+        "Percentage of single passes on dev problems in which each agent makes the first error, before and after",
+        "training, and each agent's share of the squared advantages in the first round, which weight its messages in",
+        "the loss.",
         "",
         *_errors(rows),
+        "",
+        "Problems of the first round whose transcripts include right and wrong answers. Preference pairs, and",
+        "advantages that are computed from rewards, come only from these problems.",
+        "",
+        *_table(["agents", "problems with both, %"], [[row.name, _mixed(row)] for row in rows[1:]]),
     ]
     if rows[0].curves[0][0].values:
         lines += [
@@ -156,7 +165,7 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
             "",
             *_hacking(rows),
         ]
-    notes = "Nothing is written here yet.\n"
+    notes = "No notes yet.\n"
     if args.page.exists() and REASONS in (old := args.page.read_text(encoding="utf-8")):
         notes = old.split(f"{REASONS}\n\n", 1)[1]
     args.page.parent.mkdir(parents=True, exist_ok=True)
@@ -289,9 +298,9 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
     if SHARED not in named:
         return
     shared = named[SHARED]
-    yield f"Generated tokens at which a row's mean dev curve reaches the end and the maximum of the curve of {SHARED},"
-    yield "as a share of the tokens of that point; 95% bootstrap intervals over problems and trainings. The goal is at"
-    yield "most 40%."
+    yield "Generated tokens at which a row's mean dev curve reaches the last value and the maximum of the curve of"
+    yield f"{SHARED}, as a share of the tokens at that point; 95% bootstrap intervals over problems and trainings."
+    yield "The goal is at most 40%."
     yield ""
 
     def share(best: bool) -> Statistic:
@@ -324,6 +333,10 @@ def _errors(rows: Sequence[Row]) -> Iterator[str]:
                 means = [100 * sum(one.get(name, 0.0) for one in shares) / len(shares) for name in names]
                 lines.append([f"{row.name}: {label}, %", *(f"{mean:.1f}" for mean in means)])
     return _table(["agents", *names], lines)
+
+
+def _mixed(row: Row) -> str:
+    return f"{100 * sum(row.mixed) / len(row.mixed):.0f}"
 
 
 def _hacking(rows: Sequence[Row]) -> Iterator[str]:

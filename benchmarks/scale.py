@@ -1,6 +1,6 @@
-"""A run of very many questions on Ray: ``python -m benchmarks.scale FOLDER [--searches N] [--copies N ...]``.
+"""A large run on Ray: ``python -m benchmarks.scale FOLDER [--searches N] [--copies N ...]``.
 
-A scripted policy answers at once, so the figures are those of the engine, of Ray and of the store. Three parts:
+A scripted policy replies immediately, so the figures are the costs of the scheduler, Ray and the store. Three parts:
 
 1. A run of single pass on the four agents of ``rpsv`` writes FOLDER/run.db through `run_ray`, with one writer. The
    memory of each process is read during the run. The same command resumes the run after a kill.
@@ -28,7 +28,7 @@ from typing import NamedTuple, overload
 import search
 from benchmarks.paper.page import write_whole
 from benchmarks.store_reading import BATCH, Cost, copy, measure, memory
-from mas_gym.internal.database import READ_SECONDS, transaction
+from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
 from search.engine.fleet import Fleet, run_ray
@@ -225,22 +225,25 @@ def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth], merg
     """Return the page; ``size`` is the bytes per search of the run's store."""
     told = ", ".join(f"{name} {1e6 * each:,.1f}" for name, each, _ in slopes(growths))
     parts = [
-        "# A run of very many questions",
-        "`python -m benchmarks.scale FOLDER`: single pass on the four agents of `rpsv` with a scripted policy, five "
-        "nodes per search. Costs are CPU seconds, because other programs ran on the two cores.",
+        "# Large runs",
+        "This page reports the memory and CPU time of a large run and of the commands that read its store, measured by "
+        "`python -m benchmarks.scale FOLDER`. The planner is a single pass of the four agents of `rpsv` with a "
+        "scripted policy, with five nodes per search. Costs are CPU seconds, because other programs ran on the two "
+        "cores.",
         "## Writing: Ray actors and one writer",
         *_writing(samples, size),
         "## One writer or one file per actor",
-        f"Writing a search takes {1e6 * merged.written:,.0f} microseconds. With one file per actor the actors would "
+        f"Writing a search takes {1e6 * merged.written:,.0f} microseconds. With one file per actor, the actors would "
         f"share this work, and merging the files by SQL would add {1e6 * merged.merged:,.0f} microseconds per search. "
-        "A run writes to one file: an actor with a language model ends a few searches per second, so one writer serves "
-        "hundreds of actors, and at every moment all finished searches are in one place.",
+        "A run writes to one file. An actor with a language model finishes only a few searches per second, so one "
+        "writer is sufficient for hundreds of actors, and all finished searches are in one place at any time.",
         "## Reading",
-        "Each cell has CPU seconds, with the start of the process, and memory in MiB. The last store is the run's; the "
-        'others have copies of a few searches. "insert" is the time to add a search to a store of this size.',
+        "Each cell contains CPU seconds, including the start of the process, and memory in MiB. The last store is that "
+        'of the run; the others contain copies of a few searches. "insert" is the time to add a search to a store of '
+        "this size.",
         _table(["searches", "insert, us", *READS], [_line(one) for one in growths]),
-        f"Microseconds per search between the smallest and the largest store: {told}.",
-        "## What grows, and where one file ends",
+        f"Additional microseconds per search, from the smallest to the largest store: {told}.",
+        "## Growth and limits of one file",
         _limits(samples, size, growths),
     ]
     return "\n\n".join(parts) + "\n"
@@ -252,19 +255,15 @@ def _limits(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -
     held = 2**20 * (most.reads["compare"].memory - few.reads["compare"].memory) / (most.searches - few.searches)
     driver = 2**20 * (last.driver - half.driver) / (last.searches - half.searches)
     rate = (last.searches - half.searches) / (last.cpu - half.cpu)
-    each = {name: seconds for name, seconds, _ in slopes(growths)}
     lines = [
         f"Memory of an actor: {min(half.actors + last.actors):,.0f} to {max(half.actors + last.actors):,.0f} MiB in "
         "the second half of the run.",
         f"Memory of the driver: {driver:,.0f} bytes per search, for the ids of the finished problems.",
         f"The file: {size:,.0f} bytes per search, {size * MILLION / 2**30:,.1f} GiB per million. SQLite allows 16 TiB.",
-        f"Time of every command that reads: linear. Memory of `status`: constant; of `compare`, `report` and the index "
-        f"of `view`: an object per search, {held:,.0f} bytes.",
-        f"The writer ends first where searches are short: {rate:,.0f} searches per second in the second half of the "
-        "run. Searches with a language model take seconds, so hundreds of engines fit.",
-        f"Reading ends next: a statement that takes longer than {READ_SECONDS:g} s is stopped, as protection against "
-        f"manipulated files. For `status` this is at about {READ_SECONDS / each['status'] / MILLION:,.1f} million "
-        "searches in one run (computed). Split larger runs: one store for each part of the questions.",
+        f"Reading: the CPU time of each command grows linearly. The memory of `status` is constant. `compare`, "
+        f"`report` and the index of `view` need one object per search, {held:,.0f} bytes.",
+        f"For short searches, the limit is the writer, with {rate:,.0f} searches per second in the second half "
+        "of the run. Searches with a language model take seconds, so one writer is sufficient for hundreds of engines.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -276,7 +275,7 @@ def _writing(samples: Sequence[Sample], size: float) -> Iterator[str]:
     yield (
         f"{last.searches:,} searches on {len(last.actors)} actors took {last.seconds:,.0f} s; "
         f"the store has {size:,.0f} bytes per search. The driver, which sends questions and writes the store, takes "
-        f"{1e6 * each:,.0f} microseconds per search ({1e6 * late:,.0f} in the second half), so it keeps up with "
+        f"{1e6 * each:,.0f} microseconds per search ({1e6 * late:,.0f} in the second half), so it can process "
         f"{1 / each:,.0f} searches per second."
     )
     lines = [
@@ -286,7 +285,8 @@ def _writing(samples: Sequence[Sample], size: float) -> Iterator[str]:
     yield _table(["searches", "driver, MiB", "actors, MiB"], lines)
     pairs = zip([half.driver, *half.actors], [last.driver, *last.actors], strict=True)
     driver, *actors = (f"{2**20 * (new - old) / (last.searches - half.searches):,.0f}" for old, new in pairs)
-    yield f"In the second half the driver grows by {driver} bytes per search, and the actors by {' and '.join(actors)}."
+    grown = " and ".join(actors)
+    yield f"In the second half, the driver's memory grows by {driver} bytes per search, and the actors' by {grown}."
 
 
 def slopes(growths: Sequence[Growth]) -> Iterator[tuple[str, float, float]]:

@@ -1,4 +1,4 @@
-"""Upper bounds of what stopping early can save, from rules that read the truth."""
+"""Upper bounds of the savings of early stopping, from rules with access to the truth."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scored(runs: Iterable[Run], ends: Iterable[Check]) -> Scores:
 
 
 def fewest(runs: Sequence[Run], least: float) -> tuple[int, Scores]:
-    """Return the fewest checks within which the truth-reading rule reaches a Hit@1, and its accuracy and cost.
+    """Return the smallest number of checks at which the rule reaches a Hit@1, and its accuracy and cost.
 
     If no number reaches it, the result is that of all checks.
     """
@@ -84,7 +84,7 @@ def separation(runs: Iterable[Run]) -> float:
 
 
 def table(runs: Sequence[Run], fixed: Scores, unit: str = "tokens") -> Iterator[str]:
-    """Yield the table that compares rules that read the truth with a fixed size."""
+    """Yield the table that compares rules with access to the truth with a fixed size."""
     number, reached = fewest(runs, fixed.hit)
     rows = {
         "stops at the first right answer": scored(runs, (first_right(run.checks) for run in runs)),
@@ -100,6 +100,6 @@ def table(runs: Sequence[Run], fixed: Scores, unit: str = "tokens") -> Iterator[
     wrong = [run for run in runs if not any(check.right for check in run.checks)]
     share = sum(run.checks[-1].cost for run in wrong) / sum(run.checks[-1].cost for run in runs)
     never = f"{len(wrong)} of {len(runs)} searches"
-    yield f"\nThe last row has the fewest checks that reach the fixed size's Hit@1. {never}"
-    yield f"never have a right answer; they use {100 * share:.0f}% of the {unit} of whole searches. AUC of the"
-    yield f"probability over all checks: {separation(runs):.2f}."
+    yield f"\nThe last row has the smallest number of checks that reaches the Hit@1 of the fixed size. {never}"
+    yield f"never have a right answer. They use {100 * share:.0f}% of the {unit} of complete searches. The AUC of the"
+    yield f"probability over all checks is {separation(runs):.2f}."

@@ -5,7 +5,7 @@ states or outcomes from the trees of training searches, and `train` trains a cri
 them. torch is imported on first use.
 """
 
-from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split, stored_trees
+from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import state_parts, state_text
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.hub import push_to_hub
@@ -31,7 +31,6 @@ __all__ = [
     "histogram",
     "known_critics",
     "load_critic",
-    "merge",
     "outcomes",
     "pairs",
     "pointwise",

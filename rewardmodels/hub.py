@@ -7,10 +7,11 @@ sets the account, and with ``HF_HUB_OFFLINE=1`` only downloaded critics are used
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need, shown
+from mas_gym.internal.text import one_line
 from rewardmodels.model.folder import META, check_folder, model_card, read_info
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -37,8 +38,8 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
 
     Raises:
         ConfigError: The name is not ``org/name``, or the folder's model is not safe to load.
-        DataError: The folder contains no complete critic, or the hub rejects it.
-        DataNotFoundError: There is no such folder, or the hub cannot be reached.
+        DataError: The folder contains no complete critic, or the hub rejects it or cannot be reached.
+        DataNotFoundError: There is no such folder.
         MissingDependencyError: huggingface_hub is not installed.
     """
     if not NAME.fullmatch(name):
@@ -57,9 +58,31 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         api.create_commit(name, operations, commit_message=message)
+    # The errors of the hub's library have no common base class.
     except Exception as error:
-        raise _refused(hub, error, f"cannot publish {name!r}") from error
+        raise DataError(f"cannot publish {name!r}: {one_line(error)}") from error
     return str(url)
+
+
+def download_files(name: str, patterns: Sequence[str], revision: str | None = None) -> Path:
+    """Return the local folder of a model of the hub, downloaded if necessary.
+
+    Args:
+        name: ``"org/name"``.
+        patterns: The files to download.
+        revision: Branch, tag or commit; the newest by default.
+
+    Raises:
+        DataNotFoundError: The hub does not have it, rejects the request or cannot be reached.
+        MissingDependencyError: huggingface_hub is not installed.
+    """
+    hub = need("huggingface_hub", "the hub", "local")
+    try:
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    except Exception as error:
+        raise DataNotFoundError(
+            f"no model {name!r}: expected a folder, or a name on the hub; {one_line(error)}"
+        ) from error
 
 
 def download(name: str, revision: str | None = None) -> Path:
@@ -72,31 +95,11 @@ def download(name: str, revision: str | None = None) -> Path:
         revision: Branch, tag or commit; the newest by default.
 
     Raises:
-        DataError: The hub rejects the request, or the repository contains no critic.
-        DataNotFoundError: The hub does not have it or cannot be reached.
+        DataError: The repository contains no critic.
+        DataNotFoundError: The hub does not have it, rejects the request or cannot be reached.
         MissingDependencyError: huggingface_hub is not installed.
     """
-    hub = need("huggingface_hub", "the hub", "local")
-    try:
-        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
-    except Exception as error:
-        raise _refused(hub, error, f"no critic {name!r}: the folder does not exist") from error
+    folder = download_files(name, _FILES, revision)
     if not (folder / META).is_file():
         raise DataError(f"{name!r} on the hub is not a MAS-Gym critic: expected {META}; publish one with push_to_hub")
     return folder
-
-
-def _refused(hub: ModuleType, error: Exception, what: str) -> Exception:
-    """Return the error to raise for an error of the hub's library; its errors have no common base class."""
-    errors = hub.errors
-    if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
-        reason = "it does not exist, or this account has no access; check the name, or log in with hf auth login"
-        return DataNotFoundError(f"{what}, and {reason}")
-    if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
-        status = error.response.status_code
-        return DataError(f"{what}; the hub returned status {status}: {shown(str(error))}")
-    if isinstance(error, errors.LocalEntryNotFoundError | OSError):
-        return DataNotFoundError(f"{what}, and the hub cannot be reached ({shown(str(error))}); check the network")
-    if isinstance(error, ValueError):
-        return DataError(f"{what}: {shown(str(error))}")
-    return error

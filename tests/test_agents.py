@@ -222,9 +222,9 @@ class Stop(Exception):
 def test_resumed_training_gives_equal_weights(
     trained: TrainedAgents, samples: list[CreditedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rewardmodels.agents.trainers import GuardedLoop
+    from rewardmodels.training.guards import Guarded
 
-    real, calls = GuardedLoop.check_loss, 0
+    real, calls = Guarded.check_loss, 0
 
     def crash(self: Any, loss: float) -> None:
         nonlocal calls
@@ -233,7 +233,7 @@ def test_resumed_training_gives_equal_weights(
             raise Stop
         real(self, loss)
 
-    monkeypatch.setattr(GuardedLoop, "check_loss", crash)
+    monkeypatch.setattr(Guarded, "check_loss", crash)
     with pytest.raises(Stop):
         train_agents(samples, tmp_path / "a", "grpo", device="cpu", **QUICK)
     monkeypatch.undo()

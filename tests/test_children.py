@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from mas_gym.envs.env import MASEnv
-from mas_gym.internal.workers import LineProcess, ThreadWorker, Worker, serve_lines
+from mas_gym.internal.workers import LineProcess, serve_lines
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.tasks.grading import symbolic
-from mas_gym.tasks.grading.graders import FileGrader, FunctionGrader
+from mas_gym.tasks.grading.graders import FileGrader
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 60.0
@@ -32,18 +32,14 @@ def serve() -> None:
     serve_lines(lambda: double)
 
 
-def workers() -> dict[str, Callable[[], Worker]]:
-    return {"thread": lambda: ThreadWorker(double), "process": lambda: LineProcess("test_children:serve")}
-
-
-@pytest.fixture(params=workers())
-def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
-    made = workers()[request.param]()
+@pytest.fixture
+def worker() -> Iterator[LineProcess]:
+    made = LineProcess("test_children:serve")
     yield made
     made.stop()
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, worker: Worker, point: str) -> None:
+def interrupt(monkeypatch: pytest.MonkeyPatch, worker: LineProcess, point: str) -> None:
     """Raise KeyboardInterrupt once in the worker's next exchange, before or after one of its steps."""
     when, name = point.split()
     step = getattr(worker, name)
@@ -72,7 +68,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, worker: Worker, point: str) -> No
     ],
 )
 def test_interrupt_at_any_point_does_not_misassign_replies(
-    monkeypatch: pytest.MonkeyPatch, worker: Worker, which: str, point: str
+    monkeypatch: pytest.MonkeyPatch, worker: LineProcess, which: str, point: str
 ) -> None:
     if which == "later":
         assert worker.ask(1, PATIENCE) == {"twice": 2}
@@ -82,7 +78,7 @@ def test_interrupt_at_any_point_does_not_misassign_replies(
     assert [worker.ask(number, PATIENCE) for number in range(10)] == [{"twice": 2 * number} for number in range(10)]
 
 
-def test_reply_to_another_request_is_dropped(worker: Worker) -> None:
+def test_reply_to_another_request_is_dropped(worker: LineProcess) -> None:
     assert worker.ask(1, PATIENCE) == {"twice": 2}
     worker._replies.put((1, {"twice": 2}))
     assert worker.ask(5, PATIENCE) == {"twice": 10}
@@ -90,7 +86,7 @@ def test_reply_to_another_request_is_dropped(worker: Worker) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_forked_child_starts_its_own_worker(worker: Worker) -> None:
+def test_forked_child_starts_its_own_worker(worker: LineProcess) -> None:
     assert worker.ask(1, PATIENCE) == {"twice": 2}
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
@@ -130,12 +126,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def worker_of(task: ProblemTask) -> Worker:
+def worker_of(task: ProblemTask) -> LineProcess:
     grader = task.grader
-    return grader._worker if isinstance(grader, FileGrader | FunctionGrader) else symbolic._worker
+    return grader._worker if isinstance(grader, FileGrader) else symbolic._worker
 
 
-@pytest.mark.parametrize("kind", ["function", "file", "symbolic"])
+@pytest.mark.parametrize("kind", ["file", "symbolic"])
 @pytest.mark.parametrize("point", ["after _send", "after _start"])
 def test_rewards_are_correct_after_an_interrupted_step(
     monkeypatch: pytest.MonkeyPatch, file: Path, kind: str, point: str
@@ -143,7 +139,7 @@ def test_rewards_are_correct_after_an_interrupted_step(
     symbolic.judge.cache_clear()
     symbolic._worker.stop()
     problem = Problem("p", "?", r"2\sqrt{2}", "expression")
-    grader: Any = {"function": lambda problem, text: "right" in text, "file": f"{file}:grade"}.get(kind)
+    grader = f"{file}:grade" if kind == "file" else None
     task = ProblemTask.of([problem], grader=grader)
     texts = ["right", "wrong"] if grader is not None else [r"\boxed{\sqrt{8}}", r"\boxed{\sqrt{7}}"]
     env = MASEnv(task, "single")

@@ -216,7 +216,6 @@ def test_other_graph_is_rejected_unless_forced(folders: dict[str, Path]) -> None
         LearnedCritic(folders["masprm"], device="cpu").score(contexts([state], mas))
     forced = LearnedCritic(folders["masprm"], device="cpu", force=True)
     assert -1 <= forced.score(contexts([state], mas))[0] <= 1
-    assert forced.notes == ["forced onto the graph single; trained on others"]
 
 
 LOOPS: list[dict[str, Any]] = [
@@ -247,15 +246,6 @@ def test_graph_is_equal_with_other_prompts(folders: dict[str, Path]) -> None:
     agents = tuple(replace(agent, system_prompt="Be brief.") for agent in MAS_RPSV.agents)
     critic = LearnedCritic(folders["masprm"], device="cpu")
     critic.score(contexts([chain(["Facts: has 3."])], replace(MAS_RPSV, agents=agents)))
-    assert critic.notes == []
-
-
-def test_other_view_is_rejected_unless_forced(folders: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="trained on the full view, not the local view"):
-        LearnedCritic(folders["masprm"], device="cpu", view="local")
-    forced = LearnedCritic(folders["masprm"], device="cpu", view="local", force=True)
-    assert forced.notes == ["forced to the local view; trained on the full view"]
-    assert LearnedCritic(folders["local"], device="cpu", view="local").notes == []
 
 
 def test_outcome_critic_scores_only_terminal_states(folders: dict[str, Path]) -> None:
@@ -409,7 +399,7 @@ def test_critic_may_load_weights_at_the_first_score(folders: dict[str, Path], tm
 
 
 def test_unknown_option_error_suggests_names(folders: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"takes view, force, prefixes, device, dtype, memory, max_batch"):
+    with pytest.raises(ConfigError, match=r"takes force, prefixes, device, dtype, memory, max_batch"):
         load_critic(str(folders["masprm"]), gpu=1)
     with pytest.raises(ConfigError, match="dtype: expected"):
         load_critic(str(folders["masprm"]), dtype="int8")

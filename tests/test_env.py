@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import mas_gym
 from mas_gym import ENVIRONMENTS
-from mas_gym.envs.env import MASEnv, Snapshot
+from mas_gym.envs.env import MASEnv
 from mas_gym.errors import (
     ConfigError,
     DataError,
@@ -268,7 +268,6 @@ def test_step_outside_an_episode_raises() -> None:
         ({"max_bytes": 0}, "max_bytes: expected a whole number of at least 1, got 0"),
         ({"max_bytes": 1.5}, "max_bytes: expected a whole number"),
         ({"max_retries": -1}, "max_retries: expected a whole number of at least 0"),
-        ({"data": 3}, "data: expected the path of a file or folder, got 3"),
         ({"mas": {"agents": []}}, "agents: expected a list of at least one agent"),
         ({"mas": "rpvs"}, "did you mean 'rpsv'"),
         ({"task": "arithmetik"}, "did you mean 'arithmetic'"),
@@ -296,7 +295,7 @@ def test_task_object_with_task_options_is_rejected() -> None:
     [
         ({"problem": "sum/0"}, ConfigError, "unknown reset option 'problem': expected problem_id; did you mean"),
         ({"problem_id": "sum/9"}, UnknownNameError, "sum/9"),
-        ({"problem_id": 3}, ConfigError, "problem_id: expected a str such as 'sum/0', got 3"),
+        ({"problem_id": 3}, UnknownNameError, "unknown problem id"),
         (["problem_id"], ConfigError, "expected a dict"),
     ],
 )
@@ -427,7 +426,7 @@ def test_reference_answer_is_not_exposed() -> None:
     secret = ProblemTask.of([Problem("p/0", "What?", "918273", metadata={"solution": "918273"})])
     env = MASEnv(secret, "single", render_mode="ansi")
     told = [repr(env.reset(seed=0)), repr(env.clone_state()), env.render()]
-    told += [repr(env.step(("Final Answer: 1", env.ALL))), env.render(), json.dumps(env.clone_state().to_dict())]
+    told += [repr(env.step(("Final Answer: 1", env.ALL))), env.render(), repr(env.clone_state())]
     assert not any("918273" in text for text in told)
 
 
@@ -495,8 +494,7 @@ def test_restored_snapshot_is_identical(env_id: str, tmp_path: Path) -> None:
     assert len({problem for _, problem in tails}) == 1
     for snapshot, (observation, _) in zip(snapshots, tails, strict=True):
         fresh = make(env_id, tmp_path).unwrapped
-        data = json.loads(json.dumps(snapshot.to_dict()))
-        fresh.restore_state(Snapshot.from_dict(data, fresh.dynamics))
+        fresh.restore_state(pickle.loads(pickle.dumps(snapshot)))
         assert fresh.observe()[0] == observation
         assert hash(fresh.clone_state()) == hash(snapshot._replace(rng=None))
 
@@ -534,40 +532,10 @@ def test_snapshots_of_other_systems_are_rejected() -> None:
     other.reset(seed=0)
     with pytest.raises(ConfigError, match="MAS 'rpsv', got one of another"):
         rpsv().restore_state(other.clone_state())
-    data = other.clone_state().to_dict()
-    with pytest.raises(DataError):
-        Snapshot.from_dict(data, rpsv().dynamics)
     with pytest.raises(ConfigError, match="expected a Snapshot, from clone_state"):
         rpsv().restore_state(("rpsv", 1))
-    env = rpsv()
-    before = env.clone_state(include_rng=True)
-    for rng in ("{", "3", '{"state": 1}', '{"bit_generator": "MT19937"}'):
-        with pytest.raises(DataError, match="generator state cannot be read"):
-            env.restore_state(before._replace(rng=rng))
-    assert env.clone_state(include_rng=True) == before
     with pytest.raises(UnknownNameError):
         rpsv().restore_state(rpsv().clone_state()._replace(problem_id="gone/1"))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: d.update(schema=9),
-        lambda d: d.pop("mas"),
-        lambda d: d.update(problem_id=3),
-        lambda d: d.update(over="no"),
-        lambda d: d.update(refusals="1"),
-        lambda d: d.update(rng=4),
-        lambda d: d["state"].update(turns=[[3, "x", [4]]]),
-    ],
-)
-def test_damaged_snapshots_are_rejected(change) -> None:
-    env = rpsv()
-    data = env.clone_state(include_rng=True).to_dict()
-    assert Snapshot.from_dict(data, env.dynamics) == env.clone_state(include_rng=True)
-    change(data)
-    with pytest.raises(DataError):
-        Snapshot.from_dict(data, env.dynamics)
 
 
 # ------------------------------------------------------------------------------------------ rendering

@@ -240,7 +240,7 @@ def test_published_critic_loads_by_name(hub: ThreadingHTTPServer, tmp_path: Path
     assert here.startswith("masprm arithmetic ")
     assert there == here
     assert not list(home.rglob("evil.py"))
-    assert nothing.startswith("DataNotFoundError no critic 'lab/nothing': the folder does not exist, and the hub")
+    assert nothing.startswith("DataNotFoundError no model 'lab/nothing': expected a folder, or a name on the hub")
     assert other.startswith("DataError 'lab/other' on the hub is not a MAS-Gym critic: expected critic.json")
 
 

@@ -16,7 +16,6 @@ from mas_gym.errors import ConfigError, DataError
 from rewardmodels import LabelledTree, collect, load_critic, stored_trees
 from rewardmodels.model.features import FEATURES, features_of
 from rewardmodels.training.features import train_features
-from rewardmodels.training.train_critic import continuation_counts
 from search.store import recorded_states
 
 SHARED = [("a", "b", "yes"), ("a", "b", "no 1"), ("a", "c", "no 2"), ("d", "e", "yes 3")]
@@ -34,8 +33,6 @@ def test_targets_are_means_over_samples_with_a_shared_prefix(tmp_path: Path) -> 
     assert [round(target, 3) for parts, target in found.items() if len(parts) == 2] == [0.0, -1.0, 1.0]
     # a: 3, a/b: 2, a/c: 1, d: 1, d/e: 1.
     assert data.continuations == {1: 3, 2: 1, 3: 1}
-    [counts] = continuation_counts(data).values()
-    assert counts == {"1": 3, "2": 1, "3 to 5": 1}
 
 
 def test_states_with_too_few_continuations_are_excluded(tmp_path: Path) -> None:
@@ -108,15 +105,11 @@ def test_training_rows_are_weighted_by_episode(tmp_path: Path) -> None:
     assert len(features_of(rows[0].context, ["agent0"])) == len(FEATURES) + 1
 
 
-@pytest.mark.parametrize(
-    ("change", "value"),
-    [("bias", float("nan")), ("weights", [1.0]), ("scale", None), ("schema", 99), ("kind", "x"), ("agents", [1])],
-)
-def test_damaged_features_are_rejected(change: str, value: Any, log: Path, tmp_path: Path) -> None:
+def test_features_of_another_version_are_rejected(log: Path, tmp_path: Path) -> None:
     train_features(list(recorded_states(search.Recorded(log), True)), tmp_path / "f", "orm")
     file = tmp_path / "f" / "features.json"
     written = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(written | {change: value}), encoding="utf-8")
+    file.write_text(json.dumps(written | {"schema": 99}), encoding="utf-8")
     with pytest.raises(DataError, match="train it again"):
         load_critic(str(tmp_path / "f"))
 
@@ -143,7 +136,6 @@ def test_language_model_critic_is_trained_from_a_log(log: Path, tmp_path: Path) 
     assert result.exit_code == 0, result.output
     critic = load_critic(str(tmp_path / "m"))
     assert isinstance(critic, rewardmodels.LearnedCritic)
-    assert "6" not in critic.info.data["states by recorded continuations behind the target"]
     card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
-    assert "states by recorded continuations behind the target, 3 to 5" in card and "recorded transcripts" in card
+    assert "states by recorded continuations behind the target, 4" in card and "recorded transcripts" in card
     assert "one continuation" in result.output or 1 not in critic.info.data

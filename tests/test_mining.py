@@ -18,7 +18,6 @@ from rewardmodels import (
     RewardData,
     collect,
     histogram,
-    merge,
     outcomes,
     pairs,
     pointwise,
@@ -190,11 +189,6 @@ def test_without_pair_limit_every_family_contributes() -> None:
     assert len(pairs(bushy(), D, limit=10_000)) == 2 * (1 + 3 + 9 + 27)
 
 
-def test_min_margin_excludes_small_margins() -> None:
-    tree = family([0.5, 0.4, -0.5])
-    assert [p.margin for p in pairs(tree, D, min_margin=0.95)] == [1.0]
-
-
 @pytest.mark.parametrize(
     ("one", "two"), [("Work: 3+4.", "work:  3+4"), ("A\tb", "a b"), ("\uff11\uff18", "18"), ("18.", "18"), (" x ", "x")]
 )
@@ -348,13 +342,9 @@ def test_different_graphs_with_one_name_are_rejected() -> None:
 
 
 def test_data_of_two_tasks_can_be_combined() -> None:
-    one = collect(grove(6), "points")
-    two = collect([tree._replace(task="ordering") for tree in grove(6)], "points")
-    both = merge([one, two])
-    assert len(both) == 2 * len(one) and both.trees == 12
+    both = collect([*grove(6), *(tree._replace(task="ordering") for tree in grove(6))], "points")
+    assert len(both) == 2 * len(collect(grove(6), "points")) and both.trees == 12
     assert {row.task for row in both.examples} == {"arithmetic", "ordering"}
-    with pytest.raises(ConfigError, match="one kind and view"):
-        merge([one, collect(grove(6), "pairs")])
 
 
 def exported(tmp_path: Path) -> tuple[RewardData, Path]:

@@ -80,7 +80,7 @@ def test_columns_are_selected_by_name(rows: Rows) -> None:
     for columns in ({"question": "prompt", "answer": "gold", "id": "key"}, "question=prompt, answer=gold,id=key"):
         task = load_task(file, columns=columns)
         assert [(p.id, p.question, p.answer, p.kind) for p in task][1] == ("b", "3 * 3?", "9", "number")
-    with pytest.raises(ConfigError, match="got 'answr'; did you mean 'answer'"):
+    with pytest.raises(ConfigError, match=r"'answr'.*did you mean 'answer'"):
         load_task(file, columns={"question": "prompt", "answr": "gold"})
     with pytest.raises(ConfigError, match="columns"):
         load_task(file, columns={"question": 3})
@@ -184,14 +184,10 @@ def test_unknown_kind_is_rejected(rows: Rows) -> None:
         load_task("my")
 
 
-def test_pickled_tasks_contain_no_data_and_detect_changes(rows: Rows) -> None:
+def test_pickled_slices_contain_their_problems_only(rows: Rows) -> None:
     task = load_task(rows(capitals() * 20))
-    assert len(pickle.dumps(task)) < 1500
-    assert pickle.loads(pickle.dumps(task[1:3])) == task[1:3]
-    pickled = pickle.dumps(task)
-    rows(capitals()[:1])
-    with pytest.raises(DataError, match="the same as when the task was pickled"):
-        pickle.loads(pickled)
+    assert len(pickle.dumps(task[:0])) < 1000
+    assert list(pickle.loads(pickle.dumps(task[1:3]))) == list(task[1:3])
 
 
 def test_own_task_makes_an_environment(rows: Rows) -> None:
@@ -339,22 +335,19 @@ def test_grader_process_ends_with_the_grader(tmp_path: Path) -> None:
     assert process not in children()
 
 
-def test_hanging_or_raising_grader_fails_only_its_search(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> None:
-    import time
-
+def test_raising_function_fails_only_its_search(rows: Rows) -> None:
     def grade(problem: Problem, text: str) -> bool:
         if problem.answer == "Vienna":
-            time.sleep(3)
+            raise SystemExit(1)
         if problem.answer == "Berlin":
             raise ValueError("no opinion")
         return True
 
-    monkeypatch.setattr("mas_gym.tasks.grading.graders.GRADER_SECONDS", 0.3)
     task = load_task(rows(capitals()), grader=grade)
     policy = ScriptedPolicy(lambda request, seed: "Lima")
     plans = {plan.problem_id: plan for plan in search.run("single", task, mas="single", policy=policy)}
-    slow, broken, fine = (plans[problem.id] for problem in task)
-    assert "within 0.3 seconds" in slow.error and fine.correct and fine.error is None
+    left, broken, fine = (plans[problem.id] for problem in task)
+    assert "SystemExit: 1" in left.error and fine.correct and fine.error is None
     assert "ValueError: no opinion" in broken.error and 'raise ValueError("no opinion")' in broken.error_details
 
 

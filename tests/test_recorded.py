@@ -326,7 +326,7 @@ def test_eval_recorded_prints_table_and_curves(store: Path, tmp_path: Path) -> N
     [
         (("--mas", "rpsv"), "leave out --mas"),
         (("--program", "agents.py:solve", "--program-temperature", "1"), "--program and --program-temperature"),
-        (("--workers", "2"), "only in this process"),
+        (("--workers", "2"), "leave out --workers"),
         (("--ray", "local", "--actors", "2"), "leave out --ray and --actors"),
         (("--task", "ordering"), "leave out the options of a task"),
         (("-n", "9"), "at most 3"),

@@ -321,7 +321,7 @@ def test_invalid_setting_error_names_it(models: dict[str, Path]) -> None:
     for spec in ("prm", "rm"):
         with pytest.raises(ConfigError, match="got no model"):
             load_critic(spec)
-    with pytest.raises(DataNotFoundError, match="no model at"):
+    with pytest.raises(DataNotFoundError, match="no model '/no/such/folder'"):
         load_critic("prm:/no/such/folder")
 
 

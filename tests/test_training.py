@@ -278,9 +278,9 @@ def test_defaults_follow_the_size_of_the_backbone() -> None:
     ("wrong", "word"),
     [
         ({"rank": 4}, "unknown setting 'rank'"),
-        ({"head": "bce"}, "expected head 'bt' or 'mse'"),
-        ({"kind": "orm", "head": "bt"}, "expected head 'bce' or 'mse'"),
-        ({"kind": "prm"}, "expected kind"),
+        ({"head": "bce"}, "expected one of 'bt', 'mse'"),
+        ({"kind": "orm", "head": "bt"}, "expected one of 'bce', 'mse'"),
+        ({"kind": "prm"}, "kind: expected one of"),
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"nf4": True, "lora_rank": 0}, "nf4"),
         ({"held_out": 1.0}, "held_out"),

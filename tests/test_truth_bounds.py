@@ -1,4 +1,4 @@
-"""Upper bounds of stopping early, from rules that read the truth."""
+"""Upper bounds of stopping early, from rules with access to the truth."""
 
 from benchmarks.truth_bounds import Check, Run, fewest, first_right, kept_right, scored, separation
 

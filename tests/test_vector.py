@@ -228,9 +228,6 @@ def test_invalid_arguments_are_rejected() -> None:
         gym.make_vec("MAS-Arithmetic-v0", num_envs=2, n=3)
     with pytest.raises(ConfigError, match="autoreset_mode: expected one of 'NextStep'"):
         gym.make_vec("MAS-Arithmetic-v0", num_envs=2, autoreset_mode="next")
-    for wrong in ("features", lambda env: None):
-        with pytest.raises(ConfigError, match="wrap: expected a function"):
-            gym.make_vec("MAS-Arithmetic-v0", num_envs=2, policy=Counting(), wrap=wrong)
     with pytest.raises(ConfigError, match="env_fns"):
         MASVectorEnv([])
     envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="rpsv", policy=Counting(), n=2)

@@ -178,7 +178,7 @@ def test_broken_policy_error_names_the_policy() -> None:
 
     with pytest.raises(PolicyError, match="'short': expected 6 samples, got 1"):
         choices(policy=Short()).reset()
-    with pytest.raises(PolicyError, match="expected one reply"):
+    with pytest.raises(PolicyError, match="short: expected 1 replies, got 0"):
         choices(policy=Silent()).reset()
 
 

@@ -37,8 +37,8 @@ ASKS = """
 The paper's critics have 1.5 and 7 billion parameters, and its agents 1.5 billion. Here, backbones of three sizes are
 trained from scratch with the same method and number of steps; the large backbone has half the learning rate. On each
 backbone, a MASPRM and an ORM are trained on the same searches of the same agents. A fourth backbone, of the agents'
-size, was trained without the Auditor, a role that identifies the first error of a transcript and is part of no system.
-The paper's figures are for GSM8K, MATH, MMLU and LogiQA.
+size, was trained without the Auditor. The Auditor is a role that identifies the first error of a transcript; no system
+uses it. The paper's figures are for GSM8K, MATH, MMLU and LogiQA.
 """
 
 

@@ -16,7 +16,7 @@ PLANNER = "sbs:5,3"
 ASKS = """
 Beam search compares messages of one agent at a time, so a search can use a different critic for one of the agents.
 Here, policy likelihood or the truth selects among one agent's messages in SBS(5,3) with MASPRM. The gain is the loss
-that MASPRM causes for this agent. The problems are from the dev split, because the page looks for causes.
+that MASPRM causes for this agent. The problems are from the dev split, because the page investigates causes.
 """
 
 
@@ -61,7 +61,7 @@ class Replaced:
 
 
 def run(lab: Lab) -> Page:
-    page = Page("by_agent", "Whose messages a critic chooses badly", ASKS, split="dev")
+    page = Page("by_agent", "Selection errors of a critic by agent", ASKS, split="dev")
     masprm = lab.critic(lab.home)
     others: dict[str, Critic] = {"policy likelihood": load_critic(LIKELIHOOD), "the truth": lab.truth(lab.home, "dev")}
     searches = [row_of(PLANNER, masprm, "MASPRM")]

@@ -235,7 +235,7 @@ rows, the command, the paper's figures and, if the result differs from the paper
 claim has several figures, they are in the order in which the claim names them. *no comparison* means that one side uses
 more than 1.5 times the tokens of the other, and a dash that the claim was not measured.
 
-The bundled agents err by design. The errors of the other agents are not designed. They occur on longer stories
+The bundled agents make errors by design. The errors of the other agents are not designed. They occur on longer stories
 ([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)).
 
 ```console

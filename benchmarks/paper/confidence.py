@@ -1,4 +1,4 @@
-"""Confident and unsure errors: whether policy likelihood or a critic distinguishes wrong messages from right ones."""
+"""Confident and uncertain errors: whether policy likelihood or a critic separates wrong messages from right ones."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ FEWEST = 20
 """Right and wrong messages that an agent must have to be in the table."""
 
 ASKS = """
-Policy likelihood costs nothing. A critic can add something only if the agents write right messages as well as wrong
-ones in a search, and if the wrong ones are about as likely as the right ones. The first table shows the most that a
-critic can add: the same search with the truth about each message as critic, at the agents' own temperature and at
-higher ones, with top-p 1. The messages of the second table are those of single passes, each after a beginning without
-an error.
-`likelihood` is the geometric mean of a message's token probabilities: the median of the right and of the wrong ones.
-`AUC` is the probability that a right message has a higher value than a wrong one of the same agent, over all problems.
-PL is policy likelihood. The last table compares messages of the same problem after the same beginning, as a search
-does: the share of pairs in trees of the dev split that a critic orders right, in %, with 95% intervals.
+This page measures whether a critic can outperform policy likelihood (PL), which has no cost. This requires that the
+agents write both right and wrong messages in a search, and that the wrong messages are about as likely as the right
+ones. The first table shows the upper limit: the same search with the truth about each message as the critic, at the
+agents' own temperature and at higher ones, with top-p 1.
+
+The second table is for messages of single passes, each after a prefix without an error. `likelihood` is the geometric
+mean of a message's token probabilities: the medians over the right and over the wrong messages. `AUC` is the
+probability that a right message has a higher value than a wrong message of the same agent, over all problems. The last
+table compares messages of the same problem after the same prefix, as a search does. It shows the share of pairs in
+trees of the dev split that a critic orders correctly, in %, with 95% intervals.
 """
 
 
 class Message(NamedTuple):
-    """One message after a beginning without an error.
+    """One message after a prefix without an error.
 
     Attributes:
         problem_id: The problem.
-        agent: Who wrote it.
+        agent: The agent that wrote it.
         right: Whether it is right.
         values: Critic to value.
     """
@@ -50,7 +51,7 @@ class Message(NamedTuple):
 
 
 def run(lab: Lab) -> Page:
-    page = Page("confidence", "Confident and unsure errors", ASKS)
+    page = Page("confidence", "Confident and uncertain errors", ASKS)
     critics: dict[str, Any] = {
         "PL": lab.load(LIKELIHOOD),
         "MASPRM": lab.critic(lab.home),

@@ -59,7 +59,7 @@ def run(lab: Lab) -> Page:
     single, *scores = lab.measure(lab.home, searches, seeds)
     equal = rivals(lab, lab.home, scores[-1], single, seeds=seeds)
     likelihood = equal.likelihood
-    lab.notes.append(f"searches of seed {seeds[0]} alone")
+    lab.notes.append(f"searches of seed {seeds[0]} only")
     points = [
         _point(lab, series, recipe, critic, score)
         for (series, recipe), critic, score in zip(recipes, critics, scores, strict=True)

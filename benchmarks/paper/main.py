@@ -35,9 +35,10 @@ smaller gaps between Hit@1 and Hit@5. {ORDER}
 
 Four rows are not in the paper. Best-of-N with the ORM uses about as many tokens as a tree search with MASPRM:
 best-of-5 as many as MCTS(20,2), which was chosen on the dev split, and best-of-10 as many as MCTS(10,3). With
-`answer=best`, the search with the ORM returns the best leaf instead of the path of largest Q at each turn. A task
-with a rule for equal messages has four more, whose sizes were chosen on dev too (`benchmarks.paper.frontier`): with
-`same`, children that differ in their opening word alone are one child, so that wider sets cost no more.
+`answer=best`, the search with the ORM returns the best leaf instead of the path of largest Q at each turn. For a task
+with a rule for equal messages, there are four more rows. Their planners use `same`, which merges children that differ
+only in their opening word, so that wider sets cost no more. Their sizes were also chosen on dev
+(`benchmarks.paper.frontier`).
 """
 
 

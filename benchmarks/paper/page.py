@@ -177,9 +177,9 @@ def _claims(claims: Sequence[Claim], others: int) -> str:
         "`holds`: the interval overlaps the paper's range, or is positive if the paper has no range. `beyond`: the "
         "interval is above the range. `below`: it is positive and below the range. `contrary`: it is negative and "
         f"below the range. `no comparison`: one side uses more than {COMPARABLE} times the tokens of the other.\n"
-        f"\nThis page has {count} 95% intervals, so about {max(1, round(count / 20))} of them may not cover the true "
-        "value. Critics were trained once, so the intervals do not include the variation between trainings unless the "
-        "page states otherwise.\n"
+        f"\nThis page has {count} intervals with a level of 95%, so about {max(1, round(count / 20))} of them may not "
+        "cover the true value. Critics were trained once, so the intervals do not include the variation between "
+        "trainings unless the page states otherwise.\n"
     )
     return markdown_table(header, rows) + note
 

@@ -244,7 +244,7 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         ],
     )
     page.text(
-        f"The critic closes {percent(closed)}% of the gap between majority and any (95% interval "
+        f"The critic closes {percent(closed)}% of the gap between majority and any message (95% interval "
         f"{span(*interval)}%); the goal was {100 * QUARTER:.0f}%. Against the majority of all messages it gains "
         f"{difference(critic, rows['majority, all messages'])} points."
     )
@@ -387,11 +387,12 @@ def _finding(
     worse, better = (sum((one.before, one.after) == pair for one in made) for pair in _PAIRS[:2])
     met = "meets" if closed >= QUARTER and interval.low > 0 else "misses"
     return (
-        f"A GPT-3.5 agent solves {percent(single.mean())}% of the problems, the majority of the last round "
-        f"{percent(vote.mean())}%, and some message is right for {percent(best.mean())}%. "
+        "This page compares ways to choose an answer from recorded debates of GPT-3.5 agents on MATH problems. "
+        f"One agent solves {percent(single.mean())}% of the problems, and the majority of the last round solves "
+        f"{percent(vote.mean())}%. For {percent(best.mean())}%, at least one message is right. "
         f"A critic trained only on outcomes selects the right answer for {percent(critic.mean())}%, "
         f"{difference(critic, vote)} points against the majority. This closes {percent(closed)}% of the gap "
-        f"between majority and any ({span(*interval)}%) and {met} the goal of {100 * QUARTER:.0f}%. "
+        f"between the majority and any right message ({span(*interval)}%) and {met} the goal of {100 * QUARTER:.0f}%. "
         f"The debate replaces {worse:,} right answers with wrong ones and {better:,} wrong ones with right ones, and "
         f"the critic's values separate these changes with an AUC of {_change_auc(made):.2f}."
     )

@@ -264,7 +264,7 @@ def make(given: argparse.Namespace) -> Path:
     """Train the critics and write the page."""
     recordings = read_recordings(given.data)
     critics, table, low = train_all(recordings, given.out, given.seeds)
-    page = RealPage("game24", "Game of 24: critics that never saw GPT-4, on GPT-4's trees of thought", SOURCE)
+    page = RealPage("game24", "Game of 24: critics trained without GPT-4, on GPT-4's trees of thought", SOURCE)
     rankings = {name: [ranking(recordings, critic, depth) for depth in range(3)] for name, critic in critics.items()}
     kept = _kept(recordings, critics)
     worlds = {dead_ends: searched(recordings, critics, dead_ends, given.data) for dead_ends in (False, True)}
@@ -465,15 +465,16 @@ def _finding(
     above, below = (sum(gap.significant and sign * gap.mean > 0 for gap in gaps) for sign in (1, -1))
     shares = f"{percent(kept[best].first.mean())}% after step 1 and {percent(own.mean())}% after step 2"
     return (
-        f"After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
-        f"an AUC of {auc[GPT4]:.2f}. Critics that were trained on outcomes of random moves on other puzzles, without "
-        f"calls of GPT-4, reach {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with the best of them, "
-        f"the {best}, keeps a state that can reach 24 in {shares} of the puzzles (goal: 95%). GPT-4's beam keeps one "
-        f"in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but chooses only among "
-        "GPT-4's proposals in its second step. Search over only the recorded proposals cannot show this difference, "
-        "because winning states that GPT-4's search dropped have no recorded continuation: there, Hit@1 with the "
-        f"{best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners and below for {below}, "
-        "counting differences whose interval excludes 0."
+        "This page compares critics with the values that GPT-4 gave in its recorded searches for the game of 24. "
+        "After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
+        f"an AUC of {auc[GPT4]:.2f}. The other critics were trained on outcomes of random moves on other puzzles, "
+        f"without calls of GPT-4. Their AUC is {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with "
+        f"the best of them, the {best}, keeps a state that can reach 24 in {shares} of the puzzles (goal: 95%). "
+        f"GPT-4's beam keeps one in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but "
+        "chooses only among GPT-4's proposals in its second step. Search over only the recorded proposals cannot show "
+        "this difference, because winning states that GPT-4's search dropped have no recorded continuation. In such "
+        f"searches, Hit@1 with the {best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners "
+        f"and below for {below}, counting only differences with an interval that excludes 0."
     )
 
 
@@ -519,7 +520,7 @@ def _beam_share(kept: Kept, step: int) -> float:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Write the page, or print why it is skipped."""
-    parser = arguments("game24", "Critics that never saw GPT-4, on GPT-4's trees of thought.")
+    parser = arguments("game24", "Critics trained without GPT-4, on GPT-4's trees of thought.")
     parser.add_argument("--out", type=Path, default=Path("game24"), help="folder of searches and critics [game24]")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="trainings of each critic")
     run_page(make, parser.parse_args(words))

@@ -169,7 +169,7 @@ def _check(size: int, point: Point) -> truth_bounds.Check:
 
 
 def bounds(found: Sequence[Sequence[Mapping[int, Point]]], size: int) -> str:
-    """Return the table of rules that read the truth, compared with a fixed number of samples."""
+    """Return the table of rules with access to the truth, compared with a fixed number of samples."""
     searches = runs(found)
     fixed = truth_bounds.scored(searches, (run.checks[SIZES.index(size)] for run in searches))
     return "\n".join(truth_bounds.table(searches, fixed, "samples"))
@@ -300,14 +300,14 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
     )
     paying = [name for name, one in stops.items() if one.accuracy.mean() > _fixed(critic, one)]
     page.text(
-        "Stopping reaches more than the same number of samples for every problem at "
+        "Stopping has a higher accuracy than the same number of samples for every problem at "
         + (f"a confidence of {', '.join(map(str, paying))}." if paying else "no confidence.")
-        + " At a low confidence it stops too early: with few samples, the critic is sure of programs that are wrong."
+        + " At a low confidence it stops too early, because with few samples the critic is confident in wrong programs."
     )
     page.text(
-        "The following upper bounds are from rules that read the truth. "
+        "The following upper bounds are from rules with access to the truth. "
         "A search is one draw of the samples of a problem, "
-        f"its checks are the {len(SIZES)} sizes above, and a tie counts as its first program, so the accuracy differs "
+        f"with checks at the {len(SIZES)} sizes above. A tie counts as its first program, so the accuracy differs "
         "slightly from that in the tables above."
     )
     for size in BOUNDS:
@@ -339,17 +339,19 @@ def _fixed(table: Table, one: Stopping) -> float:
 
 def _finding(plain: Floats, codet: Table, critic: Table, level: Any, better: Any, above: Any) -> str:
     goal = "level with" if not level.significant else "above" if level.mean > 0 else "below"
-    same = "above it" if better.significant and better.mean > 0 else "not distinguishable from it"
-    more = "above it" if above.significant and above.mean > 0 else "not distinguishable from it"
+    tie = "not significantly different from CodeT's rule"
+    same = "above CodeT's rule" if better.significant and better.mean > 0 else tie
+    more = "above CodeT's rule" if above.significant and above.mean > 0 else tie
     return (
-        f"One of CodeGen-16B's programs is correct in {percent(plain.mean())}% of cases, and CodeT's rule raises this "
+        "This page compares rules that choose one of CodeGen-16B's recorded programs for each problem of HumanEval. "
+        f"A random program is correct in {percent(plain.mean())}% of cases, and CodeT's rule raises this "
         f"to {percent(codet[100].mean())}% with 100 programs and 100 generated test sets. "
         f"An outcome critic on features of the same executions reaches {percent(critic[THIRD].mean())}% with {THIRD} "
         f"of each, which is {goal} CodeT's {percent(codet[100].mean())}% with 100 (difference "
         f"{100 * level.mean:+.1f} points, {100 * level.low:+.1f} to {100 * level.high:+.1f}). "
-        f"With {THIRD} samples for both, it is {same} ({100 * better.mean:+.1f} points, {100 * better.low:+.1f} to "
-        f"{100 * better.high:+.1f}); with 100 for both, it is {more} ({100 * above.mean:+.1f} points, "
-        f"{100 * above.low:+.1f} to {100 * above.high:+.1f})."
+        f"With {THIRD} samples for both, the critic is {same} ({100 * better.mean:+.1f} points, "
+        f"{100 * better.low:+.1f} to {100 * better.high:+.1f}); with 100 for both, the critic is {more} "
+        f"({100 * above.mean:+.1f} points, {100 * above.low:+.1f} to {100 * above.high:+.1f})."
     )
 
 

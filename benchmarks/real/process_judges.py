@@ -510,14 +510,15 @@ def _finding(ways: Mapping[str, Scores], table: Mapping[str, Scores], best: str,
     met = "met" if one.accuracy >= GOAL or at.accuracy >= GOAL_SHARE else "missed"
     every = ways["combination, all 20 judges"].accuracy
     return (
-        f"Eight recorded judges of at most 8B, combined by a model that is cross-validated by question, name the "
+        "This page measures how often recorded LLM judges find the first error of a run, separately and combined. "
+        "Eight judges of at most 8B, combined by a model that is cross-validated by question, find the "
         f"first error in {percent(one.accuracy)}% of the runs of AgentProcessBench, {points(gain)} points against the "
         f"best of them, {best} ({percent(table[best].accuracy)}%), and {points(rest)} against {RIVAL} "
         f"({percent(table[RIVAL].accuracy)}%). "
         f"On the {100 * COVERAGE:.0f}% of the runs with the highest confidence, it is right in "
         f"{percent(at.accuracy)}% ({span(at.low, at.high)}%), so the goal of {percent(GOAL)}% overall or "
         f"{100 * GOAL_SHARE:.0f}% at this coverage is {met}. "
-        f"The verdicts limit the accuracy: none of the eight judges names the right step on {percent(1 - named)}% of "
+        f"The verdicts limit the accuracy: none of the eight judges finds the right step on {percent(1 - named)}% of "
         f"the runs, and the same model with all 20 judges reaches {percent(every)}%."
     )
 

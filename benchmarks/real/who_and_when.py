@@ -383,8 +383,9 @@ def _finding(found: Mapping[str, tuple[Array, Array]], subsets: NDArray[Any]) ->
     place = found["place in the run"][1][subsets == GENERATED].mean()
     best = max(RULES, key=lambda name: found[name][0][subsets == HAND_CRAFTED].mean())
     return (
-        f"A logistic regression on features of the messages, trained on other runs, finds the failing agent and step "
-        f"in {shares(blind, GENERATED)} of the generated runs. A random guess is right in "
+        "This page measures how often a critic finds the agent and the step that caused a run to fail, in recorded "
+        "runs of multi-agent systems. A logistic regression on features of the messages, trained on other runs, finds "
+        f"them in {shares(blind, GENERATED)} of the generated runs. A random guess is right in "
         f"{shares('random', GENERATED)}, and the position alone finds the step in {percent(place)}%, because the "
         f"annotated decisive mistakes occur early. In the longer hand-crafted runs the regression is right in "
         f"{shares(blind, HAND_CRAFTED)}, and the best rule, '{best}', in {shares(best, HAND_CRAFTED)}. "

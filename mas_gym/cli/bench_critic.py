@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import note, stdout, table
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 
@@ -133,7 +133,7 @@ def _threshold_line(one: FirstErrorFigures, dev: str | None) -> str:
 def _summary(found: Sequence[FirstErrorFigures], title: str) -> Table:
     lines = [_line(one) for one in found]
     shown = [i for i in range(len(_COLUMNS)) if any(line[i] != _DASH for line in lines)]
-    return _table(title, [_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines])
+    return table([_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines], title)
 
 
 def _line(one: FirstErrorFigures) -> tuple[str, ...]:
@@ -160,22 +160,9 @@ def _percent(share: float | None) -> str:
 def _depths(one: FirstErrorFigures) -> Table:
     head = ("After step", "Prefixes", "Mean value", "Without error", "AUC", "Calibration gap")
     lines = [(str(depth), *_depth_cells(found)) for depth, found in one.by_depth.items()]
-    return _table(f"{one_line(one.critic)}: calibration by depth", head, lines)
+    return table(head, lines, f"{one_line(one.critic)}: calibration by depth")
 
 
 def _depth_cells(found: DepthFigures) -> tuple[str, ...]:
     share = f"{100 * found.right:.1f}"
     return f"{found.prefixes:,}", f"{found.value:.3f}", share, f"{found.auc:.3f}", f"{found.gap:.3f}"
-
-
-def _table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for place, name in enumerate(head):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
-    for line in lines:
-        table.add_row(*map(Text, line))
-    return table

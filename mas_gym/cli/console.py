@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +24,7 @@ from mas_gym.internal.text import one_line, printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.table import Table
     from rich.text import Text
 
     from search.engine.progress import Progress
@@ -32,6 +34,7 @@ _PLAIN_SECONDS = 15.0
 _BAR = 20
 _GAP = 2
 _SHORTEST_LABEL = 8
+_WIDE = 120
 
 
 def stdout() -> Console:
@@ -83,6 +86,28 @@ def _escaped(text: Text) -> Text:
     copy.plain = printable(text.plain)
     copy.spans = [Span(places[span.start], places[span.end], span.style) for span in text.spans]
     return copy
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "", words: int = 1) -> Table:
+    """Return a table for `stdout`.
+
+    Args:
+        columns: The headings.
+        rows: The cells of each row.
+        title: The line above the table.
+        words: Number of columns that contain words; the columns after them contain numbers.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    heading = Text(title, style="bold") if title else None
+    found = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(columns):
+        found.add_column(name, justify="left" if place < words else "right", overflow="fold")
+    for row in rows:
+        found.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return found
 
 
 def show_error(message: str) -> None:
@@ -200,41 +225,29 @@ class RunProgress:
         now = time.monotonic()
         if current.sum().done == current.total or now - self._said > _PLAIN_SECONDS:
             self._said = now
-            [label], [figures], _ = self._fitted([current])
-            self._console.print(f"{label}: {'  '.join(filter(None, figures))}", soft_wrap=True)
+            self._console.print(f"{current.label}: {'  '.join(filter(None, self._figures(current)))}", soft_wrap=True)
 
     def _render(self) -> RenderableType:
+        from rich.constrain import Constrain
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        lines = self._shown()
-        labels, figures, spare = self._fitted(lines)
-        wide = spare >= _BAR + _GAP
+        wide = self._console.width >= _WIDE
         table = Table.grid(padding=(0, _GAP, 0, 0))
-        table.add_column(no_wrap=True)
+        table.add_column(min_width=_SHORTEST_LABEL)
         if wide:
             table.add_column(width=_BAR)
         for _ in range(5):
             table.add_column(no_wrap=True, justify="right")
-        for line, label, cells in zip(lines, labels, figures, strict=True):
+        for line in self._shown():
             done = line.sum().done
             style = "dim" if not line.runs else "green" if done == line.total else ""
             bar = [ProgressBar(line.total, done, width=_BAR)] if wide else []
-            table.add_row(Text(label), *bar, *map(Text, cells), style=style)
-        return table
-
-    def _fitted(self, lines: list[_Line]) -> tuple[list[str], list[list[str]], int]:
-        """Return labels and figures of lines that fit the width, and the number of remaining columns."""
-        longest = max(len(line.label) for line in lines)
-        for brief in (False, True):
-            figures = [self._figures(line, brief) for line in lines]
-            taken = sum(max(map(len, column)) + _GAP for column in zip(*figures, strict=True))
-            # The last column stays free, because some terminals wrap a line that fills it.
-            room = self._console.width - 1 - taken
-            if room >= longest:
-                break
-        return [shortened(line.label, max(room, _SHORTEST_LABEL)) for line in lines], figures, room - longest
+            label = Text(line.label, no_wrap=True, overflow="ellipsis")
+            table.add_row(label, *bar, *map(Text, self._figures(line)), style=style)
+        # The last column stays free, because some terminals wrap a line that fills it.
+        return Constrain(table, self._console.width - 1)
 
     def _shown(self) -> list[_Line]:
         # A table taller than the screen would scroll, so only the lines around the running one are shown.
@@ -243,51 +256,22 @@ class RunProgress:
         first = max(0, min(active - room // 2, len(self._lines) - room))
         return self._lines[first : first + room]
 
-    def _figures(self, line: _Line, brief: bool) -> list[str]:
-        """Return done, accuracy, agent calls, tokens and time of a line; briefly, large numbers are rounded."""
+    def _figures(self, line: _Line) -> list[str]:
+        """Return done, accuracy, agent calls, tokens and time of a line."""
         now = line.sum()
         done = f"{now.done:,}/{line.total:,}"
         if not line.runs:
             return [done, "", "", "", ""]
         notes = [f"Hit@1 {100 * now.correct / now.done:.1f}"] if now.done and self._graded else []
         notes += [f"{now.failed} failed"] if now.failed else []
-        notes += [f"{now.stored} stored"] if now.stored and not brief else []
-        rate = now.usage.generated_tokens / now.usage.seconds if now.usage.seconds > 0 else 0.0
-        fresh = now.done - now.stored
+        notes += [f"{now.stored} stored"] if now.stored else []
+        usage, fresh = now.usage, now.done - now.stored
+        rate = usage.generated_tokens / usage.seconds if usage.seconds > 0 else 0.0
         # Concurrent searches end together, so the remaining time cannot be estimated from the first few.
         reliable = fresh and now.done * 10 >= line.total and now.done < line.total
-        shown = (
-            f"{clock(now.usage.seconds / fresh * (line.total - now.done))} left"
-            if reliable
-            else clock(now.usage.seconds)
-        )
-        if brief:
-            return [
-                done,
-                ", ".join(notes),
-                f"AC {rounded(now.usage.agent_calls)}",
-                f"TOK {rounded(now.usage.generated_tokens)}",
-                shown,
-            ]
-        return [
-            done,
-            ", ".join(notes),
-            f"AC {now.usage.agent_calls:,}",
-            f"TOK {now.usage.generated_tokens:,} ({rate:,.0f}/s)",
-            shown,
-        ]
-
-
-def shortened(label: str, width: int) -> str:
-    """Return a label of at most ``width`` characters; the middle of a longer one is replaced by an ellipsis.
-
-    >>> shortened("mcts:40,3 + models/masprm", 16)
-    'mcts:40,…/masprm'
-    """
-    if len(label) <= width:
-        return label
-    head = width // 2
-    return f"{label[:head]}…{label[len(label) - (width - head - 1) :]}"
+        left = f"{clock(usage.seconds / fresh * (line.total - now.done))} left" if reliable else clock(usage.seconds)
+        tokens = f"TOK {rounded(usage.generated_tokens)} ({rounded(round(rate))}/s)"
+        return [done, ", ".join(notes), f"AC {rounded(usage.agent_calls)}", tokens, left]
 
 
 def rounded(number: int) -> str:

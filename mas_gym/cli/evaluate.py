@@ -161,14 +161,12 @@ def _check_recorded(
     default = opt.AgentSource()
     flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
     flags += ["--token-traces"] * options.token_traces
-    if flags:
-        raise ConfigError(f"--recorded already provides problems, agents and messages; leave out {' and '.join(flags)}")
     spread: dict[str, object] = {"--workers": workers, "--ray": options.ray, "--actors": options.actors}
     spread |= {"--gpus-per-actor": options.gpus_per_actor}
-    flags = [flag for flag, value in spread.items() if value is not None]
+    flags += [flag for flag, value in spread.items() if value is not None]
     if flags:
         raise ConfigError(
-            "--recorded runs only in this process, because messages are read and not generated; leave out "
+            "--recorded reads problems, agents and messages from the store, in this process; leave out "
             + " and ".join(flags)
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,37 +50,22 @@ def import_logs(
         return
     if store is None:
         raise ConfigError("expected --store FILE, such as --store runs.db, or --dry-run to show the first transcript")
+    from rich.progress import Progress
+
     from search.store.importing import import_transcripts
 
     opt.check_folder(store)
-    with _Progress() as progress:
-        found = import_transcripts(files, store, format=format, name=name, kind=checked, listen=progress.update)
+    console = stderr()
+    tasks: dict[str, TaskID] = {}
+
+    def listen(step: str, done: int, total: int) -> None:
+        if step not in tasks:
+            tasks[step] = bars.add_task(step, total=total)
+        bars.update(tasks[step], completed=done)
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        found = import_transcripts(files, store, format=format, name=name, kind=checked, listen=listen)
     _show(found, store)
-
-
-class _Progress:
-    """Progress bars for reading and writing, shown only in a terminal."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        console = stderr()
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
-    def update(self, step: str, done: int, total: int) -> None:
-        """Show the progress of a step."""
-        if step not in self._tasks:
-            self._tasks[step] = self._bars.add_task(step, total=total)
-        self._bars.update(self._tasks[step], completed=done)
 
 
 def _preview(files: list[Path], format: str | None) -> None:

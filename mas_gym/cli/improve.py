@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import note, stdout, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,17 +80,7 @@ def improve(
 
 
 def _show(rounds: Sequence[Round], evaluated: int, out: Path) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    title = f"Hit@1 on {evaluated} dev problems (95% interval) and tokens per problem"
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Generation")
-    for row in rounds[0].rows:
-        table.add_column(row.label.replace(" + ", "\n+ "), justify="right")
-    table.add_column("Critic\nvalue", justify="right")
-    table.add_column("True\nreward", justify="right")
+    rows = []
     for one in rounds:
         cells = [
             f"{100 * row.hits[1].mean:.1f} ({100 * row.interval.low:.0f} to {100 * row.interval.high:.0f})\n"
@@ -98,9 +88,11 @@ def _show(rounds: Sequence[Round], evaluated: int, out: Path) -> None:
             for row in one.rows
         ]
         values = [f"{one.values[name]:+.2f}" for name in ("critic", "reward")]
-        table.add_row(*map(Text, [str(one.number), *cells, *values]))
+        rows.append([str(one.number), *cells, *values])
+    labels = [row.label.replace(" + ", "\n+ ") for row in rounds[0].rows]
+    columns = ["Generation", *labels, "Critic\nvalue", "True\nreward"]
     console = stdout()
-    console.print(table)
-    console.print(Text(f"Agents: {rounds[-1].policy}"))
-    console.print(Text(f"Curves: {out / 'curves.png'}, tensorboard --logdir {out}", style="dim"))
-    console.print(Text(f"Figures: {out / 'rounds.json'}", style="dim"))
+    console.print(table(columns, rows, f"Hit@1 on {evaluated} dev problems (95% interval) and tokens per problem"))
+    console.print(f"Agents: {rounds[-1].policy}")
+    console.print(f"Curves: {out / 'curves.png'}, tensorboard --logdir {out}", style="dim")
+    console.print(f"Figures: {out / 'rounds.json'}", style="dim")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json as jsonlib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from mas_gym.cli.console import clock, stdout
+from mas_gym.cli.console import clock, stdout, table
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import by_cause, one_line
 
@@ -43,27 +42,21 @@ class Entry(NamedTuple):
 
 
 def envs(json: AsJSON = False) -> None:
-    """List the registered environments: task, MAS, agents, required data and whether it is available here."""
+    """List the registered environments: task, MAS, agents and required data."""
     rows = [_env_row(spec) for spec in registered(ENTRY_POINT, PROGRAM_ENTRY_POINT).values()]
     if json:
         typer.echo(jsonlib.dumps(rows, indent=2))
         return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("Environment", "Task", "MAS", "Agents", "Data", "Here"):
-        table.add_column(name, overflow="fold", no_wrap=name == "Environment")
-    for row in rows:
-        here = Text("yes", style="green") if row["available"] else Text("no", style="yellow")
-        texts = (row["id"], row["task"], row["mas"], ", ".join(row["agents"]), row["data"])
-        table.add_row(*(Text(one_line(text)) for text in texts), here)
+    cells = [
+        [one_line(text) for text in (row["id"], row["task"], row["mas"], ", ".join(row["agents"]), row["data"])]
+        for row in rows
+    ]
+    columns = ("Environment", "Task", "MAS", "Agents", "Data")
+    shown = table(columns, cells, words=len(columns))
+    shown.columns[0].no_wrap = True
     console = stdout()
-    console.print(table)
-    if any(not row["available"] for row in rows):
-        lines = 'For missing data, give a file with gym.make(ID, data="test.jsonl") or --data FILE, or go online once.'
-        console.print(Text(lines, style="dim"))
+    console.print(shown)
+    console.print('Data files: gym.make(ID, data="test.jsonl"), or --data FILE.', style="dim")
 
 
 def planners(json: AsJSON = False) -> None:
@@ -161,31 +154,18 @@ def _env_row(spec: EnvSpec) -> JSONObject:
     if "task" not in spec.kwargs:
         program = spec.entry_point == PROGRAM_ENTRY_POINT
         mas, data = ("the program's", "program=FILE.py:NAME, task=FILE") if program else ("the task's", "task=FILE")
-        return {"id": spec.id, "task": "yours", "mas": mas, "agents": [], "data": data, "available": True}
-    task, system = spec.kwargs["task"], mas_gym.load_mas(spec.kwargs["mas"])
-    data, available = _data(str(task), spec.kwargs.get("data"))
-    row = {"id": spec.id, "task": str(task), "mas": system.name, "agents": [agent.name for agent in system.agents]}
-    return row | {"data": data, "available": available}
+        return {"id": spec.id, "task": "yours", "mas": mas, "agents": [], "data": data}
+    task, system = str(spec.kwargs["task"]), mas_gym.load_mas(spec.kwargs["mas"])
+    data = str(spec.kwargs["data"]) if spec.kwargs.get("data") is not None else _data(task)
+    agents = [agent.name for agent in system.agents]
+    return {"id": spec.id, "task": task, "mas": system.name, "agents": agents, "data": data}
 
 
-def _data(task: str, given: object) -> tuple[str, bool]:
-    """Return the data that a task needs, and whether it is available offline."""
+def _data(task: str) -> str:
+    """Return the data that a task needs."""
     from mas_gym.tasks.catalogue import BENCHMARKS
 
-    if given is not None:
-        return str(given), Path(str(given)).exists()
-    if task not in BENCHMARKS:
-        return "none, generated", True
-    hub = BENCHMARKS[task].hub.path
-    return f"{hub} from the hub, or a local file", _cached(hub)
-
-
-def _cached(hub: str) -> bool:
-    """Whether a hub data set is in the cache of the datasets library."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
-    folder = cache / hub.replace("/", "___")
-    return folder.is_dir() and any(folder.rglob("*.arrow"))
+    return f"{BENCHMARKS[task].hub.path} from the hub, or a local file" if task in BENCHMARKS else "none, generated"
 
 
 _DASH = "\N{EN DASH}"
@@ -207,12 +187,12 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
         console.print(Text(f"{store} has no runs yet."))
         return
     paid = any("money" in run.facts for run, _ in found)
-    console.print(_table(_RESULTS, 3, ((run, _results(run, figures)) for run, figures in found)))
+    console.print(_table(_RESULTS, 4, ((run, _results(run, figures)) for run, figures in found)))
     console.print(
         Text("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
     )
     pace = (*_PACE, "Cost") if paid else _PACE
-    console.print(_table(pace, 0, ((run, _pace(run, figures, paid)) for run, figures in found)))
+    console.print(_table(pace, 1, ((run, _pace(run, figures, paid)) for run, figures in found)))
     words = "Rates are per active time, with at least one search running; seconds are per successful search."
     console.print(Text(words + " Cost: charges of the servers, including retries." * paid, style="dim"))
     for run, figures in found:
@@ -254,16 +234,14 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tuple[str, ...]]]) -> Table:
-    """Return a table of runs; the first ``words`` columns after the run contain words, the others numbers."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("Run", overflow="fold", min_width=12)
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < words else "right", overflow="fold", no_wrap=place >= words)
+    """Return a table of runs; the first ``words`` columns, with the run's, contain words, the others numbers."""
+    lines = []
     for run, cells in rows:
         label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")
-        table.add_row(*(Text(one_line(cell)) for cell in (label, *cells)))
-    return table
+        lines.append([one_line(cell) for cell in (label, *cells)])
+    made = table(("Run", *columns), lines, words=words)
+    made.padding = (0, 1, 0, 0)
+    made.columns[0].min_width = 12
+    for column in made.columns[words:]:
+        column.no_wrap = True
+    return made

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import note, stdout, table
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
@@ -150,21 +150,18 @@ def _row(one: Blame, agents: Sequence[str], least: float) -> JSONObject:
 
 
 def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least: float) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     sure = sorted((one for one in found if one.confidence >= least), key=lambda one: (one.speaker, -one.confidence))
-    title = f"{one_line(label)}: {len(found)} wrong answers, an agent named for {len(sure)}"
-    table = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for name, justify in (("Agent", "left"), ("Blamed", "right"), ("Clearest case", "left")):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     groups = [(speaker, list(group)) for speaker, group in groupby(sure, key=lambda one: one.speaker)]
+    rows: list[Sequence[str | Text]] = []
     for speaker, group in sorted(groups, key=lambda item: -len(item[1])):
         case = f"{one_line(group[0].problem_id)}: {one_line(group[0].text)}"
-        table.add_row(Text(one_line(agents[speaker])), str(len(group)), Text(_brief(case, 100)))
-    table.add_row(Text("nobody", style="dim"), str(len(found) - len(sure)), Text("no clear fall in value", style="dim"))
-    stdout().print(table)
+        rows.append([one_line(agents[speaker]), Text(str(len(group)), justify="right"), _brief(case, 100)])
+    nobody = Text(str(len(found) - len(sure)), justify="right")
+    rows.append([Text("nobody", style="dim"), nobody, Text("no clear fall in value", style="dim")])
+    title = f"{one_line(label)}: {len(found)} wrong answers, an agent named for {len(sure)}"
+    stdout().print(table(("Agent", "Blamed", "Clearest case"), rows, title, words=3))
 
 
 @opt.with_task(number=False)
@@ -237,8 +234,6 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
 
 
 def _show_regrade(result: Regrade, most: int, label: str) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     console = stdout()
@@ -252,16 +247,14 @@ def _show_regrade(result: Regrade, most: int, label: str) -> None:
         Text(f"{right:,} newly right, {wrong:,} newly wrong, {same:,} with another answer and the same grade")
     )
     if result.changes and most:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("Problem", "Answer before", "", "Answer now", ""):
-            table.add_column(name, overflow="fold")
         # Changed grades first.
         listed = sorted(result.changes, key=lambda change: change.correct == change.new_correct)[:most]
+        rows = []
         for change in listed:
             pairs = ((change.answer, change.correct), (change.new_answer, change.new_correct))
             cells = [part for answer, correct in pairs for part in (_brief(answer), "right" if correct else "wrong")]
-            table.add_row(*(Text(one_line(cell)) for cell in (change.problem_id, *cells)))
-        console.print(table)
+            rows.append([one_line(cell) for cell in (change.problem_id, *cells)])
+        console.print(table(("Problem", "Answer before", "", "Answer now", ""), rows, words=5))
         if len(result.changes) > most:
             console.print(
                 Text(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import examples, note, stdout
+from mas_gym.cli.console import examples, note, stdout, table
 from mas_gym.cli.evaluate import end_early, measure
 from mas_gym.errors import ConfigError, choice
 
@@ -258,19 +258,11 @@ def agents(
 
 
 def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text("On held-out problems"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Metric")
-    table.add_column("Value", justify="right")
-    for name, value in metrics.items():
-        if isinstance(value, int | float):
-            table.add_row(Text(name), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+    figures = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    rows = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.4f}") for name, v in figures.items()]
     console = stdout()
-    console.print(table)
-    console.print(Text(f"Saved to {folder}. Next: mas-gym eval --critic {folder} --planner mcts:10,3"))
+    console.print(table(("Metric", "Value"), rows, "On held-out problems"))
+    console.print(f"Saved to {folder}. Next: mas-gym eval --critic {folder} --planner mcts:10,3")
 
 
 class _Harvest:

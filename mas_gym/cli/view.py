@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import sys
 import threading
 import time
@@ -37,9 +35,7 @@ PLOT = "/plot/"
 
 _KEY = 16
 _QUESTION = 300
-_HEAD_SECONDS, _IDLE_SECONDS = 10.0, 10.0
 _READ_SECONDS = 1.0
-_CONNECTIONS = 64
 
 
 def view(
@@ -72,31 +68,12 @@ def view(
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a bounded number of connections that reports only its own errors."""
+    """A server that reports only its own errors."""
 
     daemon_threads = True
-    request_queue_size = _CONNECTIONS
-
-    def __init__(self, store: Path, port: int) -> None:
-        self._room = threading.BoundedSemaphore(_CONNECTIONS)
-        super().__init__(("127.0.0.1", port), partial(_Handler, Pages(store)))
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a request on a new thread, or close the connection if there are too many."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle a request, then release the connection's slot."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that disconnect or stop sending."""
+        """Ignore clients that disconnect."""
         error = sys.exception()
         if error is not None and not isinstance(error, OSError):
             show_traceback(error)
@@ -104,42 +81,15 @@ class _Server(ThreadingHTTPServer):
 
 def make_server(store: Path, port: int) -> ThreadingHTTPServer:
     """Return a server of a store's pages, bound to the loopback address and not yet started."""
-    return _Server(store, port)
+    return _Server(("127.0.0.1", port), partial(_Handler, Pages(store)))
 
 
 class _Handler(BaseHTTPRequestHandler):
     """Handles GET requests for the listing and for trees."""
 
-    timeout = _IDLE_SECONDS
-    # Without a version in a request, the reply would have no status line.
-    default_request_version = "HTTP/1.0"
-
     def __init__(self, pages: Pages, *rest: Any) -> None:
         self._pages = pages
         super().__init__(*rest)
-
-    def setup(self) -> None:
-        """Close connections without a complete request in time, even if they keep sending."""
-        super().setup()
-        self._deadline = threading.Timer(_HEAD_SECONDS, self._hang_up)
-        self._deadline.daemon = True
-        self._deadline.start()
-
-    def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def parse_request(self) -> bool:
-        """Parse the rest of the request's head."""
-        try:
-            return super().parse_request()
-        finally:
-            self._deadline.cancel()
-
-    def finish(self) -> None:
-        """Close the connection."""
-        self._deadline.cancel()
-        super().finish()
 
     def do_GET(self) -> None:
         """Send a page or an error."""
@@ -159,8 +109,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, self._pages.page(unquote(url.path), query))
         except MASGymError as error:
             self._send(404, _error_page(str(error)))
-        except ValueError as error:
-            self._send(400, _error_page(f"expected the address of a page, got {self.path[:80]!r}: {error}"))
 
     def _send(self, status: int, text: str, kind: str = "text/html") -> None:
         body = text.encode("utf-8", "replace")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
@@ -91,24 +92,8 @@ def stepping(env: gym.Env[ObsType, ActType], action: Any) -> Asking[Step]:
 
 def answered(step: Asking[T]) -> T:
     """Run a step and execute its requests one by one."""
-    answer: Any = None
-    while True:
-        try:
-            question = step.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        answer = _sample(*question) if isinstance(question, Sampling) else _score(question)
-
-
-def _sample(policy: Policy | AsyncPolicy, request: SamplingRequest) -> SamplingReply:
-    if isinstance(policy, AsyncPolicy):
-        # Engines keep connections open on one event loop, so every call must use it.
-        return asyncio.run_coroutine_threadsafe(policy.sample_async(request), engine_loop()).result()
-    replies = policy.sample([request])
-    if len(replies) != 1:
-        raise PolicyError(f"policy {policy.name!r}: expected one reply to one request, got {len(replies)}")
-    return replies[0]
+    with closing(Together()) as together:
+        return together.run([step])[0]
 
 
 def score(critic: Critic, contexts: Mapping[int, Sequence[ScoringContext]]) -> dict[int, list[float] | Exception]:
@@ -133,13 +118,6 @@ def score(critic: Critic, contexts: Mapping[int, Sequence[ScoringContext]]) -> d
         waiting[place] = part
     flush()
     return answers
-
-
-def _score(question: Scoring) -> list[float]:
-    [answer] = score(question.critic, {0: question.contexts}).values()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 def _values(critic: Critic, contexts: Sequence[ScoringContext], outcome: Scores | Exception) -> list[float] | Exception:
@@ -181,7 +159,8 @@ class Together:
                 except StopIteration as end:
                     results[place] = end.value
                 except Exception as error:
-                    error.add_note(f"in environment {place} of {len(steps)}")
+                    if len(steps) > 1:
+                        error.add_note(f"in environment {place} of {len(steps)}")
                     raise
             answers = self._answers(questions)
         return [results[place] for place in range(len(steps))]

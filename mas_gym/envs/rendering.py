@@ -163,7 +163,7 @@ class _Canvas:
     def wrapped(self, text: str, size: int, width: float, lines: int) -> list[str]:
         rows: list[str] = []
         # No more than this is visible, and measuring a megabyte would take seconds.
-        for paragraph in printable(text[:_LONGEST]).replace("\t", "    ").split("\n"):
+        for paragraph in printable(text[:_LONGEST]).expandtabs(4).split("\n"):
             row = ""
             for word in paragraph.split(" "):
                 longer = f"{row} {word}" if row else word
@@ -171,11 +171,7 @@ class _Canvas:
                     rows.append(row)
                     longer = word
                 row = longer
-                if len(rows) > lines:
-                    break
             rows.append(row)
-            if len(rows) > lines:
-                break
         cut = len(rows) > lines or len(text) > _LONGEST
         rows = [self.fitted(row, size, width) for row in rows[:lines]]
         if cut and rows:

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import (
     write_to_shared_memory,
 )
 
-from mas_gym.errors import ConfigError, DataError
+from mas_gym.errors import ConfigError, DataError, whole_number
 from mas_gym.internal.text import name_of
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ class Unicode(Space[str]):
 
     def __init__(self, max_bytes: int = 65_536, seed: int | None = None) -> None:
         """Build the space; nothing is allocated."""
-        if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 0:
-            raise ConfigError(f"max_bytes: expected a whole number of at least 0, got {max_bytes!r}")
-        self.max_bytes = max_bytes
+        self.max_bytes = whole_number("max_bytes", max_bytes, at_least=0)
         super().__init__(None, None, seed)
 
     @property

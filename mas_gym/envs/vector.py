@@ -69,8 +69,6 @@ def make_vector(
     if policy is None:
         for name in set(_CHOICE) & set(options):
             raise ConfigError(f"{name}: expected policy= as well, such as policy='tiny'")
-    if wrap is not None and not callable(wrap):
-        raise ConfigError(f"wrap: expected a function, such as wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
     named = load_policy(policy) if isinstance(policy, str) else policy
     shared = None if named is None else as_policy(named)
     chosen = {name: options.pop(name) for name in _CHOICE if name in options}
@@ -78,12 +76,7 @@ def make_vector(
     def make() -> gym.Env[Any, Any]:
         base = MASEnv(**options)
         env = base if shared is None else CandidateChoice(base, shared, **chosen)
-        made = env if wrap is None else wrap(env)
-        if not isinstance(made, gym.Env):
-            raise ConfigError(
-                f"wrap: expected a function that returns an environment, got one that returns {shown(made)}"
-            )
-        return made
+        return env if wrap is None else wrap(env)
 
     return MASVectorEnv([make] * count, autoreset_mode=autoreset_mode)
 
@@ -255,29 +248,21 @@ class MASVectorEnv(SyncVectorEnv):
     def _each(self, actions: object, ended: NDArray[np.bool_]) -> list[object]:
         """Return the action of each environment."""
         expected = f"expected {self.num_envs} actions, one per environment"
-        if not isinstance(self.single_action_space, spaces.Discrete):
-            try:
-                each = list(iterate(self.action_space, actions))
-            except (TypeError, ValueError, LookupError) as error:
-                raise IllegalActionError(f"{expected}, got {shown(actions)}") from error
-            if len(each) != self.num_envs:
-                raise IllegalActionError(f"{expected}, got {len(each)}")
-            return each
+        space = self.single_action_space
         try:
-            numbers = np.asarray(actions)
-        except ValueError as error:
+            # Actions may be tensors, whose elements are no element of a `Discrete` space.
+            given = np.asarray(actions) if isinstance(space, spaces.Discrete) else actions
+            each = list(iterate(self.action_space, given))
+        except (TypeError, ValueError, LookupError) as error:
             raise IllegalActionError(f"{expected}, got {shown(actions)}") from error
-        if numbers.shape != (self.num_envs,) or numbers.dtype.kind not in "iu":
-            raise IllegalActionError(
-                f"{expected}, whole numbers, got an array of shape {numbers.shape} and type {numbers.dtype}"
-            )
-        n = int(self.single_action_space.n)
-        wrong = np.flatnonzero(~ended & ((numbers < 0) | (numbers >= n)))
-        if len(wrong):
-            raise IllegalActionError(
-                f"environment {wrong[0]}: expected a proposal from 0 to {n - 1}, got {numbers[wrong[0]]}"
-            )
-        return list(numbers)
+        if len(each) != self.num_envs:
+            raise IllegalActionError(f"{expected}, got {len(each)}")
+        if isinstance(space, spaces.Discrete):
+            for place, action in enumerate(each):
+                if not ended[place] and action not in space:
+                    expected = f"environment {place}: expected a proposal from 0 to {space.n - 1}"
+                    raise IllegalActionError(f"{expected}, got {shown(action)}")
+        return each
 
     def close_extras(self, **kwargs: object) -> None:
         """Close the sub-environments and the policies' sessions."""

@@ -12,9 +12,6 @@ from pathlib import Path
 from mas_gym.errors import MASGymError
 
 BUSY_SECONDS = 30.0
-READ_SECONDS = 60.0
-"""Maximum duration of a reader's statement; only a malicious file needs more."""
-_INSTRUCTIONS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,6 @@ class Format:
             address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=address != str(path)
         )
         try:
-            if not create:
-                _limit(connection)
             # Once, because a new function makes SQLite prepare every statement again.
             for name, function in self.functions.items():
                 connection.create_function(name, -1, function, deterministic=True)
@@ -148,18 +143,6 @@ SELECT t.name || '.' || c.name FROM sqlite_master t, pragma_table_xinfo(t.name) 
 """Views, triggers, virtual tables and computed columns."""
 
 
-def _limit(connection: sqlite3.Connection) -> None:
-    """Stop statements that compute for longer than `READ_SECONDS`."""
-    began = time.monotonic()
-
-    def start(statement: str) -> None:
-        nonlocal began
-        began = time.monotonic()
-
-    connection.set_trace_callback(start)
-    connection.set_progress_handler(lambda: time.monotonic() - began > READ_SECONDS, _INSTRUCTIONS)
-
-
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Switch a new file to WAL mode, and wait while another process creates it, because SQLite does not wait."""
     end = time.monotonic() + BUSY_SECONDS
@@ -200,8 +183,6 @@ def _remedy(error: Exception) -> str:
         return "a number is too large to be stored"
     if "full" in text:
         return "the disk is full; free some space and run the same command again: finished searches are kept"
-    if text == "interrupted":
-        return f"a read took over {READ_SECONDS:g} seconds, so the file is damaged or malicious"
     if "locked" in text or "busy" in text:
         return f"another process locked it for over {BUSY_SECONDS:g} seconds; try again when that process has ended"
     if "readonly" in text or "unable to open" in text:

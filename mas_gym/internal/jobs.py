@@ -18,23 +18,16 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, MASGymError, SearchError
 from mas_gym.internal.workers import _end_with_parent, _safe_path
 
 _PATIENCE = 30.0
 JobT = TypeVar("JobT")
-JobT_contra = TypeVar("JobT_contra", contravariant=True)
 Message = TypeVar("Message")
-Message_co = TypeVar("Message_co", covariant=True)
-
-
-class JobRunner(Protocol[JobT_contra, Message_co]):
-    """Runs jobs; `report` sends a message to the parent. Returns the error that ended a job early, else None."""
-
-    def __call__(self, job: JobT_contra, report: Callable[[Message_co], None]) -> BaseException | None:
-        """Run a job."""
+JobRunner: TypeAlias = Callable[[JobT, Callable[[Message], None]], BaseException | None]
+"""Runs a job and sends messages to the parent; returns the error that ended the job early, else None."""
 
 
 def run_jobs(

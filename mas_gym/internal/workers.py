@@ -44,30 +44,54 @@ def _end_with_parent() -> None:
 START_SECONDS = 120.0
 
 
-class Worker:
-    """A worker that replies to requests one at a time; thread-safe.
+_START = """
+import importlib.util, sys
+sys.path += [folder for folder in {folders!r} if folder not in sys.path]
+spec = importlib.util.spec_from_file_location("mas_gym", {package!r})
+sys.modules["mas_gym"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from {module} import {function}
+{function}()
+"""
 
-    It starts at the first request, and restarts at the next request after a stop. A forked child discards its parent's
-    worker and starts a separate one.
+
+class LineProcess:
+    """A Python process that replies to each line of JSON with a line of JSON, one at a time; it runs `serve_lines`.
+
+    It starts at the first request, and restarts at the next request after a stop. Thread-safe. A forked child discards
+    its parent's process and starts a separate one.
+
+    It has a separate process group, which is killed when this object or this process ends. It imports the same
+    `mas_gym`. Other modules are searched first in the Python installation, then on this process's path, but not in the
+    current folder.
+
+    Args:
+        entry: The function to run, as in ``"mas_gym.tasks.grading.symbolic:serve"``.
+        arguments: Its ``sys.argv[1:]``.
+        quiet: Drop its output to stderr.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entry: str, *arguments: str, quiet: bool = False) -> None:
         """Create the worker; the first request starts it."""
         self._lock = threading.Lock()
         self._asked = 0
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         _workers.add(self)
+        self._entry, self._arguments = entry, arguments
+        self._stderr = subprocess.DEVNULL if quiet else None
+        self._process: subprocess.Popen[str] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[str]], LineProcess] | None = None
 
     def ask(self, request: object, seconds: float) -> Any:
         """Return the reply to a request.
 
-        An interrupted wait, for example by Ctrl-C, stops the worker; otherwise its late reply could be taken for the
+        An interrupted wait, for example by Ctrl-C, stops the process; otherwise its late reply could be taken for the
         reply to the next request. For the same reason, requests and replies are numbered.
 
         Raises:
-            ChildProcessError: The worker does not start.
-            EOFError: The worker ended before it replied.
-            TimeoutError: The worker did not reply in time.
+            ChildProcessError: The process does not start.
+            EOFError: The process ended before it replied.
+            TimeoutError: The process did not reply in time.
         """
         with self._lock:
             try:
@@ -92,93 +116,7 @@ class Worker:
                 return reply
 
     def _start(self) -> None:
-        """Start the worker unless it is running."""
-        raise NotImplementedError
-
-    def _send(self, numbered: tuple[int, object]) -> None:
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Stop the worker; the next request starts another."""
-        raise NotImplementedError
-
-    def forget(self) -> None:
-        """In a forked child, discard the parent's worker without stopping it."""
-        self._lock = threading.Lock()
-
-
-class ThreadWorker(Worker):
-    """A worker that calls a function on a thread; a stop does not interrupt the thread.
-
-    Args:
-        answer: Returns the reply to a request; must not raise.
-    """
-
-    def __init__(self, answer: Callable[[Any], Any]) -> None:
-        """Create the worker; the first request starts it."""
-        super().__init__()
-        self._answer = answer
-        self._requests: queue.SimpleQueue[tuple[int, Any] | None] | None = None
-
-    def _start(self) -> None:
-        if self._requests is None:
-            self._requests, self._replies = queue.SimpleQueue(), queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(self._requests, self._replies), daemon=True).start()
-
-    def _send(self, numbered: tuple[int, object]) -> None:
-        assert self._requests is not None
-        self._requests.put(numbered)
-
-    def _serve(self, requests: queue.SimpleQueue[Any], replies: queue.SimpleQueue[Any]) -> None:
-        while (numbered := requests.get()) is not None:
-            number, request = numbered
-            replies.put((number, self._answer(request)))
-
-    def stop(self) -> None:
-        """Abandon the thread, which ends after its request; the next request starts another."""
-        requests, self._requests = self._requests, None
-        if requests is not None:
-            requests.put(None)
-
-    def forget(self) -> None:
-        """In a forked child, discard the thread, which exists only in the parent."""
-        super().forget()
-        self._requests = None
-
-
-_START = """
-import importlib.util, sys
-sys.path += [folder for folder in {folders!r} if folder not in sys.path]
-spec = importlib.util.spec_from_file_location("mas_gym", {package!r})
-sys.modules["mas_gym"] = package = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(package)
-from {module} import {function}
-{function}()
-"""
-
-
-class LineProcess(Worker):
-    """A Python process that replies to each line of JSON with a line of JSON; it runs `serve_lines`.
-
-    It has a separate process group, which is killed when this object or this process ends. It imports the same
-    `mas_gym`. Other modules are searched first in the Python installation, then on this process's path, but not in the
-    current folder.
-
-    Args:
-        entry: The function to run, as in ``"mas_gym.tasks.grading.symbolic:serve"``.
-        arguments: Its ``sys.argv[1:]``.
-        quiet: Drop its output to stderr.
-    """
-
-    def __init__(self, entry: str, *arguments: str, quiet: bool = False) -> None:
-        """Create the worker; the first request starts it."""
-        super().__init__()
-        self._entry, self._arguments = entry, arguments
-        self._stderr = subprocess.DEVNULL if quiet else None
-        self._process: subprocess.Popen[str] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[str]], LineProcess] | None = None
-
-    def _start(self) -> None:
+        """Start the process unless it is running."""
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
@@ -221,7 +159,7 @@ class LineProcess(Worker):
 
     def forget(self) -> None:
         """In a forked child, discard the parent's process without stopping it."""
-        super().forget()
+        self._lock = threading.Lock()
         if self._process is not None:
             # The parent reaps the process; a return code keeps Popen from warning here.
             self._process.returncode = 0
@@ -274,7 +212,7 @@ def serve_lines(prepare: Callable[[], Callable[[Any], Any]]) -> None:
         send(number, reply)
 
 
-_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_workers: weakref.WeakSet[LineProcess] = weakref.WeakSet()
 
 
 def _forget() -> None:

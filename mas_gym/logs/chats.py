@@ -8,9 +8,8 @@ from typing import Any
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.logs.messages import History, read_history, written
+from mas_gym.logs.messages import History, is_history, is_message, read_history, written
 from mas_gym.logs.transcript import Transcript, number, small_facts, truth
-from mas_gym.logs.values import is_history, is_message
 from mas_gym.tasks.rows import BadRow, first_of
 
 QUESTION = ("question", "problem", "query", "input", "prompt")

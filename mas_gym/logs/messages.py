@@ -28,6 +28,26 @@ _SIDE = re.compile(r"(?P<name>.+?) \((?:-> (?P<to>[^()]+)|(?P<remark>[^()]{1,100
 _STOP = "TERMINATE"
 
 
+def is_history(value: list[object]) -> bool:
+    """Whether a list is one chat history rather than a list of rows."""
+    return bool(value) and is_message(value[0])
+
+
+def is_message(value: object) -> bool:
+    """Whether a value looks like a chat message of any dialect."""
+    if not isinstance(value, Mapping):
+        return False
+    if "__event__" in value:
+        # An event of AG2.
+        return True
+    if "role" in value:
+        return "content" in value or "parts" in value or "tool_calls" in value or "tool_responses" in value
+    kind = value.get("type")
+    return (kind == "constructor" and "kwargs" in value) or (
+        kind in ("human", "ai", "system", "tool") and ("content" in value or "data" in value)
+    )
+
+
 class RawMessage(NamedTuple):
     """A message before questions and system prompts are separated.
 
@@ -83,14 +103,13 @@ def read_history(
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise BadRow(f"expected a list of messages, got {shown(entries)}")
     names: dict[str, str] = {}
-    raw = [one for entry in entries for one in read_message(entry, names)]
     # Only dialects without labels put several messages into one entry.
-    places = [place for place, entry in enumerate(entries) for _ in range(_count(entry))]
+    raw = [(place, one) for place, entry in enumerate(entries) for one in read_message(entry, names)]
     dropped: Counter[str] = Counter()
     prompts: dict[str, str] = {}
     kept: list[tuple[int, RawMessage]] = []
     labels, verdicts = labels or {}, verdicts or {}
-    for place, one in zip(places, raw, strict=True):
+    for place, one in raw:
         label = labels.get(place, one.message.label)
         dropped.update(one.dropped)
         if one.role == SYSTEM:
@@ -119,11 +138,6 @@ def read_history(
     dropped["system message without a single speaker"] += len(prompts.keys() - speakers)
     prompts = {name: text for name, text in prompts.items() if name in speakers}
     return History(found, messages, prompts, +dropped)
-
-
-def _count(entry: object) -> int:
-    responses = entry.get("tool_responses") if isinstance(entry, Mapping) else None
-    return len(responses) if isinstance(responses, list) and responses else 1
 
 
 def _keep_prompt(prompts: dict[str, str], one: RawMessage, dropped: Counter[str]) -> None:
@@ -181,8 +195,8 @@ def _message(entry: object, names: dict[str, str]) -> RawMessage:
     name, recipients = _speaker(fields, role, names)
     known = _ROLES.get(role.lower())
     if known is None and name is None:
-        name, known = _sided(role)
         side = _SIDE.fullmatch(role)
+        name = side["name"] if side else role
         recipients = (side["to"].strip(),) if side and side["to"] else ()
         left_out += (f"remark ({side['remark']})",) if side and side["remark"] else ()
     known = known or ASSISTANT
@@ -219,11 +233,6 @@ def _fields(entry: object) -> tuple[JSONMapping, str]:
     if not isinstance(role, str) or not role.strip():
         raise BadRow(f"expected a message with a role, got {shown(dict(entry))}")
     return fields, role.strip()
-
-
-def _sided(role: str) -> tuple[str, str]:
-    side = _SIDE.fullmatch(role)
-    return (side["name"] if side else role), ASSISTANT
 
 
 def _speaker(fields: Mapping[str, object], role: str, names: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import DataError, MASGymError, UserCodeError, choice, shown
+from mas_gym.errors import DataError, DataNotFoundError, MASGymError, UserCodeError, choice, shown
 from mas_gym.logs.chats import ag2, chat, is_ag2, is_chat, is_langgraph, langgraph
 from mas_gym.logs.labelled import (
     agent_processbench,
@@ -23,11 +23,12 @@ from mas_gym.logs.labelled import (
     processbench,
     who_and_when,
 )
+from mas_gym.logs.messages import is_history
 from mas_gym.logs.spans import Traces, is_otel
 from mas_gym.logs.transcript import BrokenLine, Transcript, check
-from mas_gym.logs.values import json_values
 from mas_gym.plugins import Spec, find_in_file, names_a_file
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.json_rows import json_rows
+from mas_gym.tasks.rows import BadRow, Row
 
 logger = logging.getLogger("mas_gym.logs")
 
@@ -60,20 +61,25 @@ def recognise(path: str | os.PathLike[str]) -> str:
     Raises:
         DataError: The format is none of `FORMATS`.
     """
-    rows = [value for value in islice(json_values(Path(path)), _SNIFFED) if not isinstance(value.value, BadRow)]
+    rows = list(islice(_rows(Path(path)), _SNIFFED))
     for _, row in rows:
         for name, one in FORMATS.items():
             if one.fits(row):
                 return name
-    found = shown(_outline(rows[0].value)) if rows else "no JSON value"
+    first = rows[0].value if rows else BadRow("no JSON value")
+    found = first if isinstance(first, BadRow) else shown(sorted(first) if isinstance(first, dict) else first)
     raise DataError(
         f"{path}: expected a log in one of the formats {', '.join(FORMATS)}, got {found}; name the format with "
         "--format, or write a reader: --format my.py:read"
     )
 
 
-def _outline(row: object) -> object:
-    return sorted(row) if isinstance(row, dict) else row
+def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[Row]:
+    if not path.exists():
+        raise DataNotFoundError(f"{path}: expected a log file; there is none")
+    if not path.is_file():
+        raise DataError(f"{path}: expected a regular file; name the files of a folder, as in FOLDER/*.jsonl")
+    return json_rows(path, listen, is_history)
 
 
 def check_format(format: str | None) -> None:
@@ -144,7 +150,7 @@ def _read_file(
     path: Path, format: str, traces: Traces, listen: Callable[[int], None]
 ) -> Iterator[Transcript | BrokenLine]:
     read = FORMATS[format].read
-    for place, row in json_values(path, listen):
+    for place, row in _rows(path, listen):
         try:
             if isinstance(row, BadRow):
                 raise row

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import REFERENCE, reference_of, text_or_none
-from mas_gym.logs.messages import content_of, read_message, written
+from mas_gym.logs.messages import content_of, is_message, read_message, written
 from mas_gym.logs.transcript import (
     BrokenLine,
     LoggedMessage,
@@ -27,12 +27,9 @@ from mas_gym.logs.transcript import (
     speaker_name,
     truth,
 )
-from mas_gym.logs.values import is_message, parsed
 from mas_gym.systems.tool_calls import ToolCall
+from mas_gym.tasks.json_rows import parsed
 from mas_gym.tasks.rows import BadRow, first_of
-
-MOST_SPANS = 20_000
-"""Maximum number of spans in one trace."""
 
 _MODEL, _TOOL, _AGENT, _OTHER = "model", "tool", "agent", "other"
 _MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")
@@ -173,8 +170,8 @@ def _attributes(entries: object) -> JSONObject:
     return {key: _any_value(value) for key, value in pairs if isinstance(key, str)}
 
 
-def _any_value(value: object, depth: int = 0) -> object:
-    if not isinstance(value, Mapping) or depth > 50:
+def _any_value(value: object) -> object:
+    if not isinstance(value, Mapping):
         return value
     for key in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
         if key in value:
@@ -183,10 +180,10 @@ def _any_value(value: object, depth: int = 0) -> object:
         found = value["intValue"]
         return int(found) if isinstance(found, str) and found.lstrip("-").isdecimal() and len(found) < 20 else found
     if "arrayValue" in value:
-        return [_any_value(one, depth + 1) for one in _list(_get(value["arrayValue"], "values"))]
+        return [_any_value(one) for one in _list(_get(value["arrayValue"], "values"))]
     if "kvlistValue" in value:
         entries = _list(_get(value["kvlistValue"], "values"))
-        return {str(_get(one, "key")): _any_value(_get(one, "value"), depth + 1) for one in entries}
+        return {str(_get(one, "key")): _any_value(_get(one, "value")) for one in entries}
     return None
 
 
@@ -303,11 +300,8 @@ class Traces:
             traces = connection.execute("SELECT trace, min(rowid) AS first FROM spans GROUP BY trace ORDER BY first")
             for trace, first in traces:
                 [place] = connection.execute("SELECT place FROM spans WHERE rowid = ?", (first,)).fetchone()
-                query = "SELECT span FROM spans WHERE trace = ? ORDER BY rowid LIMIT ?"
-                rows = connection.execute(query, (trace, MOST_SPANS + 1)).fetchall()
+                rows = connection.execute("SELECT span FROM spans WHERE trace = ? ORDER BY rowid", (trace,)).fetchall()
                 try:
-                    if len(rows) > MOST_SPANS:
-                        raise BadRow(f"expected a trace of at most {MOST_SPANS:,} spans, got more")
                     yield check(_transcript(trace, [json.loads(text) for (text,) in rows], place))
                 except BadRow as fault:
                     yield BrokenLine(place, f"trace {shown(trace)}: {fault}")

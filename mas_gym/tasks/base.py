@@ -118,11 +118,6 @@ class Grade(_Grade):
         counts = _count("tokens", tokens), _count("prompt_tokens", prompt_tokens)
         return super().__new__(cls, bool(correct), extracted, reason, *counts)
 
-    @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
-        """Also check the fields that `_replace` sets."""
-        return cls(*iterable)
-
 
 def _count(name: str, value: object) -> int:
     # NumPy's integers are counts too.

@@ -36,7 +36,6 @@ from mas_gym.errors import (
     ConfigError,
     DataError,
     DataNotFoundError,
-    MASGymError,
     UnknownNameError,
     choice,
     shown,
@@ -46,7 +45,7 @@ from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS as ALL_KINDS
 from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
-from mas_gym.tasks.files import absolute, listing, read_file, read_partition, stamp, three_ways
+from mas_gym.tasks.files import listing, read_file, read_partition, stamp, three_ways
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import Function, KindGrader, make_grader
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
@@ -200,9 +199,9 @@ def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox
 def _benchmark(name: str, split: str, data: str | Path | None, mode: GradingMode, limit: int | None) -> ProblemTask:
     if KINDS[name] == "expression" and mode == "strict":
         require_math()
-    table = load_table(
-        name, split, None if data is None else str(absolute(data)), limit is not None and split == "test"
-    )
+    place = None if data is None else Path(data).expanduser().resolve()
+    state = None if place is None else stamp(place)
+    table = _load_table(name, split, place, limit is not None and split == "test", state)
     return ProblemTask(name, split, table, range(len(table.problems)), mas=BENCHMARKS[name].mas)
 
 
@@ -259,7 +258,10 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         Columns.read(options.get("columns"))
     elif name not in BENCHMARKS:
         if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
-            raise unknown_task(name)
+            raise UnknownNameError(
+                f"{TASKS.unknown(name)}; for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a data set "
+                "OWNER/NAME on the hub"
+            )
         # The task's function checks its options.
         return
     check_mode(options.get("grading", "strict"))
@@ -267,12 +269,6 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         whole_number("limit", options["limit"], at_least=1)
     if unknown := sorted(set(options) - known):
         raise ConfigError(f"task {name!r}: expected options among {', '.join(sorted(known))}, got {', '.join(unknown)}")
-
-
-def unknown_task(name: str) -> MASGymError:
-    """Return the error for a task that does not exist, with instructions for your own data."""
-    own = f"for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
-    return UnknownNameError(f"{TASKS.unknown(name)}; {own}")
 
 
 def task_makers() -> dict[str, Callable[..., Any]]:
@@ -302,20 +298,9 @@ TASKS = Registry(
 """Names of tasks; an entry point is a function ``(split, **options) -> Task``."""
 
 
-def load_table(name: str, split: str, place: str | None, sample: bool) -> Table:
-    """Load the problems of one split; cached until the data on disk changes.
-
-    Args:
-        name: Name of a benchmark.
-        split: ``"train"``, ``"dev"`` or ``"test"``.
-        place: Absolute path of a file or folder; None for the hub.
-        sample: Whether to shuffle the test split.
-    """
-    return _load_table(name, split, place, sample, None if place is None else stamp(Path(place)))
-
-
 @lru_cache(maxsize=16)
-def _load_table(name: str, split: str, place: str | None, sample: bool, state: object) -> Table:
+def _load_table(name: str, split: str, place: Path | None, sample: bool, state: object) -> Table:
+    """Load the problems of one split; cached until ``state``, the stamp of the data on disk, changes."""
     rows, order = _split_rows(name, split, place)
     if sample:
         order = [order[row] for row in shuffled(len(order))]
@@ -326,15 +311,15 @@ def _load_table(name: str, split: str, place: str | None, sample: bool, state: o
         lambda place, fields: CONVERTERS[name](fields, f"{name}/{split}/{wanted[place]}"),
     )
     problems = dict(zip(wanted, read, strict=True))
-    return Table([problems[number] for number in order], origin=(load_table, (name, split, place, sample)))
+    return Table([problems[number] for number in order])
 
 
-def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], list[int]]:
+def _split_rows(name: str, split: str, place: Path | None) -> tuple[list[Row], list[int]]:
     """Return the raw rows of the partition that contains a split, and the split's row numbers in order."""
     benchmark = BENCHMARKS[name]
     wanted = benchmark.evaluation if split == "test" else benchmark.pool
     parts = _partitions(name, benchmark, wanted, place)
-    if benchmark.nested and split != "test" and (place is None or Path(place).is_dir()):
+    if benchmark.nested and split != "test" and (place is None or place.is_dir()):
         tested = _partitions(name, benchmark, benchmark.evaluation, place).get(benchmark.evaluation, [])
         questions = {str(row.value.get("Question")).strip() for row in tested if isinstance(row.value, Mapping)}
         parts[wanted] = [
@@ -358,24 +343,23 @@ def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], li
     return rows, held_out.dev if split == "dev" else held_out.train
 
 
-def _partitions(name: str, benchmark: Benchmark, wanted: str, place: str | None) -> dict[str, list[Row]]:
+def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None) -> dict[str, list[Row]]:
     """Read the wanted partition, or all partitions if the data set is to be split here."""
     if place is None:
         part = "train" if benchmark.whole else wanted
         return {part: read_hub(benchmark.hub, part, name)}
-    path = Path(place)
-    if path.is_file():
-        rows = read_file(path, name)
+    if place.is_file():
+        rows = read_file(place, name)
         # a file of the whole data set is not one of its splits
         part = "train" if any(dict(whole) == {"train": len(rows)} for whole in benchmark.whole) else wanted
         return {part: rows}
-    if not path.is_dir():
+    if not place.is_dir():
         raise DataNotFoundError(three_ways(name, f"{place} does not exist"))
     parts = {}
     for part in ("train", "test") if benchmark.whole else (wanted,):
-        if rows := read_partition(path, part, name):
+        if rows := read_partition(place, part, name):
             parts[part] = rows
     if wanted not in parts and not any({p: len(r) for p, r in parts.items()} == dict(w) for w in benchmark.whole):
-        why = f"the folder {place} has no files named {wanted!r}; it contains {listing(path)}"
+        why = f"the folder {place} has no files named {wanted!r}; it contains {listing(place)}"
         raise DataNotFoundError(three_ways(name, why))
     return parts

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from mas_gym.errors import ConfigError, DataError, need, shown
+from mas_gym.errors import DataError, need, shown
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
 from mas_gym.tasks.rows import BadRow, Row
-
-if TYPE_CHECKING:
-    import pyarrow
-
-MAX_BYTES = 1 << 29
-"""Maximum size of a data file, and of a Parquet file's content in memory."""
-
-MAX_COLUMNS = 1000
-"""Maximum number of columns of a Parquet file; each field of a nested column counts."""
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -46,20 +36,6 @@ def stamp(place: Path) -> tuple[tuple[str, int, int], ...]:
     seen = [place, *(sorted(place.iterdir()) if place.is_dir() else ())]
     states = [(path.name, path.stat()) for path in seen if path.exists()]
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
-
-
-def absolute(place: str | Path) -> Path:
-    """Return the absolute path of a file or folder, which may not exist.
-
-    Raises:
-        ConfigError: The text is not a path.
-    """
-    try:
-        path = Path(place).expanduser().resolve()
-        path.exists()
-    except (ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(f"expected the path of a file or folder, got {shown(str(place))}: {error}") from None
-    return path
 
 
 def three_ways(name: str, why: str) -> str:
@@ -94,121 +70,25 @@ def read_file(path: Path, name: str) -> list[Row]:
         raise DataError(f"{path}: expected a readable file, got: {error}") from error
 
 
-def _check_size(path: Path, size: int, what: str = "file") -> None:
-    if size > MAX_BYTES:
-        raise DataError(
-            f"{path}: expected a {what} of at most {MAX_BYTES >> 20} MiB, got {size >> 20:,} MiB; use a part of it"
-        )
-
-
 def _text(path: Path) -> str:
-    if not path.is_file():
-        raise DataError(f"{path}: expected a regular file")
-    _check_size(path, path.stat().st_size)
-    data = path.read_bytes()
     try:
-        return data.decode("utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        # the error's position does not count a byte order mark
-        start = error.start + len(data) - len(error.object)
-        line = data.count(b"\n", 0, start) + 1
-        raise DataError(
-            f"{path}:{line}: expected UTF-8 text, got the byte {data[start]:#04x} at position {start}; "
-            "convert the file to UTF-8"
-        ) from None
-
-
-def _jsonl(path: Path, name: str) -> Iterator[Row]:
-    for number, line in enumerate(io.StringIO(_text(path), newline=None), start=1):
-        if line.strip():
-            yield Row(f"{path}:{number}", _parsed(line))
-
-
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return BadRow(f"expected one JSON object, got {shown(text.strip())} ({type(error).__name__}: {error})")
+        raise DataError(f"{path}: expected UTF-8 text, got: {error}; convert the file to UTF-8") from None
 
 
 def _json(path: Path, name: str) -> Iterator[Row]:
-    text = _text(path)
-    value = _parsed(text)
-    if isinstance(value, BadRow) and "\n" in text.strip():
-        # some releases name their JSON Lines files .json
-        yield from _jsonl(path, name)
-    elif isinstance(value, list):
-        yield from (Row(f"{path}: item {number}", item) for number, item in enumerate(value))
-    else:
-        yield Row(str(path), value)
+    return json_rows(path)
 
 
 def _parquet(path: Path, name: str) -> Iterator[Row]:
-    need("pyarrow", f"{path}: reading Parquet", "data")
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow = need("pyarrow", f"{path}: reading Parquet", "data")
+    parquet = need("pyarrow.parquet", f"{path}: reading Parquet", "data")
     try:
-        _check_size(path, path.stat().st_size)
-        with pyarrow.parquet.ParquetFile(path) as file:
-            texts = _checked_columns(path, file.metadata)
-        # Texts stay dictionary-encoded until their size is known: one stored text can encode a million equal values.
-        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-            rows: list[JSONObject] = []
-            size = 0
-            for batch in file.iter_batches(_BATCH):
-                size += _ROW_BYTES * batch.num_rows + sum(map(_python_bytes, batch.columns))
-                _check_size(path, size, "content")
-                rows += batch.to_pylist()
-    except DataError:
-        raise
+        rows: list[JSONObject] = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {shown(str(error))}") from error
     yield from (Row(f"{path}: row {number}", row) for number, row in enumerate(rows))
-
-
-_BATCH = 1024
-_ROW_BYTES, _VALUE_BYTES = 512, 128
-"""Approximate overhead of a row and of a value as Python objects, in bytes, without their content."""
-
-
-def _checked_columns(path: Path, facts: pyarrow.parquet.FileMetaData) -> list[str]:
-    """Check the declared size of a Parquet file before it is read; return its text columns."""
-    if facts.num_columns > MAX_COLUMNS:
-        raise DataError(
-            f"{path}: expected at most {MAX_COLUMNS:,} columns, got {facts.num_columns:,}; remove those that the "
-            "task does not need"
-        )
-    groups = [facts.row_group(place) for place in range(facts.num_row_groups)]
-    columns = [facts.schema.column(place) for place in range(facts.num_columns)]
-    _check_size(path, sum(group.total_byte_size for group in groups), "content")
-    values = sum(
-        group.column(place).num_values * (_VALUE_BYTES + max(column.length, 0))
-        for group in groups
-        for place, column in enumerate(columns)
-    )
-    _check_size(path, _ROW_BYTES * facts.num_rows + values, "content")
-    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-
-
-def _python_bytes(array: pyarrow.Array) -> int:
-    """Return the approximate size in bytes of an Arrow array's values as Python objects."""
-    import pyarrow
-    from pyarrow import compute
-
-    size = _VALUE_BYTES * len(array)
-    if isinstance(array, pyarrow.ExtensionArray):
-        return _python_bytes(array.storage)
-    if isinstance(array, pyarrow.DictionaryArray):
-        return size + (compute.sum(compute.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
-    if isinstance(array, pyarrow.StructArray):
-        return size + sum(map(_python_bytes, array.flatten()))
-    if isinstance(array, pyarrow.MapArray):
-        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return size + sum(_python_bytes(part.slice(first, last - first)) for part in (array.keys, array.items))
-    if pyarrow.types.is_nested(array.type):
-        return size + _python_bytes(array.flatten())
-    return size + int(array.nbytes)
 
 
 def _csv(path: Path, name: str) -> Iterator[Row]:
@@ -271,7 +151,7 @@ def _txt(path: Path, name: str) -> Iterator[Row]:
 
 
 _READERS: Mapping[str, Callable[[Path, str], Iterator[Row]]] = MappingProxyType(
-    {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".txt": _txt}
+    {".jsonl": _json, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".txt": _txt}
 )
 
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, choice, did_you_mean, shown
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, choice, refuse_unknown, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import KINDS, Kind, Problem
-from mas_gym.tasks.files import absolute, listing, read_file, read_partition, stamp
+from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
 from mas_gym.tasks.grading.texts import accepted_texts
 from mas_gym.tasks.hub import Hub, read_hub
@@ -39,7 +39,6 @@ logger = logging.getLogger("mas_gym.tasks")
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 ROLES = ("question", "answer", "id", "split", "kind", "choices")
-MOST_ROWS = 2_000_000
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?::[\w.-]+)?")
 _SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "eval": "test", "evaluation": "test"} | {
     word: "dev" for word in ("dev", "val", "valid", "validation", "development")
@@ -68,7 +67,7 @@ class Columns(NamedTuple):
     choices: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, given: object) -> Columns:
+    def read(cls, given: Mapping[str, object] | str | None) -> Columns:
         """Read ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
 
         Several columns for one role are given as a list or joined by ``+``.
@@ -76,32 +75,21 @@ class Columns(NamedTuple):
         Raises:
             ConfigError: A role is unknown, or a name is not a text.
         """
-        if given is None:
-            return cls()
-        if isinstance(given, Columns):
-            return given
         if isinstance(given, str):
             pairs = [part.partition("=") for part in given.split(",") if part.strip()]
             given = {role.strip(): name.strip() for role, _, name in pairs}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"columns: expected pairs such as question=prompt,answer=gold, got {shown(given)}")
+        roles = {} if given is None else given
+        refuse_unknown("column role", roles, (*ROLES, "options"))
         read: dict[str, Any] = {}
-        for role, names in given.items():
+        for role, names in roles.items():
             role = "choices" if role == "options" else role
-            if role not in ROLES:
-                hint = did_you_mean(role, ROLES)
-                raise ConfigError(
-                    f"columns: expected ROLE=COLUMN with a role of {', '.join(ROLES)}, got {shown(role)}{hint}"
-                )
-            several = names.split("+") if isinstance(names, str) else names
-            if not isinstance(several, Sequence) or not several or not all(isinstance(n, str) and n for n in several):
+            many = role in ("answer", "choices")
+            parts = names.split("+") if many and isinstance(names, str) else names
+            columns = tuple(parts) if isinstance(parts, list | tuple) else (parts,)
+            named = bool(columns) and all(isinstance(name, str) and name for name in columns)
+            if not named or (len(columns) > 1 and not many):
                 raise ConfigError(f"columns: expected a column's name for {role}, got {shown(names)}")
-            if role in ("answer", "choices"):
-                read[role] = tuple(several)
-            elif len(several) > 1 and not isinstance(names, str):
-                raise ConfigError(f"columns: expected one column for {role}, got {shown(names)}")
-            else:
-                read[role] = names if isinstance(names, str) else several[0]
+            read[role] = columns if many else columns[0]
         return cls(**read)
 
     def named(self) -> list[str]:
@@ -128,10 +116,7 @@ def is_own(name: str) -> bool:
     """Whether a task's name is a file, a folder or the id of a data set on the hub."""
     if Path(name).suffix.lower() in SUFFIXES or _HUB_ID.fullmatch(name) is not None:
         return True
-    try:
-        return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False
+    return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
 
 
 def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own:
@@ -151,14 +136,14 @@ def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own
     if kind is not None:
         choice("kind", kind, KINDS)
     place = _place(source)
-    return _load(source, place, split, columns, kind, None if place is None else stamp(Path(place)))
+    return _load(source, place, split, columns, kind, None if place is None else stamp(place))
 
 
-def _place(source: str) -> str | None:
+def _place(source: str) -> Path | None:
     """Return the absolute path of a file or folder; None for the hub."""
-    path = absolute(source)
+    path = Path(source).expanduser().resolve()
     if path.exists():
-        return str(path)
+        return path
     if _HUB_ID.fullmatch(source) is None or path.suffix.lower() in SUFFIXES:
         raise DataNotFoundError(
             f"no data at {shown(source)}; expected a {', '.join(SUFFIXES)} file or a folder of them"
@@ -167,14 +152,12 @@ def _place(source: str) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _load(source: str, place: str | None, split: str, columns: Columns, kind: str | None, stamp: object) -> Own:
-    name = Path(place).stem if place is not None else source
+def _load(source: str, place: Path | None, split: str, columns: Columns, kind: str | None, stamp: object) -> Own:
+    name = place.stem if place is not None else source
     parts, whole = _read(source, place)
     rows = [(part, row) for part, found in parts.items() for row in found]
     if not rows:
         raise DataError(f"{source}: expected rows with problems, found none")
-    if len(rows) > MOST_ROWS:
-        raise DataError(f"{source}: expected at most {MOST_ROWS:,} rows, got {len(rows):,}; use a part of it")
     columns = _completed(source, rows[0][1], columns)
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
     seen = _Seen({}, Counter())
@@ -191,12 +174,7 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
     if not chosen:
         have = dict(Counter(part or "no split" for part, _ in made))
         raise DataError(f"{source}: expected problems in split {split!r}, found none among {len(made):,} rows ({have})")
-    table = Table(chosen, origin=(_table, (source if place is None else place, split, columns, kind)))
-    return Own(table, dict(kinds.most_common()), _remark(name, kinds, kind, split, columns, whole and held_out))
-
-
-def _table(source: str, split: str, columns: Columns, kind: str | None) -> Table:
-    return load_own(source, split, columns, kind).table
+    return Own(Table(chosen), dict(kinds.most_common()), _remark(name, kinds, kind, split, columns, whole and held_out))
 
 
 def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, columns: Columns, hashed: bool) -> str:
@@ -217,25 +195,24 @@ def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, column
 # --------------------------------------------------------------------- reading
 
 
-def _read(source: str, place: str | None) -> tuple[dict[str, list[Row]], bool]:
+def _read(source: str, place: Path | None) -> tuple[dict[str, list[Row]], bool]:
     """Return the rows of each partition, and whether the data is one file without partitions (named ``""``)."""
     if place is None:
         return _read_hub(source)
-    path = Path(place)
-    if path.is_file():
-        if path.suffix.lower() not in SUFFIXES:
-            raise DataError(f"{path}: expected a {', '.join(SUFFIXES)} file, got {path.suffix or 'no suffix'!r}")
-        return {"": read_file(path, "")}, True
-    if not path.is_dir():
-        raise DataError(f"{path}: expected a regular file or a folder")
+    if place.is_file():
+        if place.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{place}: expected a {', '.join(SUFFIXES)} file, got {place.suffix or 'no suffix'!r}")
+        return {"": read_file(place, "")}, True
+    if not place.is_dir():
+        raise DataError(f"{place}: expected a regular file or a folder")
     parts: dict[str, list[Row]] = {}
     for split, partition in _PARTITIONS.items():
-        if rows := read_partition(path, partition, ""):
+        if rows := read_partition(place, partition, ""):
             parts[split] = rows
     if not parts:
         raise DataNotFoundError(
-            f"{path}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it contains "
-            f"{listing(path)}"
+            f"{place}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it contains "
+            f"{listing(place)}"
         )
     return parts, False
 
@@ -358,16 +335,12 @@ def _cell(row: Mapping[str, object], name: str) -> str:
     text = value if isinstance(value, str) else _number_text(value)
     if text is None or not text.strip():
         raise BadRow(f"expected text in column {name!r}, got {shown(value)}")
-    if "\0" in text:
-        raise BadRow(f"expected text in column {name!r}, got NUL bytes; save the file as UTF-8")
     return storable(text).strip()
 
 
 def _number_text(value: object) -> str | None:
-    if isinstance(value, bool):
-        return str(value)
     if isinstance(value, int):
-        return str(value) if abs(value) < 1 << 256 else None
+        return str(value)
     # An infinite or missing number is not an answer.
     return f"{value:.17g}" if isinstance(value, float) and value - value == 0 else None
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from copy import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from types import MappingProxyType
 from typing import Any, ClassVar, Self, overload
 
-from mas_gym.errors import ConfigError, DataError, UnknownNameError, choice, unknown_name, whole_number
+from mas_gym.errors import ConfigError, choice, unknown_name, whole_number
 from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import KindGrader, OwnGrader, make_grader
@@ -26,45 +24,16 @@ class Table:
 
     Args:
         problems: The problems, in order, with unique ids.
-        origin: A function of this library that loads the table, and its arguments. Tasks with an origin are pickled
-            as a reference to it, without their data.
     """
 
-    def __init__(
-        self, problems: Iterable[Problem], origin: tuple[Callable[..., Table], tuple[object, ...]] | None = None
-    ) -> None:
-        """Store the problems; everything else is computed on first use."""
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        """Store the problems."""
         self.problems = tuple(problems)
-        self.origin = origin
 
     @cached_property
     def places(self) -> Mapping[str, int]:
         """Row of each problem id."""
-        return MappingProxyType({problem.id: place for place, problem in enumerate(self.problems)})
-
-    @cached_property
-    def digest(self) -> str:
-        """A digest of everything that grading depends on."""
-        state = hashlib.blake2b(digest_size=16)
-        for problem in self.problems:
-            state.update(repr((problem.id, problem.question, problem.answer, problem.kind)).encode())
-        return state.hexdigest()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the origin if there is one, else the problems."""
-        if self.origin is None:
-            return Table, (self.problems,)
-        return _reload, (*self.origin, self.digest)
-
-
-def _reload(make: Callable[..., Table], arguments: tuple[object, ...], digest: str) -> Table:
-    table = make(*arguments)
-    if table.digest != digest:
-        raise DataError(
-            f"expected the data of {arguments} to be the same as when the task was pickled, got other problems; "
-            "restore the data, or load the task again and pickle that"
-        )
-    return table
+        return {problem.id: place for place, problem in enumerate(self.problems)}
 
 
 class ProblemSequence(Task):
@@ -102,10 +71,9 @@ class ProblemSequence(Task):
 
     def _with(self, **changes: object) -> Self:
         """Return a copy with other rows or another grader."""
-        part = copy(self)
-        for name, value in changes.items():
-            # One of the two classes is frozen.
-            object.__setattr__(part, name, value)
+        part = object.__new__(type(self))
+        # One of the two classes is frozen.
+        vars(part).update(vars(self) | changes)
         return part
 
     def graded_by(self, grader: Grader) -> Self:
@@ -121,7 +89,7 @@ class ProblemSequence(Task):
         row = self._row(problem_id)
         if row is None or row not in self.rows:
             examples = [problem.id for problem in self[:3]]
-            raise unknown_name(f"problem id of {self!r}", problem_id, [*examples, "..."])
+            raise unknown_name(f"problem id of {self.name}", problem_id, [*examples, "..."])
         return self._with(rows=range(row, row + 1))
 
     @property
@@ -210,8 +178,8 @@ class ProblemTask(ProblemSequence):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by fields, which a frozen class with slots must do explicitly."""
-        return ProblemTask, (self.name, self.split, self.table, self.rows, self.grader, self.mas)
+        """Pickle the problems of this sequence only."""
+        return ProblemTask, (self.name, self.split, Table(self), range(len(self)), self.grader, self.mas)
 
     def _at(self, row: int) -> Problem:
         return self.table.problems[row]
@@ -276,19 +244,6 @@ class ProceduralTask(ProblemSequence):
         prefix, _, number = problem_id.rpartition("/")
         known = prefix == self._prefix and number.isascii() and number.isdigit() and len(number) < 20
         return int(number) if known and str(int(number)) == number else None
-
-    def only(self, problem_id: str) -> Self:
-        """Return the task of one problem.
-
-        Raises:
-            UnknownNameError: This sequence has no such problem.
-        """
-        if self._row(problem_id) not in self.rows:
-            raise UnknownNameError(
-                f"expected a problem id such as {self._prefix}/{self.rows[0] if self.rows else 0} "
-                f"({len(self)} problems), got {problem_id!r}"
-            )
-        return super().only(problem_id)
 
 
 class SampledTask(ProceduralTask):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import math
 import random
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from mas_gym.errors import ComplianceError, ConfigError, IdentityError, IllegalActionError, PolicyError, shown
 from mas_gym.internal.event_loop import engine_loop
@@ -120,41 +119,11 @@ def check_steady(findings: Findings, part: object, before: str) -> None:
         findings.expect(stated(findings, part) == before, fault)
 
 
-def check_apart(findings: Findings, first: str, second: str, alike: bool, difference: str) -> None:
-    """Check that two components with different behaviour have different identities."""
+def check_apart(findings: Findings, first: str, second: str, alike: bool) -> None:
+    """Check that two instances with different behaviour have different identities."""
     if first and second and not alike:
-        fault = f"{difference} changes its results but not its identity: include it in identity()"
+        fault = "the two instances have different results but one identity: include the difference in identity()"
         findings.expect(first != second, fault)
-
-
-T = TypeVar("T")
-
-
-def variants(part: T) -> Iterator[tuple[str, T]]:
-    """Yield copies of a component with one numeric setting changed, and the name of the setting.
-
-    A changed setting may be invalid, so an error in such a copy is not a violation.
-    """
-    names = [*getattr(part, "__dict__", {}), *getattr(type(part), "__slots__", ())]
-    for name in dict.fromkeys(names):
-        changed = _changed(getattr(part, name, None))
-        if changed is None:
-            continue
-        other = copy.copy(part)
-        # Settings of frozen dataclasses are changed too.
-        object.__setattr__(other, name, changed)
-        yield name, other
-
-
-def _changed(value: object) -> object:
-    """Return another value of the same type; None if it is not numeric."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value + 1
-    if isinstance(value, list | tuple) and value and (first := _changed(value[0])) is not None:
-        return type(value)((first, *value[1:])) if type(value) in (list, tuple) else None
-    return None
 
 
 _QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
@@ -273,7 +242,7 @@ def check_policy(
         if other is not None and reproducible and not findings.faults:
             samples = [reply.samples for reply in _ask(Findings("other"), other, requests)]
             alike = samples == [reply.samples for reply in replies]
-            check_apart(findings, identity, stated(findings, other), alike, "the difference between the two instances")
+            check_apart(findings, identity, stated(findings, other), alike)
     except Exception as error:
         findings.expect(False, f"ordinary requests raised {type(error).__name__}: {shown(str(error))}")
     _check_odd_prompts(findings, policy)

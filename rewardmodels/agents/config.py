@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
-from mas_gym.errors import ConfigError, choice, refuse_unknown
+from mas_gym.errors import choice, refuse_unknown
 from mas_gym.internal.json_types import JSONObject
+from rewardmodels.training.config import check_ranges
 from search.credit import METHODS
 
 Method = Literal["sft", "dpo", "grpo"]
@@ -100,28 +101,12 @@ def agent_config(method: str, parameters: int, overrides: dict[str, object]) -> 
     small = parameters < SMALL
     defaults = {**_TINY, **_TINY_BY_METHOD[method]} if small else _LARGE[method]
     config = replace(AgentConfig(method), **{**defaults, **overrides})  # type: ignore[arg-type]
-    faults = tuple(_faults(config))
-    if faults:
-        raise ConfigError("; ".join(faults), faults)
+    check_ranges(
+        config.to_dict(),
+        [] if config.least <= 2 else [f"least: expected at most 2, got {config.least}"],
+        one_of={"credit": CREDITS, "adapters": ("shared", "per-agent")},
+        at_least=dict.fromkeys(("best", "batch_size", "max_rows", "checkpoints"), 1) | {"lora_rank": 0},
+        positive=("least", "beta", "clip", "max_drift", "learning_rate", "epochs"),
+        shares=("clip", "warmup"),
+    )
     return config
-
-
-def _faults(s: AgentConfig) -> list[str]:
-    credits, adapters = ", ".join(CREDITS), ("shared", "per-agent")
-    checks = [
-        (s.credit in CREDITS, f"credit: expected one of {credits}, got {s.credit!r}"),
-        (s.adapters in adapters, f"adapters: expected one of {', '.join(adapters)}, got {s.adapters!r}"),
-        (s.best >= 1, f"best: expected at least 1, got {s.best}"),
-        (0 < s.least <= 2, f"least: expected a number above 0 and at most 2, got {s.least}"),
-        (s.beta > 0, f"beta: expected more than 0, got {s.beta}"),
-        (0 < s.clip < 1, f"clip: expected a number in (0, 1), got {s.clip}"),
-        (s.max_drift > 0, f"max_drift: expected more than 0, got {s.max_drift}"),
-        (s.lora_rank >= 0, f"lora_rank: expected 0 or more, got {s.lora_rank}"),
-        (s.batch_size >= 1, f"batch_size: expected at least 1, got {s.batch_size}"),
-        (s.max_rows >= 1, f"max_rows: expected at least 1, got {s.max_rows}"),
-        (s.learning_rate > 0, f"learning_rate: expected more than 0, got {s.learning_rate}"),
-        (s.epochs > 0, f"epochs: expected more than 0, got {s.epochs}"),
-        (0 <= s.warmup < 1, f"warmup: expected a share in [0, 1), got {s.warmup}"),
-        (s.checkpoints >= 1, f"checkpoints: expected at least 1, got {s.checkpoints}"),
-    ]
-    return [text for good, text in checks if not good]

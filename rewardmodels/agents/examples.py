@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -257,11 +256,3 @@ def _refuse_programs(store: Store, info: RunInfo) -> None:
             f"{store.path}: expected a run of a MAS, got the program {info.mas.name}, whose prompts are not stored; "
             "train its agents with grpo, from token traces"
         )
-
-
-def fingerprint(examples: Sequence[Example]) -> str:
-    """Return a digest of 32 hexadecimal digits that changes with any example."""
-    digest = blake2b(str(len(examples)).encode(), digest_size=16)
-    for example in examples:
-        digest.update(repr(example).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()

@@ -17,7 +17,8 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
 from rewardmodels.agents.examples import Example, credited_samples, demonstrations, sibling_pairs
-from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents, write_whole
+from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents
+from rewardmodels.model.folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
 from search.catalogue import load_critic
 from search.compare.rows import Bench, Row, measure, named_planners

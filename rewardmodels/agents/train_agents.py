@@ -12,13 +12,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, TrainingError, need
+from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.agents.card import agent_card
 from rewardmodels.agents.config import AgentConfig, agent_config
-from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference, fingerprint
+from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference
+from rewardmodels.data.dataset import fingerprint
 from rewardmodels.model.backbone import base_path, has_adapters, load_pretrained, load_tokenizer, quiet
-from rewardmodels.model.folder import digest_of_weights, replace_files
+from rewardmodels.model.folder import digest_of_weights, replace_files, write_whole
 from rewardmodels.training.train_critic import RUN, claim_folder
 
 if TYPE_CHECKING:
@@ -155,7 +156,12 @@ def _train_one(
     model, _ = load_pretrained("AutoModelForCausalLM", source, dtype)
     parameters = model.num_parameters()
     config = agent_config(method, parameters, dict(overrides))
-    settings = {"settings": config.to_dict(), "data": fingerprint(examples), "base": base, "start": _start(source)}
+    settings = {
+        "settings": config.to_dict(),
+        "data": fingerprint(str(len(examples)), examples),
+        "base": base,
+        "start": _start(source),
+    }
     state = out / STATE
     claim_folder(out, state / RUN, settings, resume)
     if (state / METRICS).exists():
@@ -184,16 +190,6 @@ def _start(source: str) -> str:
     return digest_of_weights(Path(source)) if Path(source).is_dir() else source
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all. Raises `TrainingError`."""
-    try:
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise TrainingError(f"cannot write {path}: {error}; free some space and run the same command again") from error
-
-
 def _fit(
     config: AgentConfig,
     rows: list[dict[str, Any]],
@@ -206,11 +202,11 @@ def _fit(
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Train, save the model, and return the logged losses and the drift of the log-probabilities."""
     from rewardmodels.agents.trainers import CreditTrainer, make_trainer
-    from rewardmodels.training.guards import Curves, Steps, last_checkpoint
+    from rewardmodels.training.guards import Curves, last_checkpoint
 
     checkpoints = out / STATE / "checkpoints"
     curves = Curves(out / STATE / "curves", log)
-    trainer = make_trainer(config, rows, model, tokenizer, str(checkpoints), device, [curves, Steps(log)])
+    trainer = make_trainer(config, rows, model, tokenizer, checkpoints, device, [curves])
     last = last_checkpoint(checkpoints)
     if last is not None:
         log(f"resuming from {last.name}")

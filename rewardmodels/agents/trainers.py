@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,32 +23,18 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from rewardmodels.agents.config import AgentConfig
-from rewardmodels.training.guards import Guarded
+from rewardmodels.training.guards import Guarded, common_arguments
 
 logger = logging.getLogger("rewardmodels.agents")
 
 Row = dict[str, Any]
 
 
-class GuardedLoop(Guarded):
-    """Checks the loss of every step of a TRL trainer."""
-
-    def training_step(self, *arguments: object, **options: object) -> torch.Tensor:
-        """Compute a step and return its loss.
-
-        Raises:
-            TrainingError: The loss is not a number.
-        """
-        loss: torch.Tensor = super().training_step(*arguments, **options)
-        self.check_loss(loss.item())
-        return loss
-
-
-class DemonstrationTrainer(GuardedLoop, SFTTrainer):
+class DemonstrationTrainer(Guarded, SFTTrainer):
     """TRL's SFT trainer for rows of ``input_ids`` and ``labels``."""
 
 
-class PreferenceTrainer(GuardedLoop, DPOTrainer):
+class PreferenceTrainer(Guarded, DPOTrainer):
     """TRL's DPO trainer for rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     def _prepare_dataset(self, dataset: object, *arguments: object, **options: object) -> object:
@@ -55,7 +42,7 @@ class PreferenceTrainer(GuardedLoop, DPOTrainer):
         return dataset
 
 
-class CreditTrainer(GuardedLoop, GRPOTrainer):
+class CreditTrainer(Guarded, GRPOTrainer):
     """TRL's GRPO trainer for samples that already have advantages.
 
     Rows have ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``advantage``. The loss is the one of Dr. GRPO (arXiv
@@ -136,37 +123,19 @@ def make_trainer(
     rows: Sequence[Row],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    folder: str,
+    folder: Path,
     device: str,
     callbacks: list[Any],
-) -> GuardedLoop:
+) -> Guarded:
     """Return the trainer of a method."""
     size = min(config.batch_size, config.max_rows)
     accumulation = math.ceil(config.batch_size / size)
     updates = max(1, math.ceil(len(rows) / (size * accumulation) * config.epochs))
-    common: dict[str, Any] = {
-        "output_dir": folder,
-        "use_cpu": device == "cpu",
-        "bf16": device != "cpu" and torch.cuda.is_bf16_supported(),
+    common = common_arguments(config.to_dict(), folder, updates, device) | {
         "num_train_epochs": config.epochs,
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": accumulation,
-        "gradient_checkpointing": config.gradient_checkpointing,
-        "learning_rate": config.learning_rate,
-        "weight_decay": config.weight_decay,
-        "warmup_steps": round(config.warmup * updates),
         "lr_scheduler_type": "linear",
-        "optim": "adamw_torch",
-        "logging_steps": max(1, updates // 50),
-        "logging_nan_inf_filter": False,
-        "save_strategy": "steps",
-        "save_steps": max(1, updates // config.checkpoints),
-        "save_total_limit": 2,
-        "dataloader_pin_memory": False,
-        "remove_unused_columns": False,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "seed": config.seed,
     }
     peft = None
     if config.lora_rank:

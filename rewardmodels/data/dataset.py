@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -24,10 +25,11 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
-from rewardmodels.data.mining import Labelled, Pair, TreeView
+from rewardmodels.data.mining import Labelled, Pair
 from search.plan import Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store import RunInfo, open_store
+from search.tree import Tree
 
 DataKind = Literal["pairs", "points", "outcomes"]
 
@@ -41,7 +43,7 @@ class LabelledTree(NamedTuple):
     """A training search tree and its source.
 
     Attributes:
-        tree: A `search.Tree`.
+        tree: The tree.
         mas: The MAS of the search.
         task: The task's name.
         problem_id: The problem.
@@ -49,7 +51,7 @@ class LabelledTree(NamedTuple):
         recorded: Whether its episodes were imported, so that ``N`` counts recorded continuations.
     """
 
-    tree: TreeView
+    tree: Tree
     mas: MAS
     task: str
     problem_id: str
@@ -114,10 +116,15 @@ class RewardData:
 
     def fingerprint(self) -> str:
         """Return a digest of 32 hexadecimal digits that changes with any example."""
-        digest = blake2b(f"{self.kind}|{self.view}|{len(self.examples)}".encode(), digest_size=16)
-        for example in self.examples:
-            digest.update(repr(example).encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
+        return fingerprint(f"{self.kind}|{self.view}|{len(self.examples)}", self.examples)
+
+
+def fingerprint(start: str, examples: Iterable[object]) -> str:
+    """Return a digest of 32 hexadecimal digits that changes with a text or any example."""
+    digest = blake2b(start.encode(), digest_size=16)
+    for example in examples:
+        digest.update(repr(example).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def graph_of(mas: MAS) -> dict[str, object]:
@@ -135,7 +142,6 @@ def collect(
     kind: DataKind,
     view: View = "full",
     pairs_per_tree: int = mining.PAIRS_PER_TREE,
-    min_margin: float = 0.0,
     same: str | Same | None = None,
     min_continuations: int | None = None,
 ) -> RewardData:
@@ -149,7 +155,6 @@ def collect(
         kind: Kind of examples.
         view: Part of a state that the critic reads.
         pairs_per_tree: Maximum number of pairs per tree; 8 in the paper.
-        min_margin: Smallest margin of a pair; 0 is the paper's rule.
         same: The rule for duplicate siblings: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None uses
             the rule of each tree's task, which is ``"text"`` by default.
         min_continuations: Minimum number of recorded continuations for a non-terminal state of an imported tree.
@@ -172,10 +177,10 @@ def collect(
                 "run (--run)"
             )
         if item.recorded:
-            item = item._replace(tree=_Supported(item.tree, min_continuations or 1))
+            item = item._replace(tree=_supported(item.tree, min_continuations or 1))
             continuations.update(_inner_visits(item.tree))
         rule = same_rule(rule_of(item.task) if same is None else same)
-        mined = _mine(item, kind, view, pairs_per_tree, min_margin, rule)
+        mined = _mine(item, kind, view, pairs_per_tree, rule)
         examples += mined
         rewards = {target for _, target in mining.outcomes(item.tree)}
         if len(rewards) == 1:
@@ -188,16 +193,14 @@ def collect(
     return RewardData(kind, view, graphs, tuple(examples), count, dict(sorted(continuations.items())))
 
 
-class _Supported:
-    """An imported tree in which non-terminal states with too few continuations count as unvisited."""
-
-    def __init__(self, tree: TreeView, least: int) -> None:
-        self.states, self.parents, self.totals = tree.states, tree.parents, tree.totals
-        self.is_terminal = tree.is_terminal
-        self.visits = [n if n >= least or tree.is_terminal(node) else 0 for node, n in enumerate(tree.visits)]
+def _supported(tree: Tree, least: int) -> Tree:
+    """Return an imported tree in which non-terminal states with too few continuations count as unvisited."""
+    found = copy(tree)
+    found.visits = [n if n >= least or tree.is_terminal(node) else 0 for node, n in enumerate(tree.visits)]
+    return found
 
 
-def _inner_visits(tree: TreeView) -> list[int]:
+def _inner_visits(tree: Tree) -> list[int]:
     return [tree.visits[i] for i in range(1, len(tree.parents)) if tree.visits[i] and not tree.is_terminal(i)]
 
 
@@ -210,7 +213,7 @@ def _check_continuations(continuations: Mapping[int, int]) -> None:
         )
 
 
-def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float, same: Same) -> list[Example]:
+def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, same: Same) -> list[Example]:
     name = f"{item.task}/{item.mas.name}/{item.problem_id}@{item.seed}"
     known: dict[MASState, Parts] = {}
 
@@ -228,7 +231,7 @@ def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin
         return single._replace(rejected=parts(worse.state), rejected_target=worse.target, margin=pair.margin)
 
     if kind == "pairs":
-        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, min_margin, same)
+        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, same)
         return [example(pair.chosen, pair) for pair in found]
     if kind == "points":
         return [example(sample) for sample in mining.pointwise(item.tree)]
@@ -256,32 +259,6 @@ def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dic
             f"every outcome is {which}: {blame}. An outcome model needs both: use "
             f"{'harder' if which == 'right' else 'easier'} problems, or other agents"
         )
-
-
-def merge(parts: Sequence[RewardData]) -> RewardData:
-    """Merge sets of one kind and view, such as those of two tasks.
-
-    Raises:
-        ConfigError: The kinds or views differ, or there are no sets.
-        DataError: Two different graphs share a name.
-    """
-    if not parts or len({(part.kind, part.view) for part in parts}) != 1:
-        got = [(part.kind, part.view) for part in parts]
-        raise ConfigError(f"expected sets of one kind and view, got {got}; mine them with the same kind and view")
-    graphs: dict[str, dict[str, object]] = {}
-    for part in parts:
-        for name, graph in part.graphs.items():
-            if graphs.setdefault(name, graph) != graph:
-                raise DataError(f"two different graphs are both called {name!r}; rename one of them")
-    examples = tuple(example for part in parts for example in part.examples)
-    continuations = sum((Counter(part.continuations) for part in parts), Counter())
-    return replace(
-        parts[0],
-        graphs=graphs,
-        examples=examples,
-        trees=sum(part.trees for part in parts),
-        continuations=dict(sorted(continuations.items())),
-    )
 
 
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:

@@ -165,10 +165,7 @@ class Encoder:
         with_special: list[int] = tokenizer("a")["input_ids"]
         plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         if not plain:
-            raise DataError(
-                "expected a tokenizer with a vocabulary that contains letters, got one without a vocabulary; copy it "
-                "again"
-            )
+            raise DataError("expected a tokenizer with a vocabulary, got one without; copy the folder again")
         # Some tokenizers start every text with a special token, which belongs to the first part only.
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 

@@ -8,36 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_text
+from search.tree import Tree
 
 TOP = BOTTOM = 4
 PAIRS_PER_TREE = 8
-
-
-class TreeView(Protocol):
-    """The columns of a `search.Tree` that mining reads; node 0 is the root, and parents come before children."""
-
-    @property
-    def states(self) -> Sequence[MASState]:
-        """The state of each node."""
-
-    @property
-    def parents(self) -> Sequence[int]:
-        """Index of each node's parent; -1 for the root."""
-
-    @property
-    def visits(self) -> Sequence[int]:
-        """``N`` of each node."""
-
-    @property
-    def totals(self) -> Sequence[float]:
-        """``W`` of each node."""
-
-    def is_terminal(self, node: int) -> bool:
-        """Return whether a node's state is terminal."""
 
 
 class Labelled(NamedTuple):
@@ -66,17 +44,17 @@ class Pair(NamedTuple):
         return self.chosen.target - self.rejected.target
 
 
-def target(tree: TreeView, node: int) -> float:
+def target(tree: Tree, node: int) -> float:
     """Return ``W / N`` of a visited node, clipped to ``[-1, 1]``."""
     return max(-1.0, min(1.0, tree.totals[node] / tree.visits[node]))
 
 
-def process_targets(tree: TreeView) -> list[Labelled]:
+def process_targets(tree: Tree) -> list[Labelled]:
     """Return every visited state after an action with its target (paper, ``D_proc``)."""
     return [_labelled(tree, i) for i in range(1, len(tree.parents)) if tree.visits[i] > 0]
 
 
-def pointwise(tree: TreeView) -> list[Labelled]:
+def pointwise(tree: Tree) -> list[Labelled]:
     """Return the samples of the MSE head: each step of each path to a terminal state with reward +1 or -1.
 
     Exact duplicates occur once. A path has ``D + 1`` nodes in a fixed schedule; in a dynamic schedule,
@@ -90,16 +68,15 @@ def pointwise(tree: TreeView) -> list[Labelled]:
     return list(dict.fromkeys(_labelled(tree, i) for i in sorted(on_path) if tree.visits[i] > 0))
 
 
-def outcomes(tree: TreeView) -> list[Labelled]:
+def outcomes(tree: Tree) -> list[Labelled]:
     """Return the distinct visited terminal states with their rewards (paper, ``D_out``)."""
     return list(dict.fromkeys(_labelled(tree, i) for i in _decided(tree)))
 
 
 def pairs(
-    tree: TreeView,
+    tree: Tree,
     max_depth: int,
     limit: int = PAIRS_PER_TREE,
-    min_margin: float = 0.0,
     same: Same = same_text,
 ) -> list[Pair]:
     """Mine preference pairs from one tree by the paper's five rules.
@@ -116,7 +93,6 @@ def pairs(
         tree: The tree.
         max_depth: The scheduled depth ``D``.
         limit: The limit of rule (v).
-        min_margin: Pairs with a smaller margin are omitted; 0 is the paper's rule.
         same: Returns whether two messages are duplicates; by default, whether their normalised texts are equal.
     """
     families: dict[int, list[int]] = defaultdict(list)
@@ -125,23 +101,23 @@ def pairs(
             families[tree.parents[node]].append(node)
     by_depth: dict[int, list[list[Pair]]] = defaultdict(list)
     for parent in sorted(families, key=lambda i: (-tree.visits[i], i)):
-        found = [pair for pair in _family_pairs(tree, families[parent], same) if pair.margin >= min_margin]
+        found = _family_pairs(tree, families[parent], same)
         if found:
             by_depth[found[0].depth].append(found)
     rounds = [_round_robin(groups) for _, groups in sorted(by_depth.items())]
     return _round_robin(rounds)[:limit]
 
 
-def _labelled(tree: TreeView, node: int) -> Labelled:
+def _labelled(tree: Tree, node: int) -> Labelled:
     return Labelled(tree.states[node], target(tree, node))
 
 
-def _decided(tree: TreeView) -> list[int]:
+def _decided(tree: Tree) -> list[int]:
     nodes = range(1, len(tree.parents))
     return [i for i in nodes if tree.is_terminal(i) and tree.visits[i] > 0 and abs(target(tree, i)) == 1.0]
 
 
-def _family_pairs(tree: TreeView, siblings: Sequence[int], same: Same) -> list[Pair]:
+def _family_pairs(tree: Tree, siblings: Sequence[int], same: Same) -> list[Pair]:
     ranked = _ranked(tree, siblings, same)
     cut = _split([item.target for item in ranked])
     top, bottom = ranked[:cut][:TOP], ranked[cut:][-BOTTOM:]
@@ -149,7 +125,7 @@ def _family_pairs(tree: TreeView, siblings: Sequence[int], same: Same) -> list[P
     return sorted(found, key=lambda pair: -pair.margin)
 
 
-def _ranked(tree: TreeView, siblings: Sequence[int], same: Same) -> list[Labelled]:
+def _ranked(tree: Tree, siblings: Sequence[int], same: Same) -> list[Labelled]:
     unique: dict[tuple[str, tuple[int, ...]], int] = {}
     for node in siblings:
         text, recipients = action = tree.states[node].text, tree.states[node].recipients

@@ -7,7 +7,7 @@ The head reads the last token of a state. Training and scoring both run the mode
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,7 @@ def _source(folder: str) -> dict[str, object]:
 
 
 def load_scalar(
-    folder: str, dtype: torch.dtype, pad: int, new_head: bool, quantization: BitsAndBytesConfig | None = None
+    folder: str, dtype: torch.dtype | str, pad: int, new_head: bool, quantization: BitsAndBytesConfig | None = None
 ) -> PreTrainedModel:
     """Load a model with a one-label head.
 
@@ -101,7 +101,7 @@ def load_scalar(
 
 
 def load_pretrained(
-    kind: str, folder: str, dtype: torch.dtype, **options: object
+    kind: str, folder: str, dtype: torch.dtype | str, **options: object
 ) -> tuple[PreTrainedModel, dict[str, list[str]]]:
     """Load a transformers model from safetensors, without running code from its folder.
 
@@ -203,14 +203,6 @@ def window_of(config: PretrainedConfig) -> int | None:
     return window if isinstance(window, int) and window > 0 else None
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch type with a name such as ``"bfloat16"``."""
-    import torch
-
-    found: torch.dtype = getattr(torch, name)
-    return found
-
-
 def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
     """Run the model and read the head at the end of each state.
 
@@ -243,6 +235,14 @@ def alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
     return float((logits - expected).abs().max()) < _TOLERANCE * max(1.0, float(expected.abs().max()))
 
 
+def probe(model: PreTrainedModel) -> list[list[tuple[int, ...]]]:
+    """Return three states with shared prefixes, as token ids, on which a model's attention can be measured."""
+    size = int(inner(model).config.get_text_config().vocab_size)
+    ids = [1 + i * 7919 % (size - 1) for i in range(24)]
+    first, second, third, fourth = tuple(ids[:8]), tuple(ids[8:13]), tuple(ids[13:20]), tuple(ids[20:])
+    return [[first, second], [first, third], [first, third, fourth]]
+
+
 def can_share(model: PreTrainedModel, pad: int) -> bool:
     """Return whether the model computes equal logits for packed and separate states, and can be trained on packed ones.
 
@@ -250,13 +250,7 @@ def can_share(model: PreTrainedModel, pad: int) -> bool:
     """
     import torch
 
-    size = int(inner(model).config.get_text_config().vocab_size)
-    ids = [1 + i * 7919 % (size - 1) for i in range(24)]
-    states: Sequence[Sequence[tuple[int, ...]]] = [
-        [tuple(ids[:8]), tuple(ids[8:13])],
-        [tuple(ids[:8]), tuple(ids[13:20])],
-        [tuple(ids[:8]), tuple(ids[13:20]), tuple(ids[20:])],
-    ]
+    states = probe(model)
     training, weight = model.training, inner(model).score.weight
     model.eval()
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())

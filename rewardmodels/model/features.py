@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from mas_gym.errors import DataError, is_number, shown
+from mas_gym.errors import DataError, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.tasks.grading.numbers import parse_number
 from rewardmodels.model.folder import read_object
@@ -31,7 +31,6 @@ FEATURES = (
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:[.,][0-9]{1,15})*")
 _HEDGE = re.compile(r"(?i)\b(?:sorry|cannot|can't|unable|error|maybe|perhaps|unsure|wait|however|apologize)\b")
-_MOST = 1000
 
 
 def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[float]:
@@ -118,7 +117,7 @@ def read_features(folder: Path) -> FeatureModel:
     """Read and check ``features.json``.
 
     Raises:
-        DataError: The file is missing or damaged, or has a different version.
+        DataError: The file is missing or is not JSON, or has a different version.
     """
     path = folder / FILE
     data = read_object(path)
@@ -127,20 +126,8 @@ def read_features(folder: Path) -> FeatureModel:
             f"{path}: expected schema {SCHEMA} with the features of this release, got {shown(data.get('schema'))}; "
             "train it again"
         )
-    agents = data.get("agents")
-    names = isinstance(agents, list) and len(agents) <= _MOST and all(isinstance(name, str) for name in agents)
-    size = len(FEATURES) + (len(agents) if isinstance(agents, list) else 0)
-    columns = [data.get(name) for name in ("mean", "scale", "weights")]
-    sound = names and all(_are_numbers(column, size) for column in columns) and _are_numbers([data.get("bias")], 1)
-    if not sound or data.get("kind") not in ("masprm", "orm") or not all(scale > 0 for scale in data["scale"]):
-        raise DataError(f"{path}: expected a kind, agents, and {size} finite means, scales and weights; train it again")
-    counts, metrics = (data[name] if isinstance(data.get(name), dict) else {} for name in ("data", "metrics"))
-    mean, scale, weights = (tuple(map(float, data[name])) for name in ("mean", "scale", "weights"))
-    return FeatureModel(data["kind"], tuple(data["agents"]), mean, scale, weights, float(data["bias"]), counts, metrics)
-
-
-def _are_numbers(values: object, size: int) -> bool:
-    return isinstance(values, list) and len(values) == size and all(map(is_number, values))
+    tuples = {name: tuple(data[name]) for name in ("agents", "mean", "scale", "weights")}
+    return FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)} | tuples)
 
 
 class FeatureCritic(Critic):

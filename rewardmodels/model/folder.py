@@ -3,9 +3,6 @@
 ``critic.json`` (`CriticInfo`) is written last, so a folder that contains it is complete. ``README.md``
 is the model card. A LoRA run also saves ``adapter/`` for peft; the folder itself contains the merged
 weights, so any program that loads transformers models can load it.
-
-A folder may come from an untrusted source, so no value is used before its type, range and length are
-checked. All errors of a file are reported together.
 """
 
 from __future__ import annotations
@@ -13,17 +10,24 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, get_args
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need, shown
+from mas_gym.errors import (
+    ConfigError,
+    DataError,
+    DataNotFoundError,
+    TrainingError,
+    choice,
+    need,
+    shown,
+    whole_number,
+)
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.systems.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
 from rewardmodels.model.backbone import has_adapters, load_scalar, load_tokenizer, quiet
@@ -42,13 +46,6 @@ HEADS: dict[str, dict[str, DataKind]] = {
     "orm": {"bce": "outcomes", "mse": "outcomes"},
 }
 """Heads by kind of critic, each with the kind of training set for it."""
-
-MAX_LENGTH = 2**20
-"""Largest ``max_length``, in tokens."""
-
-_BYTES = 2**24
-_NAMES = 10_000
-_WEIGHTS = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})*|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ def read_info(folder: Path) -> CriticInfo:
     Raises:
         DataNotFoundError: There is no such folder.
         DataError: The folder contains no finished critic, or one of a different version.
-        ConfigError: A value is invalid; the message lists all errors.
+        ConfigError: A value is invalid.
     """
     if not folder.is_dir():
         raise DataNotFoundError(f"no critic at {folder}: expected a folder that training wrote")
@@ -108,138 +105,42 @@ def read_info(folder: Path) -> CriticInfo:
     data = read_object(path)
     try:
         versions = (data["schema"], data["text_format"])
-        fields = {name: data[name] for name in CriticInfo.__slots__}
+        info = CriticInfo(**{name: data[name] for name in CriticInfo.__slots__})
     except KeyError as error:
         raise DataError(f"cannot read {path}: the field {error} is missing; train the critic again") from error
-    if versions != (SCHEMA, FORMAT) or not all(type(version) is int for version in versions):
+    if versions != (SCHEMA, FORMAT):
         raise DataError(
             f"expected a critic of schema {SCHEMA} and text format {FORMAT} in {folder}, got {shown(versions[0])} and "
             f"{shown(versions[1])}; load it with the release that trained it, or train it again"
         )
-    faults = tuple(_faults(fields))
-    if faults:
-        raise ConfigError(
-            f"{path}: {'; '.join(faults)}. Copy the critic's folder again from its source, or train it again", faults
-        )
-    return CriticInfo(**fields)
+    choice(f"{path}: kind", info.kind, tuple(HEADS))
+    choice(f"{path}: head", info.head, tuple(HEADS[info.kind]))
+    choice(f"{path}: view", info.view, get_args(View))
+    whole_number(f"{path}: max_length", info.max_length, at_least=64)
+    return info
 
 
 def read_object(path: Path) -> JSONObject:
-    """Read a JSON object from a regular file of bounded size.
+    """Read a JSON object from a file.
 
     Raises:
-        DataError: The path is not a regular file, is too large, or does not contain a JSON object.
+        DataError: The file cannot be read, or does not contain a JSON object.
     """
     remedy = "copy the folder again from its source, or train the critic again"
     try:
-        # A pipe or a device would block or never end.
-        if not path.is_file():
-            raise DataError(f"expected {path} to be a regular file; {remedy}")
-        if path.stat().st_size > _BYTES:
-            raise DataError(f"expected at most {_BYTES:,} bytes in {path}, got {path.stat().st_size:,}; {remedy}")
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
-        raise DataError(f"cannot read {path}: {reason}; {remedy}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {shown(str(error))}; {remedy}") from error
     if not isinstance(found, dict):
         raise DataError(f"expected a JSON object in {path}, got {shown(found)}; {remedy}")
     return found
 
 
-def _faults(fields: JSONMapping) -> Iterator[str]:
-    """Yield one line per invalid field, with the expected and the actual value."""
-    heads = HEADS.get(fields["kind"], {}) if isinstance(fields["kind"], str) else {}
-    expected: dict[str, tuple[Callable[[object], bool], str]] = {
-        "kind": (lambda v: isinstance(v, str) and v in HEADS, _either(HEADS)),
-        "head": (lambda v: isinstance(v, str) and (v in heads or not heads), _either(heads or ["a string"])),
-        "view": (lambda v: isinstance(v, str) and v in ("full", "local"), _either(["full", "local"])),
-        "max_length": (_is_length, f"an integer from 64 to {MAX_LENGTH}"),
-        "graphs": (
-            _are_graphs,
-            'an object of graphs, each with "name", "agents" (names) and "edges" (pairs of indices), and '
-            '"max_turns", "min_turns" and "history" if it has loops',
-        ),
-        "tasks": (lambda v: _is_list(v, _is_name), "a list of task names"),
-        "base": (_is_base, "the name of a model or a hub id, not a path"),
-        "settings": (_is_object, "an object"),
-        "data": (_is_object, "an object"),
-        "metrics": (_is_object, "an object"),
-        "versions": (lambda v: _is_object(v) and all(map(_is_name, v.values())), "an object of version strings"),
-        "weights": (lambda v: isinstance(v, str) and bool(_WEIGHTS.fullmatch(v)), "32 hexadecimal digits per file"),
-    }
-    for name, (good, what) in expected.items():
-        if not good(fields[name]):
-            yield f"{name}: expected {what}, got {shown(fields[name])}"
-
-
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(f'"{name}"' for name in names)
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_length(value: object) -> bool:
-    return _is_int(value, 64, MAX_LENGTH)
-
-
-def _is_name(value: object) -> TypeGuard[str]:
-    # Lone surrogates cannot be tokenized or printed.
-    return isinstance(value, str) and 0 < len(value) <= 1000 and not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def _is_base(value: object) -> bool:
-    if not _is_name(value) or "\\" in value:
-        return False
-    parts = value.split("/")
-    return len(parts) <= 2 and not {"", ".", ".."} & set(parts)
-
-
-def _is_list(value: object, good: Callable[[object], bool]) -> TypeGuard[list[object]]:
-    return isinstance(value, list) and len(value) <= _NAMES and all(map(good, value))
-
-
-def _is_object(value: object) -> TypeGuard[JSONObject]:
-    return isinstance(value, dict) and all(map(_is_name, value))
-
-
-def _are_graphs(value: object) -> bool:
-    return _is_object(value) and 0 < len(value) <= _NAMES and all(map(_is_graph, value.values()))
-
-
-def _is_graph(value: object) -> bool:
-    """Return whether a value has the form of `rewardmodels.data.dataset.graph_of`."""
-    required = {"name", "agents", "edges"}
-    if not isinstance(value, dict) or not required <= set(value) <= required | set(LOOPS):
-        return False
-    if not all(_is_int(value.get(turns, 1), 1, MAX_TURNS) for turns in ("max_turns", "min_turns")):
-        return False
-    if value.get("history", "inputs") not in ("inputs", "private"):
-        return False
-    agents = value["agents"]
-    if not _is_name(value["name"]) or not _is_list(agents, _is_name) or not agents:
-        return False
-    sink = len(agents)
-
-    def is_edge(edge: object) -> bool:
-        if not isinstance(edge, list) or not all(_is_int(v, -1, sink) for v in edge[:2]):
-            return False
-        return len(edge) == 2 or (len(edge) == 3 and isinstance(edge[2], str))
-
-    return _is_list(value["edges"], is_edge)
-
-
 _BESIDE = (META, "metrics.json", "run.json")
 _SUFFIXES = (".safetensors", ".json", ".model", ".txt")
-_HEADER = 2**27
-_LARGEST = 2**31
-_LAYERS = re.compile(r"(?!max_).*layers?")
 
 
-def load_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, CriticInfo]:
+def load_folder(folder: Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, CriticInfo]:
     """Load model, tokenizer and description of a saved critic.
 
     Raises:
@@ -277,79 +178,25 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.name not in _BESIDE)
 
 
-def check_folder(folder: Path, labels: int = 1) -> None:
-    """Reject a folder that could make transformers block, allocate without limit, or read outside of it.
-
-    Args:
-        folder: A folder with a transformers model.
-        labels: The largest allowed ``num_labels`` in its config.
+def check_folder(folder: Path) -> None:
+    """Reject a folder with which transformers would run code, or load weights, from outside the folder.
 
     Raises:
-        DataError: A file is not a regular file or not a JSON object.
-        ConfigError: A file refers to weights outside the folder, or a config has impossible sizes; lists all errors.
+        DataError: There is no config, or it is damaged.
+        ConfigError: A file refers to a place outside the folder.
     """
-    for path in _files(folder):
-        if not path.is_file():
-            raise DataError(f"expected {path} to be a regular file; copy the folder again from its source")
-    faults = []
     if (folder / "adapter_config.json").exists():
-        faults.append("adapter_config.json: expected merged weights, got an adapter; merge it with peft, then save")
-    tensors = sum(_tensors(path) for path in folder.glob("*.safetensors"))
-    if not tensors:
-        raise DataError(f"expected weights in safetensors files in {folder}, found none; train the critic again")
-    if (folder / "config.json").exists():
-        faults += _config_faults(read_object(folder / "config.json"), tensors, labels)
-    for path in folder.glob("*.index.json"):
-        shards = read_object(path).get("weight_map")
-        names = set(map(str, shards.values())) if isinstance(shards, dict) else {shown(shards)}
-        faults += [
-            f"{path.name}: weight_map: expected files of this folder, got {shown(name)}"
-            for name in sorted(names)
-            if not name or Path(name).name != name or not (folder / name).is_file()
-        ]
-    if faults:
-        remedy = "Save the model again, or copy it from its source"
-        raise ConfigError(f"{folder}: {'; '.join(faults)}. {remedy}", tuple(faults))
-
-
-def _config_faults(config: JSONObject, tensors: int, labels: int) -> Iterator[str]:
-    """Yield the faults of a ``config.json``, given the number of tensors in the weights."""
-    for key, value in _integers(config):
-        if not -_LARGEST <= value < _LARGEST:
-            yield f"config.json: {key}: expected an integer of at most 31 bits, got {shown(value)}"
-        elif _LAYERS.fullmatch(key) and value > max(tensors, 1):
-            yield f"config.json: {key}: expected at most {tensors}, the number of tensors in the weights, got {value}"
-        elif key == "num_labels" and not 1 <= value <= labels:
-            yield f"config.json: num_labels: expected {'1' if labels == 1 else f'1 to {labels}'}, got {value}"
+        raise ConfigError(
+            f"{folder}: adapter_config.json: expected merged weights, got an adapter; merge it with peft, then save"
+        )
+    config = read_object(folder / "config.json")
     for key in ("attn_implementation", "_attn_implementation", "transformers_weights"):
-        # These fields name hub kernels, which contain code that would run, and other files.
+        # These fields can name hub kernels, which contain code that would run, and other files.
         if "/" in str(config.get(key, "")):
-            yield f"config.json: {key}: expected no path or repository, got {shown(config[key])}"
-
-
-def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
-    """Yield every integer of a JSON value with its key."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _integers(item, name)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _integers(item, key)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        yield key, value
-
-
-def _tensors(path: Path) -> int:
-    """Return the number of tensors in the header of a safetensors file."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size) if size < _HEADER else b"")
-        return len(header.keys() - {"__metadata__"})
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
-        raise DataError(
-            f"cannot read the weights in {path}: the file is truncated or damaged; copy or train it again"
-        ) from error
+            raise ConfigError(
+                f"{folder}: config.json: {key}: expected no path or repository, got {shown(config[key])}; save the "
+                "model again, or copy it from its source"
+            )
 
 
 def digest_of_weights(folder: Path) -> str:
@@ -421,6 +268,21 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: 
             f"cannot write the {what} to {folder}: {error}. Its checkpoints are kept; free some space and run the same "
             "command again"
         ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file completely or not at all.
+
+    Raises:
+        TrainingError: The disk is full or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise TrainingError(f"cannot write {path}: {error}; free some space and run the same command again") from error
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
@@ -519,7 +381,7 @@ def model_card(info: CriticInfo) -> str:
             "",
             f"The labels are {_source(info)}. No human judgements were used: a score "
             "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
-            "graphs, agents or tasks; MAS-Gym rejects other graphs and views without `force=True`.",
+            "graphs, agents or tasks; MAS-Gym rejects other graphs without `force=True`.",
             "",
         ]
     )

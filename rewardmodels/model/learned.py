@@ -12,8 +12,8 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
-from rewardmodels.data.encode import Encoded, Encoder, View
-from rewardmodels.model.backbone import load_tokenizer, torch_dtype
+from rewardmodels.data.encode import Encoded, Encoder
+from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
 from rewardmodels.model.scored import ModelCritic
 from search.protocol import ScoringContext
@@ -44,8 +44,7 @@ class LearnedCritic(ModelCritic):
 
     Args:
         folder: A folder written by training.
-        view: The expected view; None accepts the critic's view.
-        force: Allow graphs and views that the critic was not trained for.
+        force: Allow graphs that the critic was not trained on.
         prefixes: Allow non-terminal states for an outcome critic.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
         dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None means bfloat16 on a GPU, and on a CPU float64 for
@@ -64,7 +63,6 @@ class LearnedCritic(ModelCritic):
         concurrent: Whether scoring overlaps with generation.
         info: Description of the critic.
         counts: Cost of scoring so far.
-        notes: Checks overridden by ``force``, for reports.
     """
 
     _scorer: Any = None
@@ -73,7 +71,6 @@ class LearnedCritic(ModelCritic):
         self,
         folder: str | Path,
         *,
-        view: View | None = None,
         force: bool = False,
         prefixes: bool = False,
         device: str | None = None,
@@ -90,7 +87,7 @@ class LearnedCritic(ModelCritic):
         self._dtype: DType | None = dtype
         self._share, self._memory, self._concurrent = share, memory * _MEGABYTE, concurrent
         self.concurrent, self.max_batch = bool(concurrent), max_batch
-        self._begin(read_info(self._folder), view, force, prefixes)
+        self._begin(read_info(self._folder), force, prefixes)
         if not lazy:
             self.load()
 
@@ -108,9 +105,9 @@ class LearnedCritic(ModelCritic):
 
         device, dtype = self._place()
         self._identity["dtype"] = dtype
-        model, tokenizer, _ = load_folder(self._folder, torch_dtype(dtype))
+        model, tokenizer, _ = load_folder(self._folder, dtype)
         model.to(device)
-        self._encoder = Encoder(tokenizer, self.info.max_length, self._view)
+        self._encoder = Encoder(tokenizer, self.info.max_length, self.info.view)
         files = digest(self._folder)
         if self._identity.setdefault("files", files) != files:
             raise DataError(f"{self._folder} changed after the critic's identity was read; load the critic again")
@@ -135,7 +132,7 @@ class LearnedCritic(ModelCritic):
         return self._device, self._dtype
 
     def _default_dtype(self) -> DType:
-        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors") if file.is_file())
+        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
         return "float64" if weights <= _EXACT_BYTES else "float32"
 
     @property
@@ -145,19 +142,12 @@ class LearnedCritic(ModelCritic):
         counts: Counts = self._scorer.counts
         return counts
 
-    def _begin(self, info: CriticInfo, view: View | None, force: bool, prefixes: bool) -> None:
+    def _begin(self, info: CriticInfo, force: bool, prefixes: bool) -> None:
         """Set up everything that does not depend on the model's device."""
         super().__init__()
-        self._view: View = view or info.view
         self.info: CriticInfo = info
-        self._identity: JSONObject = {
-            "view": self._view,
-            "max_length": info.max_length,
-            "prefixes": prefixes,
-        }
-        self.notes: list[str] = []
+        self._identity: JSONObject = {"view": info.view, "max_length": info.max_length, "prefixes": prefixes}
         self._force = force
-        self._check_view(view)
         self.name = info.kind
         self.terminal_only = info.kind == "orm" and not prefixes
         self._graphs = list(info.graphs.values())
@@ -198,16 +188,6 @@ class LearnedCritic(ModelCritic):
             ) from error
         return [math.tanh(logit) if math.isfinite(logit) else math.nan for logit in logits]
 
-    def _check_view(self, view: View | None) -> None:
-        if view is None or view == self.info.view:
-            return
-        if not self._force:
-            raise ConfigError(
-                f"this critic was trained on the {self.info.view} view, not the {view} view; train another one, or "
-                "load it with force=True"
-            )
-        self.notes.append(f"forced to the {view} view; trained on the {self.info.view} view")
-
     def _check(self, mas: MAS, state: MASState) -> None:
         if self.terminal_only and state.acting != mas.sink:
             raise CriticError(
@@ -226,14 +206,13 @@ class LearnedCritic(ModelCritic):
             return
         graph = graph_of(mas)
         keys = ("agents", "edges", *LOOPS)
-        if not any(all(known.get(key) == graph.get(key) for key in keys) for known in self._graphs):
-            if not self._force:
-                names = ", ".join(str(known["name"]) for known in self._graphs)
-                raise CriticError(
-                    f"this critic was trained on the graph {names}, not on {mas.name} (other agents, edges or loops); "
-                    "train one on this graph, or load it with force=True"
-                )
-            self.notes.append(f"forced onto the graph {mas.name}; trained on others")
+        trained_on = any(all(known.get(key) == graph.get(key) for key in keys) for known in self._graphs)
+        if not trained_on and not self._force:
+            names = ", ".join(str(known["name"]) for known in self._graphs)
+            raise CriticError(
+                f"this critic was trained on the graph {names}, not on {mas.name} (other agents, edges or loops); "
+                "train one on this graph, or load it with force=True"
+            )
         self._checked.add(mas.fingerprint)
 
 
@@ -243,7 +222,7 @@ class VLLMCritic(LearnedCritic):
     vLLM's prefix cache shares common prefixes; scoring overlaps with generation.
 
     Args:
-        folder, view, force, prefixes: As in `LearnedCritic`.
+        folder, force, prefixes: As in `LearnedCritic`.
         dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the folder's dtype.
         max_batch: Preferred number of states per call.
         gpu_memory_utilization: Share of the GPU's memory for the critic, to leave memory for agents.
@@ -251,7 +230,7 @@ class VLLMCritic(LearnedCritic):
 
     Raises:
         MissingDependencyError: vLLM is not installed.
-        ConfigError: No folder is given, or the view differs from the critic's.
+        ConfigError: No folder is given, or a value in a file is invalid.
         CriticError: vLLM does not start.
     """
 
@@ -259,7 +238,6 @@ class VLLMCritic(LearnedCritic):
         self,
         folder: str | Path,
         *,
-        view: View | None = None,
         force: bool = False,
         prefixes: bool = False,
         dtype: str = "auto",
@@ -275,8 +253,8 @@ class VLLMCritic(LearnedCritic):
         require_vllm()
         info = read_info(Path(folder))
         check_folder(Path(folder))
-        self._begin(info, view, force, prefixes)
-        self._encoder = Encoder(load_tokenizer(str(folder)), info.max_length, self._view)
+        self._begin(info, force, prefixes)
+        self._encoder = Encoder(load_tokenizer(str(folder)), info.max_length, info.view)
         self._identity |= {"files": digest(Path(folder)), "dtype": dtype, "engine": engine or {}}
         self.concurrent, self.max_batch = True, max_batch
         arguments: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": True, **(engine or {})}

@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mas_gym.policies.local.forward import threads_for
 from rewardmodels.data.encode import Encoded, Ids, Trie, chunks, collate_plain, merge_beginnings
-from rewardmodels.model.backbone import alike, inner, logits_at, read_head, to_device
+from rewardmodels.model.backbone import alike, inner, logits_at, probe, read_head, to_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -158,10 +158,9 @@ def enable_parts(model: PreTrainedModel, pad: int) -> bool:
 
     AttentionInterface.register(ATTENTION, attend)
     backbone = inner(model)
-    size, before = int(backbone.config.get_text_config().vocab_size), backbone.config._attn_implementation
-    ids = [1 + i * 7919 % (size - 1) for i in range(24)]
-    first, second, third, fourth = tuple(ids[:8]), tuple(ids[8:13]), tuple(ids[13:20]), tuple(ids[20:])
-    states = [[first, second], [first, third], [first, third, fourth]]
+    before = backbone.config._attn_implementation
+    states = probe(model)
+    (first, second), (_, third, fourth) = states[0], states[2]
     try:
         with torch.inference_mode():
             whole = logits_at(model, to_device(collate_plain(states, pad), backbone.score.weight.device))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, choice, refuse_unknown
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import DataKind
 from rewardmodels.data.encode import View
@@ -114,53 +114,64 @@ def config_for(parameters: int, overrides: Mapping[str, Any]) -> TrainingConfig:
         ConfigError: A field is unknown or a value is invalid; the message lists all errors.
     """
     base = TINY if parameters < SMALL else PAPER
-    known = asdict(base)
-    faults = [f"unknown setting {name!r}; known: {', '.join(known)}" for name in overrides if name not in known]
-    if faults:
-        raise ConfigError("; ".join(faults), tuple(faults))
+    refuse_unknown("setting", overrides, [one.name for one in fields(base)])
     config = replace(base, **overrides)
     if config.head != "bt" and "anchor" not in overrides:
         config = replace(config, anchor=0.0)
     if config.lora_rank == 0 and config.nf4 and "nf4" not in overrides:
         config = replace(config, nf4=False)
-    faults = _faults(config)
-    if faults:
-        raise ConfigError("; ".join(faults), tuple(faults))
+    faults = []
+    if config.anchor and config.head != "bt":
+        faults.append(f"anchor: expected 0 for every head except 'bt', got head {config.head!r}")
+    if config.nf4 and not config.lora_rank:
+        faults.append("nf4: a 4-bit backbone is frozen; expected lora_rank above 0, or nf4=False")
+    check_head(config.kind, config.head)
+    check_ranges(
+        config.to_dict(),
+        faults,
+        one_of={"bt_on": ("tanh", "raw"), "view": get_args(View)},
+        at_least={"anchor": 0, "max_length": 64, "lora_rank": 0}
+        | dict.fromkeys(("batch_size", "max_tokens", "accumulation", "evaluations", "checkpoints"), 1),
+        positive=("learning_rate", "epochs", "held_out"),
+        shares=("warmup", "held_out"),
+    )
     return config
+
+
+def check_ranges(
+    settings: JSONObject,
+    faults: Sequence[str],
+    one_of: Mapping[str, Sequence[str]],
+    at_least: Mapping[str, int],
+    positive: Sequence[str],
+    shares: Sequence[str],
+) -> None:
+    """Check the ranges of hyperparameters.
+
+    Args:
+        settings: The values by name.
+        faults: Errors that were already found.
+        one_of: The allowed values of some of them.
+        at_least: Smallest values.
+        positive: Names of numbers greater than 0.
+        shares: Names of numbers in ``[0, 1)``.
+
+    Raises:
+        ConfigError: A value is invalid; the message lists all errors.
+    """
+    expected = [(name, f"one of {', '.join(known)}", settings[name] in known) for name, known in one_of.items()]
+    expected += [(name, f"at least {least}", settings[name] >= least) for name, least in at_least.items()]
+    expected += [(name, "more than 0", settings[name] > 0) for name in positive]
+    expected += [(name, "a share below 1", 0 <= settings[name] < 1) for name in shares]
+    found = [
+        *faults,
+        *(f"{name}: expected {what}, got {settings[name]!r}" for name, what, good in expected if not good),
+    ]
+    if found:
+        raise ConfigError("; ".join(found), tuple(found))
 
 
 def check_head(kind: str, head: str) -> None:
     """Raise `ConfigError` unless this kind of critic supports this head."""
-    if kind not in HEADS:
-        raise ConfigError(f"expected kind {' or '.join(map(repr, HEADS))}, got {kind!r}")
-    if head not in HEADS[kind]:
-        raise ConfigError(f"expected head {' or '.join(map(repr, HEADS[kind]))} for kind {kind!r}, got {head!r}")
-
-
-def _faults(s: TrainingConfig) -> list[str]:
-    checks = [
-        (s.bt_on in ("tanh", "raw"), f'bt_on: expected "tanh" or "raw", got {s.bt_on!r}'),
-        (s.anchor >= 0, f"anchor: expected 0 or more, got {s.anchor}"),
-        (s.anchor == 0 or s.head == "bt", f"anchor: expected 0 for every head except 'bt', got head {s.head!r}"),
-        (s.view in ("full", "local"), f'view: expected "full" or "local", got {s.view!r}'),
-        (s.max_length >= 64, f"max_length: expected at least 64, got {s.max_length}"),
-        (s.lora_rank >= 0, f"lora_rank: expected 0 or more, got {s.lora_rank}"),
-        (
-            s.lora_rank > 0 or not s.nf4,
-            "nf4: a 4-bit backbone is frozen; expected lora_rank above 0, or nf4=False",
-        ),
-        (s.batch_size >= 1, f"batch_size: expected at least 1, got {s.batch_size}"),
-        (s.max_tokens >= 1, f"max_tokens: expected at least 1, got {s.max_tokens}"),
-        (s.accumulation >= 1, f"accumulation: expected at least 1, got {s.accumulation}"),
-        (s.learning_rate > 0, f"learning_rate: expected more than 0, got {s.learning_rate}"),
-        (s.epochs > 0, f"epochs: expected more than 0, got {s.epochs}"),
-        (0 <= s.warmup < 1, f"warmup: expected a share in [0, 1), got {s.warmup}"),
-        (0 < s.held_out < 1, f"held_out: expected a share in (0, 1), got {s.held_out}"),
-        (s.evaluations >= 1, f"evaluations: expected at least 1, got {s.evaluations}"),
-        (s.checkpoints >= 1, f"checkpoints: expected at least 1, got {s.checkpoints}"),
-    ]
-    try:
-        check_head(s.kind, s.head)
-    except ConfigError as error:
-        checks.append((False, str(error)))
-    return [text for good, text in checks if not good]
+    choice("kind", kind, tuple(HEADS))
+    choice(f"head of kind {kind!r}", head, tuple(HEADS[kind]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.text import one_line
 from rewardmodels.model.features import FEATURES, FILE, FeatureModel, features_of
-from rewardmodels.model.folder import facts_table
+from rewardmodels.model.folder import facts_table, write_whole
 from search.store import RecordedState
 
 FOLDS = 5
@@ -66,11 +65,8 @@ def train_features(
               "wrong": int(wrong.sum()), "penalty C": strength}  # fmt: skip
     mean, scale, weights = (tuple(map(float, column)) for column in columns)
     model = FeatureModel(kind, tuple(agents), mean, scale, weights, bias, counts, metrics)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "README.md").write_text(_card(model), encoding="utf-8")
-    part = folder / f"{FILE}.part"
-    part.write_text(json.dumps(model.to_dict(), indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
-    os.replace(part, folder / FILE)
+    write_whole(folder / "README.md", _card(model))
+    write_whole(folder / FILE, json.dumps(model.to_dict(), indent=2, ensure_ascii=True) + "\n")
     log(f"{len(rows):,} states of {len(set(questions)):,} questions; penalty C = {strength:g} by cross-validation")
     return model
 

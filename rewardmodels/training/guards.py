@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from mas_gym.errors import MASGymError, TrainingError
-
-Logs = dict[str, float] | None
+from mas_gym.internal.json_types import JSONObject
 
 COMPLETE = "complete.json"
 """The file written last into a checkpoint; it is missing if a crash interrupted the write."""
@@ -28,26 +27,47 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 class Curves(TrainerCallback):  # type: ignore[misc]
-    """Writes the Trainer's logs as TensorBoard curves, and one line per evaluation."""
+    """Writes the Trainer's logs as TensorBoard curves.
+
+    Each evaluation is also reported in a line, and the loss and the time left about ten times in a run.
+    """
 
     def __init__(self, folder: Path, log: Callable[[str], None]):
         """Store the folder; the writer opens at the first number."""
         self.folder, self.log = folder, log
         self.writer: SummaryWriter | None = None
+        self.began, self.first, self.loss = 0.0, 0, ""
+
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
+        """Start the clock."""
+        self.began, self.first = time.monotonic(), state.global_step
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **kwargs: object
+        self, args: object, state: TrainerState, control: object, logs: dict[str, float], **kwargs: object
     ) -> None:
         """Write every number."""
         if not state.is_world_process_zero:
             return
         self.writer = self.writer or SummaryWriter(str(self.folder))
-        for name, value in (logs or {}).items():
+        for name, value in logs.items():
             if isinstance(value, int | float):
                 self.writer.add_scalar(name.replace("eval_", "held_out/"), value, state.global_step)
-        if any(name.startswith("eval_") for name in logs or {}):
-            found = {name.removeprefix("eval_"): v for name, v in (logs or {}).items() if name.startswith("eval_")}
+        if found := {name.removeprefix("eval_"): v for name, v in logs.items() if name.startswith("eval_")}:
             self.log(f"step {state.global_step}: " + ", ".join(f"{name} {v:.4g}" for name, v in found.items()))
+        if "loss" in logs:
+            self.loss = f", loss {logs['loss']:.4g}"
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
+        """Report the loss and the time left."""
+        step, steps = state.global_step, state.max_steps
+        if state.is_world_process_zero and (step % max(1, steps // 10) == 0 or step == steps):
+            left = (time.monotonic() - self.began) / (step - self.first) * (steps - step)
+            self.log(f"step {step:,} of {steps:,}{self.loss}, {left // 60:.0f}:{left % 60:02.0f} left")
+
+    def on_train_end(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
+        """Close the writer."""
+        if self.writer is not None:
+            self.writer.close()
 
     def batches(self, name: str, values: Sequence[tuple[float, float]]) -> None:
         """Write the mean and the largest value of each batch."""
@@ -56,42 +76,33 @@ class Curves(TrainerCallback):  # type: ignore[misc]
             self.writer.add_scalar(f"{name}/mean", mean, number)
             self.writer.add_scalar(f"{name}/largest", largest, number)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Close the writer."""
-        if self.writer is not None:
-            self.writer.close()
 
+def common_arguments(settings: JSONObject, folder: Path, updates: int, device: str) -> JSONObject:
+    """Return the arguments of transformers' and TRL's trainers that all trainings share.
 
-class Steps(TrainerCallback):  # type: ignore[misc]
-    """Reports the loss and the time left about ten times in a run."""
-
-    def __init__(self, log: Callable[[str], None]):
-        """Store the log function."""
-        self.log, self.began, self.first, self.loss = log, 0.0, 0, ""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Start the clock."""
-        self.began, self.first = time.monotonic(), state.global_step
-
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **kwargs: object
-    ) -> None:
-        """Store the newest loss."""
-        if "loss" in (logs or {}):
-            self.loss = f", loss {(logs or {})['loss']:.4g}"
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Report the loss and the time left."""
-        step, steps = state.global_step, state.max_steps
-        if state.is_world_process_zero and (step % max(1, steps // 10) == 0 or step == steps):
-            left = (time.monotonic() - self.began) / (step - self.first) * (steps - step)
-            self.log(f"step {step:,} of {steps:,}{self.loss}, {left // 60:.0f}:{left % 60:02.0f} left")
+    Args:
+        settings: Hyperparameters by name.
+        folder: Folder of the checkpoints.
+        updates: Number of updates in the run.
+        device: ``"cpu"`` or ``"cuda"``.
+    """
+    passed = ("gradient_checkpointing", "learning_rate", "weight_decay", "seed")
+    return {name: settings[name] for name in passed} | {
+        "output_dir": str(folder),
+        "use_cpu": device == "cpu",
+        "bf16": device != "cpu" and torch.cuda.is_bf16_supported(),
+        "warmup_steps": round(settings["warmup"] * updates),
+        "optim": "adamw_torch",
+        "logging_steps": max(1, updates // 50),
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": max(1, updates // settings["checkpoints"]),
+        "save_total_limit": 2,
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
 
 
 class Guarded(Trainer):  # type: ignore[misc]
@@ -104,6 +115,18 @@ class Guarded(Trainer):  # type: ignore[misc]
                 f"step {self.state.global_step + 1}: expected a finite loss, got {loss}; training stops. "
                 f"{self._last_checkpoint()} Lower learning_rate, or check the weights of the base model"
             )
+
+    def training_step(
+        self, model: PreTrainedModel, inputs: JSONObject, num_items_in_batch: object = None
+    ) -> torch.Tensor:
+        """Compute a step and return its loss.
+
+        Raises:
+            TrainingError: The loss is not a number.
+        """
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self.check_loss(loss.item())
+        return loss
 
     def _last_checkpoint(self) -> str:
         last = last_checkpoint(Path(self.args.output_dir))

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, TrainingError, need
+from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.base import Same
 from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
@@ -26,7 +26,7 @@ from rewardmodels.model.backbone import (
     quiet,
     window_of,
 )
-from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
+from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.rows import Bench, Row, drain, named_planners, start
 from search.engine.progress import Progress
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from rewardmodels.training.trainer import Bundle, HeldOut
 
 RUN = "run.json"
-_PART = f"{RUN}.part"
 CHECKPOINTS = "checkpoints"
 CURVES = "curves"
 
@@ -186,7 +185,7 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
         ConfigError: The folder belongs to another run or contains other files.
         TrainingError: The folder cannot be written.
     """
-    part = mark.with_name(_PART)
+    part = mark.with_name(f"{mark.name}.part")
     if mark.exists():
         before = json.loads(mark.read_text(encoding="utf-8"))
         if not resume or before != run:
@@ -198,13 +197,7 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
     elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
         raise ConfigError(f"expected an empty folder or one with a training run, got {out}; choose another folder")
     else:
-        try:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            # A process that is killed here does not leave an incomplete mark.
-            part.write_text(json.dumps(run, indent=2), encoding="utf-8")
-            part.replace(mark)
-        except OSError as error:
-            raise TrainingError(f"cannot write to {out}: {error}") from error
+        write_whole(mark, json.dumps(run, indent=2))
 
 
 def _history(out: Path) -> list[JSONObject]:
@@ -300,7 +293,7 @@ def _info(
         f"{data.kind} held out": len(held),
         "problems": len({(e.task, e.problem_id) for e in data.examples}),
         "tokens per epoch": sum(bundle.tokens for bundle in found),
-        **continuation_counts(data),
+        "states by recorded continuations behind the target": {str(k): n for k, n in data.continuations.items()},
         "rows by": histogram(learned),
     }
     tasks = list(dict.fromkeys(e.task for e in data.examples))
@@ -318,17 +311,6 @@ def _info(
         metrics,
         _versions(),
     )
-
-
-_BANDS = ((1, 1, "1"), (2, 2, "2"), (3, 5, "3 to 5"), (6, 10, "6 to 10"))
-
-
-def continuation_counts(data: RewardData) -> dict[str, dict[str, int]]:
-    """Count imported states by the number of continuations behind their target; empty without imported trees."""
-    counts = {name: sum(n for k, n in data.continuations.items() if a <= k <= b) for a, b, name in _BANDS}
-    counts["more than 10"] = sum(n for k, n in data.continuations.items() if k > _BANDS[-1][1])
-    found = {name: number for name, number in counts.items() if number}
-    return {"states by recorded continuations behind the target": found} if found else {}
 
 
 def continuation_warning(data: RewardData) -> str | None:

@@ -26,7 +26,7 @@ from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, collate_plain, merge_beginnings, pack
 from rewardmodels.model.backbone import logits_at
 from rewardmodels.training.config import TrainingConfig
-from rewardmodels.training.guards import Guarded
+from rewardmodels.training.guards import Guarded, common_arguments
 from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
 
 Tensors = dict[str, torch.Tensor]
@@ -328,31 +328,14 @@ def arguments(config: TrainingConfig, folder: Path, steps: int, device: str) -> 
     """Return transformers' arguments for a run of this many steps, divided among the processes of torchrun."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     updates = max(1, math.ceil(steps / (config.accumulation * processes)))
-    on_cpu = device == "cpu"
+    common = common_arguments(config.to_dict(), folder, updates, device)
     return TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=on_cpu,
-        bf16=config.cpu_bf16 if on_cpu else torch.cuda.is_bf16_supported(),
+        **common | ({"bf16": config.cpu_bf16} if device == "cpu" else {}),
         num_train_epochs=1,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=config.accumulation,
-        gradient_checkpointing=config.gradient_checkpointing,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        warmup_steps=round(config.warmup * updates),
         lr_scheduler_type="cosine",
-        optim="adamw_torch",
-        logging_steps=max(1, updates // 50),
-        logging_nan_inf_filter=False,
         eval_strategy="steps",
         eval_steps=max(1, updates // config.evaluations),
-        save_strategy="steps",
-        save_steps=max(1, updates // config.checkpoints),
-        save_total_limit=2,
-        dataloader_pin_memory=False,
         ddp_find_unused_parameters=False,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        report_to="none",
-        seed=config.seed,
     )

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import string
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -45,9 +44,6 @@ from search.protocol import Critic, Scores, ScoringContext
 logger = logging.getLogger("rewardmodels.verifiers")
 
 Mode = Literal["auto", "logprob", "share", "pairwise"]
-
-MAX_PROMPT_BYTES = 2**16
-"""Limit on the size of a prompt file."""
 
 PROMPT = """\
 You check the work of a team of agents that answer a question step by step.
@@ -85,7 +81,7 @@ FIELDS = {
 }
 """Placeholders of verdict prompts and of comparison prompts."""
 
-_NEEDED = {"verdict": ({"transcript", "message"},), "pair": ({"first"}, {"second"})}
+_NEEDED = {"verdict": (("transcript", "message"),), "pair": (("first",), ("second",))}
 _WORDS = {"verdict": ("yes", "no"), "pair": ("A", "B")}
 _FIRST_WORD = {"verdict": " Reply with one\nword, yes or no.", "pair": " Reply with one letter, A or B."}
 
@@ -130,7 +126,7 @@ class Judge(Critic):
         reads_peers: True for comparisons.
 
     Raises:
-        ConfigError: A setting is invalid, or the prompt file has unknown placeholders or is too long.
+        ConfigError: A setting is invalid, or the prompt file has unknown placeholders.
         DataNotFoundError: There is no prompt file.
     """
 
@@ -285,44 +281,29 @@ def read_prompt(file: str | Path | None, kind: str) -> str:
 
     Raises:
         DataNotFoundError: There is no such file.
-        ConfigError: The file is too long, is not UTF-8, or has wrong placeholders.
+        ConfigError: The file is not UTF-8, or has wrong placeholders.
     """
     if file is None:
         return PAIR_PROMPT if kind == "pair" else PROMPT
     path = Path(file).expanduser()
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_PROMPT_BYTES + 1)
-    except (OSError, ValueError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+        text.format(**dict.fromkeys(FIELDS[kind], ""))
+    except OSError as error:
         raise DataNotFoundError(f"judge: expected a prompt file at {str(file)!r}: {error}") from error
-    if len(raw) > MAX_PROMPT_BYTES:
+    except (ValueError, LookupError, AttributeError) as error:
         raise ConfigError(
-            f"judge: expected a prompt of at most {MAX_PROMPT_BYTES} bytes, got a longer one in {path.name}"
-        )
-    try:
-        text = raw.decode("utf-8-sig")
-        names = list(_placeholders(text))
-    except ValueError as error:
-        raise ConfigError(f"judge: {path.name}: {error}; expected UTF-8 text with {_expected(kind)}") from error
-    wrong = [name for name in names if name not in FIELDS[kind]]
-    lacking = [choice for choice in _NEEDED[kind] if not choice & set(names)]
-    if wrong or lacking:
-        fault = f"the unknown placeholder {{{shown(wrong[0])}}}" if wrong else "none for the message"
-        raise ConfigError(f"judge: {path.name}: expected {_expected(kind)}, got {fault}; double other braces")
+            f"judge: {path.name}: expected UTF-8 text with placeholders among {_named(FIELDS[kind])}, got "
+            f"{shown(str(error))}; double other braces"
+        ) from error
+    for needed in _NEEDED[kind]:
+        if not any(f"{{{name}}}" in text for name in needed):
+            raise ConfigError(f"judge: {path.name}: expected {_named(needed)}, got none")
     return text
 
 
-def _expected(kind: str) -> str:
-    return "placeholders among " + ", ".join(f"{{{name}}}" for name in FIELDS[kind])
-
-
-def _placeholders(text: str) -> list[str]:
-    names = []
-    for _, name, spec, conversion in string.Formatter().parse(text):
-        if name is not None:
-            plain = name if not spec and not conversion else f"{name}!{conversion}:{spec}"
-            names.append(plain)
-    return names
+def _named(placeholders: Sequence[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in placeholders)
 
 
 def _messages(prompt: str) -> tuple[ChatMessage, ...]:

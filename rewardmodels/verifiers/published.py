@@ -32,7 +32,6 @@ from mas_gym.errors import (
     ConfigError,
     CriticError,
     DataError,
-    DataNotFoundError,
     PolicyError,
     choice,
     is_number,
@@ -44,7 +43,8 @@ from mas_gym.policies.local.chat import rendered
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels.data.encode import chunks
-from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, torch_dtype, window_of
+from rewardmodels.hub import download_files
+from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, window_of
 from rewardmodels.model.folder import check_folder, read_object
 from rewardmodels.model.scored import ModelCritic
 from search.protocol import ScoringContext
@@ -66,7 +66,7 @@ SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}
 """The system prompt of Qwen2.5-Math-PRM."""
 
 _STEP = {"qwen": "<extra_0>", "shepherd": "ки", "skywork": "\n"}
-_SPECIAL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 _MARK = re.compile(r"<.+>|\[.+\]")
 
 
@@ -107,7 +107,7 @@ class _Published(ModelCritic):
         self.max_batch = max_batch
         self.concurrent = self._device != "cpu"
         self.folder = model_folder(model)
-        self._dtype = torch_dtype(name)
+        self._dtype = name
         self._source = ModelSource(self.folder)
         self._settings: dict[str, object] = {"dtype": name}
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self.folder)
@@ -207,7 +207,7 @@ class StepRewardModel(_Published):
         if format is not None and format not in FORMATS:
             raise unknown_name("format", format, FORMATS)
         super().__init__(model, device, dtype, max_batch, max_length)
-        check_folder(Path(self.folder), labels=2)
+        check_folder(Path(self.folder))
         self.format = format or guess_format(model, self.folder)
         self.name = f"prm:{Path(model).name}"
         self._aggregate = AGGREGATES[aggregate]
@@ -258,7 +258,7 @@ class StepRewardModel(_Published):
 
 
 def _qwen(prm: StepRewardModel) -> tuple[Write, Read]:
-    step, run, apply = prm._id(_STEP["qwen"]), *_with_head(prm, ("score.0", "score.2"), 2)
+    step, run, apply = prm._id(_STEP["qwen"]), *_with_head(prm, ("score.0", "score.2"))
 
     def write(question: str, texts: Sequence[str]) -> Steps:
         answer = "".join(f"{text}{_STEP['qwen']}" for text in texts)
@@ -272,7 +272,7 @@ def _qwen(prm: StepRewardModel) -> tuple[Write, Read]:
 
 
 def _skywork(prm: StepRewardModel) -> tuple[Write, Read]:
-    line, run, apply = prm._id(_STEP["skywork"]), *_with_head(prm, ("v_head.summary",), 1)
+    line, run, apply = prm._id(_STEP["skywork"]), *_with_head(prm, ("v_head.summary",))
     first = prm._tokenizer.bos_token or ""
 
     def write(question: str, texts: Sequence[str]) -> Steps:
@@ -343,23 +343,17 @@ def _language_model(prm: StepRewardModel) -> PreTrainedModel:
     return model
 
 
-def _with_head(
-    prm: StepRewardModel, layers: Sequence[str], outputs: int
-) -> tuple[Read, Callable[[torch.Tensor], torch.Tensor]]:
+def _with_head(prm: StepRewardModel, layers: Sequence[str]) -> tuple[Read, Callable[[torch.Tensor], torch.Tensor]]:
     """Load a backbone and the linear layers above it; return functions that run the backbone and apply the layers."""
     import torch
 
     tensors = head_tensors(Path(prm.folder), layers)
     model, info = load_pretrained("AutoModel", prm.folder, prm._dtype)
     _nothing_missing(prm, info["missing_keys"])
-    width = model.config.hidden_size
-    sizes = [width] * len(layers) + [outputs]
-    for number, name in enumerate(layers):
-        expected, found = (sizes[number + 1], sizes[number]), tuple(tensors[f"{name}.weight"].shape)
-        if found != expected or tuple(tensors[f"{name}.bias"].shape) != expected[:1]:
-            raise DataError(f"{prm.folder}: expected {name} to map {expected[1]} to {expected[0]} numbers, got {found}")
     prm._start(model)
-    weights = [tensors[f"{name}.{part}"].to(model.device, prm._dtype) for name in layers for part in ("weight", "bias")]
+    weights = [
+        tensors[f"{name}.{part}"].to(model.device, model.dtype) for name in layers for part in ("weight", "bias")
+    ]
 
     def run(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
@@ -501,12 +495,4 @@ def model_folder(model: str) -> str:
         DataNotFoundError: The model is neither a folder nor an available hub id.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
-        return str(path)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return str(snapshot_download(model, allow_patterns=_SPECIAL_FILES))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise DataNotFoundError(f"no model at {model!r}: expected a folder or a reachable hub id ({reason})") from error
+    return str(path if path.is_dir() else download_files(model, _FILES))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import shutil
 import sys
@@ -17,15 +16,13 @@ pytest.importorskip("transformers", reason="learned critics need the extra 'trai
 
 import torch
 from grove import MODEL, chain, save_base
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, CriticError, DataError, MASGymError
 from mas_gym.internal.identity import identity_of
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.backbone import load_scalar, load_tokenizer
-from rewardmodels.model.folder import CriticInfo, read_info, save_folder
+from rewardmodels.model.folder import CriticInfo, save_folder
 from search import ScoringContext
 
 STATE = [ScoringContext(chain(["Facts: has 3."]), MODEL.mas, None)]
@@ -90,64 +87,19 @@ def test_identity_depends_on_config_and_tokenizer(folder: Path) -> None:
     assert identity_of(load_critic(str(folder), max_batch=2)) == identity_of(load_critic(str(folder)))
 
 
-def nested(depth: int) -> Any:
-    value: Any = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-RPSV = graph_of(MODEL.mas)
-ABSURD: dict[str, list[Any]] = {
-    "kind": ["../../etc/passwd", "prm", "", 1, None, [], {"masprm": 1}, True, nested(300)],
-    "head": ["bce", "../x", None, ["bt"], 0],
-    "view": ["all", "/etc/passwd", None, ["full"], {}, 1.0],
-    "max_length": ["512", 0, -1, 63, 10**9, 10**400, 512.0, True, None, [512]],
-    "graphs": [
-        [1],
-        {},
-        {"rpsv": [1]},
-        {"rpsv": None},
-        {"rpsv": {**RPSV, "agents": []}},
-        {"rpsv": {**RPSV, "agents": [1]}},
-        {"rpsv": {**RPSV, "agents": "Reader"}},
-        {"rpsv": {**RPSV, "edges": [[0]]}},
-        {"rpsv": {**RPSV, "edges": [[0, 10**30]]}},
-        {"rpsv": {**RPSV, "edges": [["a", "b"]]}},
-        {"rpsv": {**RPSV, "edges": [[0, 1, 2]]}},
-        {"rpsv": {**RPSV, "edges": {"0": 1}}},
-        {"rpsv": {**RPSV, "name": ["rpsv"]}},
-        {"rpsv": {**RPSV, "max_turns": None}},
-        {"rpsv": {**RPSV, "max_turns": 10**30}},
-        {"rpsv": {**RPSV, "min_turns": 0}},
-        {"rpsv": {**RPSV, "history": ["private"]}},
-        {"rpsv": {**RPSV, "turns": 4}},
-        {"rpsv": {"name": "rpsv"}},
-        {"rpsv": nested(500)},
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("kind", value) for value in ("prm", "", None, [])),
+        *(("head", value) for value in ("bce", None, ["bt"])),
+        *(("view", value) for value in ("all", None)),
+        *(("max_length", value) for value in ("512", 0, 63, None, True)),
     ],
-    "tasks": ["arithmetic", [1], None, {"a": 1}, ["x" * 10_000], ["\ud800"]],
-    "base": ["/etc/passwd", "../../secret", "a/../b", "a/b/c", "..", "", 1, None, ["tiny"], "C:\\x", "x" * 5000],
-    "settings": [[1], None, "x", 1],
-    "data": [[1], None],
-    "metrics": [[1], None, 0.5],
-    "versions": [[1], {"torch": 2}, None, {"torch": {}}],
-    "weights": ["/etc/passwd", "../model.safetensors", 1, None, [], "A" * 32, "0" * 31],
-}
-
-
-@pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in ABSURD.items() for value in values])
+)
 def test_invalid_value_error_names_the_field(folder: Path, field: str, value: Any) -> None:
     change(folder / "critic.json", **{field: value})
-    with pytest.raises(ConfigError, match=rf"{field}: expected .*, got .*\. Copy the critic's folder again") as caught:
+    with pytest.raises(ConfigError, match=rf"{field}: expected .*, got "):
         load_critic(str(folder))
-    assert len(str(caught.value)) < 1000 and str(caught.value).isprintable()
-
-
-def test_all_faults_are_reported_together(folder: Path) -> None:
-    change(folder / "critic.json", view="all", graphs=[1], max_length="long")
-    with pytest.raises(ConfigError) as caught:
-        load_critic(str(folder))
-    assert [fault.partition(":")[0] for fault in caught.value.faults] == ["view", "max_length", "graphs"]
 
 
 @pytest.mark.parametrize("field", ["schema", "text_format", *CriticInfo.__slots__])
@@ -169,9 +121,6 @@ def test_missing_field_error_names_the_field(folder: Path, field: str) -> None:
         "[1]",
         "{",
         '"x"',
-        "[" * 100_000,
-        '{"a":' * 100_000,
-        '{"schema": ' + "9" * 100_000 + "}",
         "\x00" * 64,
         "\udcff",
     ],
@@ -183,7 +132,7 @@ def test_json_other_than_an_object_is_rejected(folder: Path, name: str, text: st
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("value", ["1e999999", "NaN", "-1", "true", '"1"', "[1]"])
+@pytest.mark.parametrize("value", ["NaN", "2", '"1"', "[1]"])
 @pytest.mark.parametrize("field", ["schema", "text_format"])
 def test_invalid_version_is_rejected(folder: Path, field: str, value: str) -> None:
     path = folder / "critic.json"
@@ -201,42 +150,28 @@ def test_tokens_outside_the_vocabulary_raise_critic_error(folder: Path) -> None:
         load_critic(str(folder)).score(STATE)
 
 
-def test_huge_description_is_rejected_unread(folder: Path) -> None:
-    with (folder / "critic.json").open("r+b") as file:
-        file.truncate(2**40)
-    with pytest.raises(DataError, match="expected at most 16,777,216 bytes"):
-        load_critic(str(folder))
-
-
 @pytest.mark.parametrize(
-    ("values", "words"),
+    "values",
     [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most"),
-        ({"num_hidden_layers": 10**12}, "31 bits"),
-        ({"vocab_size": 10**18}, "31 bits"),
-        ({"text_config": {"n_layer": 10**8}}, "n_layer: expected at most"),
-        ({"num_labels": 10**9}, "num_labels: expected 1"),
-        ({"_attn_implementation": "someone/kernel"}, "no path or repository"),
-        ({"attn_implementation": {"": "someone/kernel"}}, "no path or repository"),
-        ({"transformers_weights": "../other.safetensors"}, "no path or repository"),
+        {"_attn_implementation": "someone/kernel"},
+        {"attn_implementation": {"": "someone/kernel"}},
+        {"transformers_weights": "../other.safetensors"},
     ],
 )
-def test_config_with_endless_or_external_parts_is_rejected(folder: Path, values: dict[str, Any], words: str) -> None:
+def test_config_with_external_parts_is_rejected(folder: Path, values: dict[str, Any]) -> None:
     change(folder / "config.json", **values)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match="no path or repository"):
         load_critic(str(folder))
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"hidden_size": 10**9},
         {"hidden_size": -1},
         {"hidden_size": "64"},
         {"hidden_size": 0},
         {"num_attention_heads": 0},
         {"num_attention_heads": 7},
-        {"vocab_size": 10**9},
         {"vocab_size": 7},
         {"num_hidden_layers": 7},
         {"num_hidden_layers": -1},
@@ -271,34 +206,10 @@ def test_truncated_weights_are_rejected(folder: Path, size: int) -> None:
         load_critic(str(folder))
 
 
-def test_weights_header_larger_than_the_file_is_rejected(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes((2**62).to_bytes(8, "little") + file.read_bytes()[8:])
+@pytest.mark.parametrize("name", ["critic.json", "config.json", "model.safetensors", "tokenizer.json"])
+def test_missing_file_is_reported(folder: Path, name: str) -> None:
+    (folder / name).unlink()
     with pytest.raises(DataError):
-        load_critic(str(folder))
-
-
-@pytest.mark.parametrize(
-    "name", ["critic.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-)
-@pytest.mark.parametrize("kind", ["missing", "directory", "pipe", "device", "loop", "dangling"])
-def test_special_files_are_rejected(folder: Path, name: str, kind: str) -> None:
-    path = folder / name
-    path.unlink()
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "loop":
-        path.symlink_to(path)
-    elif kind == "dangling":
-        path.symlink_to("/no/such/file")
-    if (name, kind) == ("tokenizer_config.json", "missing"):
-        load_critic(str(folder))
-        return
-    with pytest.raises(MASGymError):
         load_critic(str(folder))
 
 
@@ -309,15 +220,6 @@ def test_symlinks_are_followed_and_identified_by_content(folder: Path, tmp_path:
     (folder / "model.safetensors").rename(moved)
     (folder / "model.safetensors").symlink_to(moved)
     assert identity_of(load_critic(str(folder))) == before
-
-
-@pytest.mark.parametrize("target", ["../other/model.safetensors", "/else/model.safetensors", "absent.safetensors", 1])
-def test_weights_index_outside_the_folder_is_rejected(folder: Path, target: Any) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    index = {"metadata": {}, "weight_map": {"score.weight": target}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(ConfigError, match="expected files of this folder"):
-        load_critic(str(folder))
 
 
 def test_adapter_with_external_base_model_is_rejected(folder: Path, tmp_path: Path) -> None:
@@ -389,27 +291,3 @@ def test_flipped_weight_bytes_change_the_identity(folder: Path) -> None:
             critic.score(STATE)
         except (DataError, CriticError, ConfigError):
             continue
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(field=st.sampled_from(CriticInfo.__slots__), value=JSON)
-def test_arbitrary_json_in_any_field_is_accepted_or_rejected(
-    sound: Path, tmp_path: Path, field: str, value: Any
-) -> None:
-    data = json.loads((sound / "critic.json").read_text(encoding="utf-8"))
-    (tmp_path / "critic.json").write_text(json.dumps({**data, field: value}), encoding="utf-8")
-    try:
-        info = read_info(tmp_path)
-    except ConfigError as error:
-        assert field in str(error)
-    else:
-        # NaN is not equal to itself.
-        assert repr(getattr(info, field)) == repr(value)

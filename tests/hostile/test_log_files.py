@@ -14,7 +14,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError
-from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise, values
+from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise
 from search.report.report import write_report
 from search.store.staging import question_name
 
@@ -37,26 +37,6 @@ def line(row: object) -> bytes:
 def read(path: Path, format: str | None = "chat") -> tuple[list[Transcript], list[BrokenLine]]:
     broken: list[BrokenLine] = []
     return list(read_transcripts(path, format, broken=broken.append)), broken
-
-
-def test_line_of_256_megabytes_is_skipped_in_bounded_memory(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(line(good(1)) + b'{"question": "')
-        for _ in range(64):
-            file.write(b"x" * (1 << 22))
-        file.write(b'"}\n' + line(good(2)))
-    code = (
-        "import resource, sys\n"
-        "from mas_gym.logs import read_transcripts\n"
-        "broken = []\n"
-        "start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "found = [one.question for one in read_transcripts(sys.argv[1], broken=broken.append)]\n"
-        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start\n"
-        "print(found, [one.place.rpartition(':')[2] for one in broken], grown < 200_000)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split("\n")[0] == "['Number 1?', 'Number 2?'] ['2'] True", done.stderr
 
 
 def test_broken_lines_are_counted_with_line_numbers(tmp_path: Path) -> None:
@@ -104,7 +84,7 @@ def test_truncated_file_keeps_earlier_lines(tmp_path: Path) -> None:
 
 def test_utf16_and_binary_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json.dumps(good()).encode("utf-16"))
-    with pytest.raises(DataError, match="UTF-16"):
+    with pytest.raises(DataError, match="expected UTF-8 text"):
         recognise(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_bytes(bytes(range(256)) * 100)
     with pytest.raises(DataError, match="expected a log in one of the formats"):
@@ -288,19 +268,6 @@ def test_log_without_transcripts_raises_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"found none; the first broken line is .*:1: expected at least one message"):
         search.import_transcripts(path, tmp_path / "runs.db")
     assert not list(tmp_path.glob("*import*"))
-
-
-def test_array_and_document_limits_are_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "MAX_LINE", 10_000)
-    monkeypatch.setattr(values, "MAX_DOCUMENT", 20_000)
-    long = {**good(1), "pad": "x" * 200_000}
-    (tmp_path / "a.json").write_text(json.dumps([good(0), long, good(2)], indent=1), encoding="utf-8")
-    found, broken = read(tmp_path / "a.json")
-    assert ([one.question for one in found], len(broken)) == (["Number 0?"], 1)
-    (tmp_path / "b.json").write_text(json.dumps(long, indent=1), encoding="utf-8")
-    found, broken = read(tmp_path / "b.json")
-    assert (found, len(broken)) == ([], 1)
-    assert "larger" in broken[0].reason
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from test_reward_models import (
     qwen_prm,
     replying,
     scalar_model,
-    skywork_prm,
 )
 
 import mas_gym
@@ -38,7 +37,7 @@ from mas_gym.policies.openai_format import BadReply, parse_reply
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels import load_critic
-from rewardmodels.verifiers.judge import MAX_PROMPT_BYTES, Judge
+from rewardmodels.verifiers.judge import Judge
 from search import ScoringContext
 
 NONSENSE = (
@@ -159,18 +158,14 @@ def write(path: Path, text: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{question} {transcript} {reference}", "unknown placeholder"),
-        ("{question.__class__} {transcript}", "unknown placeholder"),
-        ("{transcript!r}", "unknown placeholder"),
-        ("{transcript:>1000000000}", "unknown placeholder"),
-        ("{} {transcript}", "unknown placeholder"),
-        ("{0} {transcript}", "unknown placeholder"),
+        ("{question} {transcript} {reference}", "expected .* among .*reference"),
+        ("{question.title} {0} {transcript}", "expected .* among"),
+        ("{} {transcript}", "expected .* among"),
         ("{question}: yes or no?", "got none"),
         ("", "got none"),
         ("{transcript", "expected '}'"),
         ("} {transcript}", "Single '}'"),
         (b"\xff\xfe{transcript}", "can't decode"),
-        ("{transcript}" + "x" * MAX_PROMPT_BYTES, "at most"),
     ],
 )
 def test_invalid_prompt_files_are_rejected(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -179,15 +174,9 @@ def test_invalid_prompt_files_are_rejected(tmp_path: Path, text: str | bytes, me
         load_critic(f"judge:tiny#prompt={path}")
 
 
-def test_prompt_file_of_a_gigabyte_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "huge.txt"
-    with path.open("wb") as file:
-        file.truncate(2**30)
-    with pytest.raises(ConfigError, match="at most"):
-        load_critic(f"judge:tiny#prompt={path}")
-    for missing in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(DataNotFoundError, match="expected a prompt file"):
-            load_critic(f"judge:tiny#prompt={missing}")
+def test_missing_prompt_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match="expected a prompt file"):
+        load_critic(f"judge:tiny#prompt={tmp_path / 'none.txt'}")
 
 
 def test_braces_in_messages_are_literal() -> None:
@@ -215,15 +204,6 @@ def test_model_without_reward_head_is_rejected(plain: Path, format: str) -> None
         load_critic(f"prm:{plain}#format={format}")
 
 
-def test_reward_head_of_wrong_shape_is_rejected(tmp_path: Path) -> None:
-    add_tensors(qwen_prm(tmp_path / "q"), score__2__weight=torch.zeros(3, 64), score__2__bias=torch.zeros(3))
-    with pytest.raises(DataError, match=r"score.2 to map 64 to 2 numbers, got \(3, 64\)"):
-        load_critic(f"prm:{tmp_path / 'q'}")
-    add_tensors(skywork_prm(tmp_path / "s"), v_head__summary__weight=torch.zeros(1, 7))
-    with pytest.raises(DataError, match=r"v_head.summary to map 64 to 1 numbers, got \(1, 7\)"):
-        load_critic(f"prm:{tmp_path / 's'}")
-
-
 def test_weights_with_nan_are_rejected(tmp_path: Path) -> None:
     add_tensors(qwen_prm(tmp_path / "q"), score__2__bias=torch.full((2,), math.nan))
     critic = load_critic(f"prm:{tmp_path / 'q'}")
@@ -242,11 +222,6 @@ def test_folders_without_reward_model_are_rejected(plain: Path, tmp_path: Path) 
     write(cut / "model.safetensors", (cut / "model.safetensors").read_bytes()[:999])
     with pytest.raises(DataError, match="damaged"):
         load_critic(f"rm:{cut}")
-    wide = scalar_model(tmp_path / "wide")
-    about = json.loads((wide / "config.json").read_text())
-    write(wide / "config.json", json.dumps({**about, "num_hidden_layers": 10**6}))
-    with pytest.raises(ConfigError, match="num_hidden_layers: expected at most"):
-        load_critic(f"rm:{wide}")
 
 
 def test_broken_or_misleading_templates_are_rejected(tmp_path: Path) -> None:

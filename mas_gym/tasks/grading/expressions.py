@@ -26,7 +26,9 @@ from typing import Literal
 from mas_gym.tasks.base import GradingMode, Kind
 from mas_gym.tasks.grading import paper
 from mas_gym.tasks.grading.numbers import (
+    DEGREES,
     MAX_CHARS,
+    PERCENT,
     close,
     format_number,
     in_digits,
@@ -61,9 +63,7 @@ _WRAPPER = re.compile(
 )
 _SMALL_FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SIZE = re.compile(r"\\(?:[bB]igg?[lrm]?|limits|nolimits|middle|phantom\{[^{}]*\}|hspace\{[^{}]*\})(?![A-Za-z])")
-_DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
 _CURRENCY = re.compile(r"\\\$|^\s*[$€£¥₹]\s?(?=[-+.\d])|(?<=[-+])[$€£¥₹](?=[.\d])")
-_PERCENT = re.compile(r"\\?%")
 _TEXT_TAIL = re.compile(_LEAD + r"\\text\s?\{[^{}]*+\}\s?(?:\^\s?\{?\s?\d\s?\}?)?+[\s.]*+$")
 # Words after a number, a bracket or the i of "5i", "2\pi" and "2pi"; allowing the i of any word would be quadratic.
 _WORD_TAIL = re.compile(
@@ -133,7 +133,7 @@ def normalise(text: str) -> str:
         return ""
     text = _WRAPPER.sub(r"\\text", _QUOTES.sub("", " ".join(in_digits(plain(text)).split())).rstrip(" .,;:"))
     text = _SIZE.sub("", _SMALL_FRAC.sub(r"\\frac", _JOINED.sub(",", text)))
-    text = _CURRENCY.sub("", _PERCENT.sub("", _DEGREES.sub("", text)))
+    text = _CURRENCY.sub("", PERCENT.sub("", DEGREES.sub("", text)))
     text = _DELIMITERS.sub("", text).strip().rstrip(".,;:")
     if _CLOCK.fullmatch(text) is not None:
         return words_key(text)

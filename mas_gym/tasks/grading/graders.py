@@ -11,15 +11,14 @@ whole final message::
 
 ``FILE.py:NAME`` may also name a class with instances of this signature, with settings after
 a second colon. Such a grader runs in a separate process, which is killed if it takes longer
-than `GRADER_SECONDS`. A function object runs on a thread: if it takes longer, its search fails,
-but the thread cannot be killed. In both cases an error in the grader fails only that search, and
-the error shows where it was raised.
+than `GRADER_SECONDS`. A function object has no time limit. In both cases an error in the
+grader fails only that search, and the error shows where it was raised.
 """
 
 from __future__ import annotations
 
-import json
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from mas_gym.errors import ConfigError, MASGymError, UserCodeError, shown
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.user_files import blame
-from mas_gym.internal.workers import LineProcess, ThreadWorker, serve_lines
+from mas_gym.internal.workers import LineProcess, serve_lines
 from mas_gym.plugins import Registry
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
 from mas_gym.tasks.grading.answers import NEEDS, extract_answer, grade
@@ -41,7 +40,7 @@ GRADERS = Registry("grader", "mas_gym.graders", {})
 """Names of graders: those of packages. Each is a function ``(problem, text)``, or a class with such instances."""
 
 GRADER_SECONDS = 60.0
-"""Time limit of a custom grader for one message."""
+"""Time limit of a grader in a file for one message."""
 
 Function = Callable[[Problem, str], "bool | Grade"]
 
@@ -133,46 +132,32 @@ class FunctionGrader(OwnGrader):
     """
 
     def __init__(self, function: Function, base: KindGrader) -> None:
-        """Keep the function; its thread starts at the first message."""
+        """Keep the function."""
         self.function, self.base = function, base
-        self._worker = ThreadWorker(self._answer)
+        self._lock = threading.Lock()
 
     def identity(self) -> object:
         """Return the function, by its source, and the identity of the answer reader."""
         return {"code": identity_of(self.function), "answers": self.base.identity()}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the thread."""
+        """Pickle without the lock."""
         return type(self), (self.function, self.base)
 
     def grade(self, problem: Problem, text: str) -> Grade:
-        """Call the function.
+        """Call the function, once at a time.
 
         Raises:
-            UserCodeError: The function raised an error, took too long, or returned neither a bool nor a `Grade`.
+            UserCodeError: The function raised an error, or returned neither a bool nor a `Grade`.
         """
         try:
-            result = self._worker.ask((problem, text), GRADER_SECONDS)
-        except TimeoutError:
-            raise _too_slow(_name(self.function)) from None
-        if isinstance(result, Exception):
-            raise result
-        assert isinstance(result, Grade)
-        return result
-
-    def _answer(self, request: tuple[Problem, str]) -> Grade | Exception:
-        problem, text = request
-        try:
-            return call(self.function, problem, text, self.extract(problem, text))
-        except MASGymError as error:
-            return error
-        except BaseException as error:
-            function = self.function
-            file = function.__code__.co_filename if isinstance(function, FunctionType) else "grader"
-            place = blame(error, Path(file))
-            failure = UserCodeError(f"grader {_name(self.function)}: {place}")
-            failure.__cause__ = error
-            return failure
+            with self._lock:
+                return call(self.function, problem, text, self.extract(problem, text))
+        except MASGymError:
+            raise
+        except (Exception, SystemExit) as error:
+            file = self.function.__code__.co_filename if isinstance(self.function, FunctionType) else "grader"
+            raise UserCodeError(f"grader {_name(self.function)}: {blame(error, Path(file))}") from error
 
 
 class FileGrader(OwnGrader):
@@ -213,13 +198,17 @@ class FileGrader(OwnGrader):
             UserCodeError: The function raised an error, took too long, ended its process, or returned neither a bool
                 nor a `Grade`.
         """
-        question = {"text": text, "answer": self.extract(problem, text), "problem": _stated(problem)}
+        stated = problem.id, problem.question, problem.answer, problem.kind
+        question = {"text": text, "answer": self.extract(problem, text), "problem": [*stated, dict(problem.metadata)]}
         try:
             reply = self._worker.ask(question, GRADER_SECONDS)
         except ChildProcessError as error:
             raise UserCodeError(f"grader {self.spec!r}: {error}") from error
         except TimeoutError:
-            raise _too_slow(repr(self.spec)) from None
+            raise UserCodeError(
+                f"grader {self.spec!r}: expected a grade within {GRADER_SECONDS:g} seconds, got none; check for an "
+                "endless loop"
+            ) from None
         except EOFError:
             raise UserCodeError(
                 f"grader {self.spec!r}: its process ended before it returned a grade; check for sys.exit()"
@@ -288,22 +277,8 @@ def _function(spec: str) -> Function:
     return function
 
 
-def _stated(problem: Problem) -> list[object]:
-    try:
-        metadata = json.loads(json.dumps(dict(problem.metadata)))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"problem {problem.id!r}: expected metadata that JSON can store, got {error}") from error
-    return [problem.id, problem.question, problem.answer, problem.kind, metadata]
-
-
 def _name(function: Function) -> str:
     return function.__qualname__ if isinstance(function, FunctionType) else type(function).__name__
-
-
-def _too_slow(name: str) -> UserCodeError:
-    return UserCodeError(
-        f"grader {name}: expected a grade within {GRADER_SECONDS:g} seconds, got none; check for an endless loop"
-    )
 
 
 def serve() -> None:

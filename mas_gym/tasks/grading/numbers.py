@@ -62,8 +62,8 @@ _LATEX_GAP = re.compile(
 )
 _CURRENCY = re.compile(r"(?<![\d}])(?:\bUS)?\\?[$€£¥₹₩₽]\s{0,3}(?=[-+.\d])")
 _OTHER_CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
-_DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
-_PERCENT = re.compile(r"\\?%")
+DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
+PERCENT = re.compile(r"\\?%")
 _MARKUP = re.compile(r"\\[()\[\]]|`|(?<![\d)])\*\*|\*\*(?![\d(])")
 
 
@@ -238,8 +238,8 @@ def bare(text: str, letters: bool = False) -> str:
     if "$" in text or not text.isascii():
         text = _OTHER_CURRENCY.sub(" ", _CURRENCY.sub("", text))
     if "\\" in text or "`" in text or "**" in text:
-        text = _MARKUP.sub(" ", _DEGREES.sub(" ", text))
-    return _PERCENT.sub("", text)
+        text = _MARKUP.sub(" ", DEGREES.sub(" ", text))
+    return PERCENT.sub("", text)
 
 
 @lru_cache(maxsize=4096)
