@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError
-from mas_gym.systems.conditions import MAX_PATTERN, Condition, matcher
+from mas_gym.systems.conditions import Condition, matcher
 from mas_gym.systems.graph import MAS
-from mas_gym.systems.loading import MAX_BYTES, load_mas, mas_names
+from mas_gym.systems.loading import load_mas, mas_names
 
 LISTINGS = Path(__file__).parent / "data" / "paper_listings.txt"
 
@@ -249,15 +249,12 @@ def test_conditional_branches_may_end_without_out_edges() -> None:
         ("? [a, b]\n: 1\n", "a key must be a plain word"),
         (
             "agents: !!python/object/apply:os.system ['true']\n",
-            "python/object/apply:os.system' is not allowed",
+            "could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'",
         ),
-        ("name: !!python/name:os.system x\n", "python/name:os.system' is not allowed"),
-        ("a: " + "[" * 5000 + "]" * 5000, "nested more than 16 levels deep"),
+        ("name: !!python/name:os.system x\n", "could not determine a constructor"),
         ("a: &a [*a]\n", "anchors and aliases are not supported"),
         ("--- {a: 1}\n--- {b: 2}\n", "expected a single document"),
         ("a: \x07\n", "control characters are not allowed"),
-        ("a: 2024-13-45\n", "line 1: '2024-13-45' is not a valid timestamp"),
-        ("a: " + "9" * 5000, "line 1: 5000 characters are too many for int"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else None,
 )
@@ -274,15 +271,11 @@ def test_yaml_aliases_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     agents = "  - {name: A, system_prompt: &p Speak.}\n  - {name: B, system_prompt: *p}\n"
     path.write_text(f"agents:\n{agents}edges: [[q, A], [A, B]]\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"line 2: YAML anchors and aliases are not supported: write the value out"):
+    with pytest.raises(ConfigError, match=r"line 3: YAML anchors and aliases are not supported: write the value out"):
         load_mas(path)
 
 
-def test_large_and_undecodable_files_are_rejected(tmp_path: Path) -> None:
-    large = tmp_path / "large.yaml"
-    large.write_bytes(b"#" * (MAX_BYTES + 1))
-    with pytest.raises(ConfigError, match="larger than"):
-        load_mas(large)
+def test_undecodable_file_is_rejected(tmp_path: Path) -> None:
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("name: é\n".encode("latin-1"))
     with pytest.raises(ConfigError, match="not UTF-8 at byte 6"):
@@ -333,7 +326,6 @@ def test_pattern_matches(pattern: str, text: str, expected: bool) -> None:
         (r"(a)\1+", "RE2 has no backreferences: write the text out"),
         (r"(a)?(?(1)b|c)", "see https://github.com/google/re2/wiki/Syntax"),
         (r"x\Z", r"the end of the text is \z in RE2"),
-        ("a" * (MAX_PATTERN + 1), "at most 500 characters, got 501"),
         ("(?:a{1000}){1000}", "invalid repetition size"),
         ("a{1001}", "invalid repetition size"),
         (r"\pL{900}", "pattern too large"),

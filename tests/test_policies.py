@@ -335,21 +335,6 @@ def test_broken_last_line_is_skipped_reported_and_repaired(
     assert file.read_bytes() == whole
 
 
-def test_recording_keeps_finished_samples_of_a_session(tmp_path: Path) -> None:
-    policy = RecordingPolicy(ScriptedPolicy(lambda r, seed: str(seed), name="echo", max_batch=2), tmp_path / "r.jsonl")
-    assert isinstance(policy, StreamingPolicy)
-    session = policy.open()
-    for index in range(3):
-        session.submit(index, request(f"q{index}"))
-    session.step()
-    assert session.pending == 4
-    session.close()
-    replay = RecordedPolicy(tmp_path / "r.jsonl")
-    replay.sample([request("q0")])
-    with pytest.raises(PolicyError):
-        replay.sample([request("q1")])
-
-
 def test_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -361,17 +346,10 @@ def test_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
     policy.sample([request("q", (1, 2))])
     [reply] = policy.sample([request("q", (3, 2, 1))])
     assert asked == [1, 2, 3] and [sample.text for sample in reply.samples] == ["said 3", "said 2", "said 1"]
-    session = policy.open()
-    session.submit("known", request("q", (2, 3)))
-    session.submit("partly", request("q", (3, 4)))
-    assert session.pending == 4
-    texts = {}
-    while session.pending:
-        for key, answer in session.step():
-            assert isinstance(answer, SamplingReply)
-            texts[key] = [sample.text for sample in answer.samples]
+    known, partly = policy.sample([request("q", (2, 3)), request("q", (3, 4))])
     assert asked == [1, 2, 3, 4]
-    assert texts == {"known": ["said 2", "said 3"], "partly": ["said 3", "said 4"]}
+    assert [sample.text for sample in known.samples] == ["said 2", "said 3"]
+    assert [sample.text for sample in partly.samples] == ["said 3", "said 4"]
 
 
 WRITER = """

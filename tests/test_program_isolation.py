@@ -44,18 +44,8 @@ async def interrupt_in_task() -> None:
     await raise_in_task(KeyboardInterrupt())
 
 
-async def stop_loop() -> None:
-    asyncio.get_running_loop().stop()
-    await asyncio.sleep(0.01)
-
-
 async def exit_in_callback() -> None:
     asyncio.get_running_loop().call_soon(sys.exit)
-    await asyncio.sleep(0.01)
-
-
-async def shut_executor() -> None:
-    await asyncio.get_running_loop().shutdown_default_executor()
     await asyncio.sleep(0.01)
 
 
@@ -65,14 +55,7 @@ async def cancel_all() -> None:
     await asyncio.sleep(0.01)
 
 
-async def set_factory() -> None:
-    asyncio.get_running_loop().set_task_factory(None)
-    await asyncio.sleep(0.01)
-
-
-HARMS: list[Callable[[], Any]] = [
-    exit_in_task, interrupt_in_task, stop_loop, exit_in_callback, shut_executor, cancel_all, set_factory,
-]  # fmt: skip
+HARMS: list[Callable[[], Any]] = [exit_in_task, interrupt_in_task, exit_in_callback, cancel_all]
 
 
 def harmful(harm: Callable[[], Any]) -> Program:

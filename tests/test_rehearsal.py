@@ -24,7 +24,7 @@ from benchmarks.paper.lab import MCTS, Lab, check, command, row_of
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page, write_whole
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError
-from mas_gym.policies import RecordingPolicy
+from mas_gym.policies.cache import CachedPolicy
 from rewardmodels import PAPER
 from search import Sampling, load_planner
 
@@ -73,10 +73,10 @@ def test_local_backbone_is_the_miniature_only_if_small(options: Options, tmp_pat
     assert not Options(base=str(tmp_path)).miniature
 
 
-def test_messages_are_recorded_only_in_the_miniature(options: Options, tmp_path: Path) -> None:
+def test_messages_are_cached_only_in_the_miniature(options: Options, tmp_path: Path) -> None:
     small = replace(options, out=tmp_path, recipe="")
-    assert isinstance(Lab(small).policy(options.policy), RecordingPolicy)
-    assert not isinstance(Lab(options).policy(options.policy), RecordingPolicy)
+    assert isinstance(Lab(small).policy(options.policy), CachedPolicy)
+    assert not isinstance(Lab(options).policy(options.policy), CachedPolicy)
 
 
 def test_page_contains_no_local_paths(options: Options) -> None:

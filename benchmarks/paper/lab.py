@@ -26,7 +26,8 @@ from benchmarks.tiny.stories import GENERATED, Retold, generated
 from mas_gym.errors import MASGymError, need
 from mas_gym.internal.identity import identity_of
 from mas_gym.internal.text import printable
-from mas_gym.policies import Policy, RecordingPolicy, load_policy
+from mas_gym.policies import Policy, load_policy
+from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.vllm import VLLMPolicy
 from mas_gym.tasks import Task
@@ -189,8 +190,9 @@ class Lab:
             self._stop_engines()
             policy = load_policy(spec)
             if self.options.miniature and isinstance(policy, Policy):
-                file = self.options.out / "messages" / f"{_digest(policy.name, identity_of(policy))}.jsonl"
-                policy = RecordingPolicy(policy, file)
+                file = self.options.out / "messages.db"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                policy = CachedPolicy(policy, file)
             self._policies[spec] = policy
         return self._policies[spec]
 

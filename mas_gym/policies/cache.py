@@ -17,7 +17,7 @@ import asyncio
 import json
 import logging
 import sqlite3
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
@@ -35,13 +35,11 @@ from mas_gym.policies.base import (
     Sample,
     SamplingReply,
     SamplingRequest,
-    SamplingSession,
-    StreamingPolicy,
     as_policy,
     spoken,
     token_count,
 )
-from mas_gym.policies.sessions import as_async, open_session
+from mas_gym.policies.sessions import as_async
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"
@@ -182,7 +180,7 @@ class RecordedPolicy(Policy):
         return _complete(self._table, lookup)
 
 
-class RecordingPolicy(StreamingPolicy):
+class RecordingPolicy(Policy):
     """Replays a recording, and appends the samples that it requests from another policy.
 
     Attributes:
@@ -221,50 +219,12 @@ class RecordingPolicy(StreamingPolicy):
             self._table = _Recording(self.file, records)
             self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": policy.name}])
 
-    def open(self) -> SamplingSession:
-        """Start a session that records."""
-        return _RecordingSession(open_session(self.policy), self._table)
-
-
-class _RecordingSession:
-    """A session that records the inner session's replies before it returns them."""
-
-    def __init__(self, inner: SamplingSession, table: _Table) -> None:
-        self._inner, self._table = inner, table
-        self._open: dict[Hashable, tuple[int, _Lookup]] = {}
-        self._ready: list[Hashable] = []
-
-    @property
-    def pending(self) -> int:
-        """Number of requested samples without a reply so far."""
-        return sum(samples for samples, _ in self._open.values())
-
-    def submit(self, key: Hashable, request: SamplingRequest) -> None:
-        """Queue a request."""
-        lookup = _look_up(self._table, request)
-        if lookup.missing is None:
-            self._ready.append(key)
-        else:
-            self._inner.submit(key, lookup.missing)
-        self._open[key] = len(request.seeds), lookup
-
-    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Return the requests with recorded replies, and those that one step of the inner session finishes."""
-        ready, self._ready = self._ready, []
-        done: list[tuple[Hashable, SamplingReply | PolicyError]]
-        done = [(key, _complete(self._table, self._open.pop(key)[1])) for key in ready]
-        for key, outcome in self._inner.step():
-            _, lookup = self._open.pop(key)
-            if not isinstance(outcome, PolicyError):
-                outcome = _complete(self._table, lookup, outcome)
-            done.append((key, outcome))
-        return done
-
-    def close(self) -> None:
-        """Discard all open requests."""
-        self._inner.close()
-        self._open.clear()
-        self._ready.clear()
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        """Return the reply to every request, in order; the missing samples form one batch. Raises `PolicyError`."""
+        lookups = [_look_up(self._table, request) for request in requests]
+        missing = [lookup.missing for lookup in lookups if lookup.missing is not None]
+        fresh = iter(self.policy.sample(missing) if missing else ())
+        return [_complete(self._table, lookup, None if lookup.missing is None else next(fresh)) for lookup in lookups]
 
 
 class CachedPolicy(AsyncPolicy):

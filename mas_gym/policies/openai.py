@@ -1,7 +1,7 @@
 """Policies for OpenAI-compatible servers.
 
 The official client determines the address and the headers, and its HTTP client sends the requests. Its typed calls are
-not used: they retry a fixed number of times and read replies of any size.
+not used: they retry a fixed number of times.
 
 Each sample is one HTTP call with the seed of that sample, so a message depends only on
 its prompt and seed, as far as the server allows. ``choices="n"`` requests all samples of a
@@ -26,7 +26,11 @@ from mas_gym.errors import (
     EngineUnavailableError,
     PolicyError,
     PromptTooLongError,
+    choice,
+    is_number,
     need,
+    shown,
+    whole_number,
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop, together
 from mas_gym.internal.json_types import JSONMapping, JSONObject
@@ -38,6 +42,7 @@ from mas_gym.policies.openai_format import (
     Api,
     BadReply,
     Fault,
+    StatusError,
     Tries,
     WireReply,
     delay,
@@ -46,8 +51,6 @@ from mas_gym.policies.openai_format import (
     model_facts,
     parse_reply,
     payload,
-    read_reply,
-    reply_limit,
 )
 from mas_gym.systems.prompts import ChatMessage
 
@@ -63,7 +66,6 @@ _LISTED = 20
 _CHANGES = 16
 _FAULTS_TO_REPORT = 4
 _CONNECT_SECONDS = 20.0
-_LIST_BYTES = 2**24
 _NO_LIST = (400, 404, 405, 501)
 _CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
 _WINDOW = re.compile(r"context (?:length|window|size)\D{1,20}(\d{2,9})", re.IGNORECASE)
@@ -105,21 +107,16 @@ class OpenAIOptions:
         """Check every value. Raises `ConfigError`."""
         if self.price is not None:
             object.__setattr__(self, "price", _price(self.price))
-        choices: tuple[tuple[str, object, tuple[object, ...]], ...] = (
-            ("api", self.api, ("chat", "completions")),
-            ("choices", self.choices, ("seeds", "n")),
-            ("logprobs", self.logprobs, (True, False)),
-        )
-        for name, value, allowed in choices:
-            if value not in allowed:
-                raise _wrong(name, " or ".join(map(repr, allowed)), value)
-        whole = {"max_concurrency": self.max_concurrency, "max_attempts": self.max_attempts}
-        for name, number in {**whole, "timeout": self.timeout, "patience": self.patience}.items():
-            kinds = int if name in whole else int | float
-            if not isinstance(number, kinds) or isinstance(number, bool) or not number > 0:
-                raise _wrong(name, "a positive number", number)
+        choice("api", self.api, ("chat", "completions"))
+        choice("choices", self.choices, ("seeds", "n"))
+        choice("logprobs", self.logprobs, (True, False))
+        whole_number("max_concurrency", self.max_concurrency, at_least=1)
+        whole_number("max_attempts", self.max_attempts, at_least=1)
+        for name, seconds in (("timeout", self.timeout), ("patience", self.patience)):
+            if not is_number(seconds) or seconds <= 0:
+                raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
-            raise _wrong("extra_body", "a mapping", self.extra_body)
+            raise ConfigError(f"extra_body: expected a mapping, got {shown(self.extra_body)}")
         if self.revision is not None:
             # In a policy string, YAML parses dates and numbers.
             object.__setattr__(self, "revision", str(self.revision))
@@ -132,11 +129,7 @@ def _price(value: Any) -> Price:
     try:
         return Price(*(float(part) for part in parts))
     except (TypeError, ValueError) as error:
-        raise _wrong("price", "prompt,cached,generated per million tokens", value) from error
-
-
-def _wrong(name: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"policy 'openai', option {name}: expected {expected}, got {got!r}")
+        raise ConfigError(f"price: expected prompt,cached,generated per million tokens, got {shown(value)}") from error
 
 
 class OpenAIPolicy(AsyncPolicy):
@@ -291,13 +284,13 @@ class OpenAIPolicy(AsyncPolicy):
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
 
-    async def post(self, url: str, body: Mapping[str, object], limit: int) -> JSONObject:
-        """Post JSON to an address of the server; return the JSON object in the reply, of at most ``limit`` bytes.
+    async def post(self, url: str, body: Mapping[str, object]) -> JSONObject:
+        """Post JSON to an address of the server; return the JSON object in the reply.
 
         Raises:
             PolicyError: As `sample_async`.
         """
-        found = await on_engine_loop(self._json("POST", url, limit, body))
+        found = await on_engine_loop(self._json("POST", url, body))
         assert found is not None
         return found
 
@@ -307,14 +300,13 @@ class OpenAIPolicy(AsyncPolicy):
         def absent(fault: Fault) -> bool:
             return fault.status in _NO_LIST or fault.kind == "bad reply"
 
-        listed = await self._json("GET", "models", _LIST_BYTES, absent=absent)
+        listed = await self._json("GET", "models", absent=absent)
         return {} if listed is None else model_facts(listed, self.model)
 
     async def _json(
         self,
         method: str,
         url: str,
-        limit: int,
         body: JSONMapping | None = None,
         absent: Callable[[Fault], bool] = lambda fault: False,
     ) -> JSONObject | None:
@@ -322,7 +314,7 @@ class OpenAIPolicy(AsyncPolicy):
         tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:
-                reply = load_object(await self._exchange(method, url, limit, body))
+                reply = load_object(await self._exchange(method, url, body))
             except Exception as error:
                 fault = fault_of(error)
                 if fault is None:
@@ -363,7 +355,7 @@ class OpenAIPolicy(AsyncPolicy):
         want = "logprobs" in body
         api = self.options.api
         url = "chat/completions" if api == "chat" else "completions"
-        raw = await self._exchange("POST", url, reply_limit(request, len(seeds)), body)
+        raw = await self._exchange("POST", url, body)
         reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
@@ -374,8 +366,11 @@ class OpenAIPolicy(AsyncPolicy):
         self._down, self._answered = False, asyncio.get_running_loop().time()
         return reply
 
-    async def _exchange(self, method: str, url: str, limit: int, body: JSONMapping | None) -> bytes:
-        """Make one call as soon as a slot is free; return the body, of at most ``limit`` bytes."""
+    async def _exchange(self, method: str, url: str, body: JSONMapping | None) -> bytes:
+        """Make one call as soon as a slot is free; return the body. Raises `StatusError`.
+
+        Redirects are not followed: prompts and the API key are sent to the configured address only.
+        """
         loop = asyncio.get_running_loop()
         slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
         async with slots:
@@ -383,11 +378,11 @@ class OpenAIPolicy(AsyncPolicy):
             while (wait := self._hold_until - loop.time()) > 0:
                 await asyncio.sleep(wait)
             with self._connections.one() as client:
-                async with (
-                    asyncio.timeout(self.options.timeout),
-                    client.stream(method, url, json=body, follow_redirects=False) as response,
-                ):
-                    return await read_reply(response, limit)
+                async with asyncio.timeout(self.options.timeout):
+                    response = await client.request(method, url, json=body, follow_redirects=False)
+        if not response.is_success:
+            raise StatusError(response.status_code, response.headers, response.content)
+        return response.content
 
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> JSONObject:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
@@ -496,7 +491,7 @@ class OpenAIPolicy(AsyncPolicy):
         official = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, http_client=http)
         http.base_url = official.base_url
         headers = {name: value for name, value in official.default_headers.items() if isinstance(value, str)}
-        http.headers.update({**headers, "Authorization": f"Bearer {official.api_key}", "Accept-Encoding": "gzip"})
+        http.headers.update({**headers, "Authorization": f"Bearer {official.api_key}"})
         return http
 
 

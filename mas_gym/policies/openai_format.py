@@ -1,23 +1,20 @@
 """Request format of OpenAI-compatible servers, validation of their replies, and classification of their errors.
 
-Replies are untrusted. Every body is read up to a size limit, for every status; the limit
-also applies after decompression. The structure, the number of choices, every token count and
-every log-probability are then checked. An invalid reply raises a `BadReply` with the reason,
-and the caller retries.
+Replies are untrusted: the structure, the number of choices, every token count and every
+log-probability are checked. An invalid reply raises a `BadReply` with the reason, and the
+caller retries.
 """
 
 from __future__ import annotations
 
-import email.utils
 import json
 import math
 import random
 import re
-import time
-import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
 from mas_gym.internal.json_types import JSONObject
@@ -32,9 +29,6 @@ from mas_gym.policies.base import (
 )
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
-if TYPE_CHECKING:
-    pass
-
 Api = Literal["chat", "completions"]
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
 
@@ -46,12 +40,7 @@ _LONGEST_DELAY = 20.0
 _RETRIED_STATUS = {408, 409, 425}
 _UNAVAILABLE_STATUS = {401, 403, 404}
 _TOO_LONG = re.compile(r"context[ _-](?:length|window|size)|maximum context|too (?:long|many tokens)", re.IGNORECASE)
-_ERROR_BYTES = 2**16
 _REASON_CHARS = 500
-_BYTES_PER_REPLY = 2**20
-_BYTES_PER_TOKEN = 1024
-_MAX_TEXT_CHARS = 2**20
-_MAX_ROOT_CHARS = 1000
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CHAT_MARKUP = re.compile(
     r"<(?=\|[\w./-]{1,64}\|>)"
@@ -64,55 +53,6 @@ _CHAT_MARKUP = re.compile(
 
 class BadReply(Exception):
     """A reply that arrived but is unusable."""
-
-
-class HTTPResponse(Protocol):
-    """The parts of a response of httpx or httpx2 that are read."""
-
-    @property
-    def status_code(self) -> int:
-        """The HTTP status."""
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the status is 2xx."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers; names in any case."""
-
-    def aiter_raw(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, compressed."""
-
-
-async def read_body(response: HTTPResponse, limit: int) -> tuple[bytes, bool]:
-    """Read and decompress a streamed response of any status.
-
-    Args:
-        response: An httpx response with an unread body.
-        limit: Maximum number of bytes, counted after decompression.
-
-    Returns:
-        The body, and whether it is complete rather than cut at the limit.
-
-    Raises:
-        BadReply: Its compression is not gzip or deflate, or is corrupt.
-    """
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "", "gzip", "deflate"):
-        raise BadReply(f"its content-encoding is {encoding[:40]!r}; expected gzip or none")
-    # 47 accepts zlib and gzip, according to the header of the data.
-    unpack = zlib.decompressobj(47) if encoding in ("gzip", "deflate") else None
-    body, received = bytearray(), 0
-    async for chunk in response.aiter_raw():
-        received += len(chunk)
-        try:
-            body += chunk if unpack is None else unpack.decompress(chunk, limit + 1 - len(body))
-        except zlib.error as error:
-            raise BadReply(f"its {encoding} compression is broken ({error})") from error
-        if max(len(body), received) > limit:
-            return bytes(body[:limit]), False
-    return bytes(body), True
 
 
 class WireReply(NamedTuple):
@@ -201,11 +141,6 @@ def _defused(value: Any) -> Any:
     return defuse(value) if isinstance(value, str) else value
 
 
-def reply_limit(request: SamplingRequest, n: int) -> int:
-    """Return the maximum size in bytes of a reply with ``n`` choices."""
-    return n * (_BYTES_PER_REPLY + _BYTES_PER_TOKEN * request.max_new_tokens)
-
-
 def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = False, traced: bool = False) -> WireReply:
     """Parse and check a reply that should have ``n`` choices.
 
@@ -255,7 +190,7 @@ def model_facts(body: JSONObject, model: str) -> JSONObject:
             root, window = entry.get("root"), entry.get("max_model_len")
             return {
                 "id": model,
-                "root": root[:_MAX_ROOT_CHARS] if isinstance(root, str) else None,
+                "root": root if isinstance(root, str) else None,
                 "window": window if type(window) is int and abs(window) <= MOST_TOKENS else None,
             }
     return {}
@@ -289,8 +224,8 @@ def _choice(choice: JSONObject, api: Api, logprobs: bool, tools: bool) -> tuple[
         text = choice.get("text")
     if text is None:
         text = ""
-    if not isinstance(text, str) or len(text) > _MAX_TEXT_CHARS:
-        raise BadReply("a choice's text is not a string of at most a million characters")
+    if not isinstance(text, str):
+        raise BadReply("a choice's text is not a string")
     finish = choice.get("finish_reason")
     if finish not in ("stop", "length", "eos", "eos_token") and not (calls and finish == "tool_calls"):
         raise BadReply(f"the server ended a message with finish_reason {str(finish)[:40]!r}")
@@ -308,8 +243,8 @@ def _tool_calls(found: object, tools: bool) -> list[ToolCall]:
     for entry in found if isinstance(found, list) else [None]:
         function = entry.get("function") if isinstance(entry, dict) else None
         parts = [function.get(key) for key in ToolCall._fields] if isinstance(function, dict) else [None]
-        if not all(isinstance(part, str) and len(part) <= _MAX_TEXT_CHARS for part in parts):
-            raise BadReply("a tool call has no function with a name and arguments of at most a million characters")
+        if not all(isinstance(part, str) for part in parts):
+            raise BadReply("a tool call has no function with a name and arguments")
         calls.append(ToolCall(*map(clean, parts)))
     return calls
 
@@ -387,36 +322,12 @@ def _count(part: JSONObject, name: str) -> int:
 
 
 class StatusError(Exception):
-    """A response with a status other than 2xx, and the beginning of its body."""
+    """A response with a status other than 2xx, and its body."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Store the status, the headers and the body."""
         super().__init__(status)
         self.status, self.headers, self.body = status, headers, body
-
-
-async def read_reply(response: HTTPResponse, limit: int) -> bytes:
-    """Read the body of a streamed response.
-
-    Args:
-        response: An httpx response with an unread body.
-        limit: Maximum number of bytes.
-
-    Raises:
-        StatusError: The status is not 2xx. Redirects are not followed: prompts and the API key are sent to the
-            configured address only.
-        BadReply: The body is larger or cannot be decompressed.
-    """
-    if not response.is_success:
-        try:
-            body, _ = await read_body(response, _ERROR_BYTES)
-        except BadReply:
-            body = b""
-        raise StatusError(response.status_code, response.headers, body)
-    body, complete = await read_body(response, limit)
-    if not complete:
-        raise BadReply(f"it is larger than {limit:,} bytes")
-    return body
 
 
 class Fault(NamedTuple):
@@ -464,6 +375,8 @@ def fault_of(error: BaseException) -> Fault | None:
         return Fault("connection", "no connection before the timeout")
     if isinstance(error, TimeoutError) or (ours and "Timeout" in kind):
         return Fault("timeout", "no response before the timeout")
+    if ours and kind == "DecodingError":
+        return Fault("bad reply", f"the reply is unusable: {_printable(str(error))}")
     if ours:
         # A refused connection means that the server is down; a later reset may affect only this request.
         reason = f"the connection failed ({kind}: {_printable(str(error))})"
@@ -474,7 +387,7 @@ def fault_of(error: BaseException) -> Fault | None:
 def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault:
     message, param = _message(body)
     text = f"HTTP {status}: {message}"
-    wait = retry_after(headers, time.time())
+    wait = retry_after(headers)
     if 300 <= status < 400:
         return Fault(
             "refused", f"HTTP {status}, a redirect to {_printable(headers.get('location', ''))!r}", None, status
@@ -505,29 +418,20 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
 
 
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after`` (seconds or a date).
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after``.
 
     Args:
         headers: The response's headers, with lower-case keys or case-insensitive.
-        now: Current Unix time.
 
     Returns:
-        Seconds, at least 0; None without a valid value.
+        Seconds, at least 0; None without a number.
     """
     for key, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        value = headers.get(key)
-        if value is None:
-            continue
-        try:
-            seconds = float(value) * scale
-        except ValueError:
-            try:
-                seconds = email.utils.parsedate_to_datetime(value).timestamp() - now
-            except (ValueError, TypeError, OverflowError):
-                continue
-        if math.isfinite(seconds):
-            return max(seconds, 0.0)
+        with suppress(KeyError, ValueError):
+            seconds = float(headers[key]) * scale
+            if math.isfinite(seconds):
+                return max(seconds, 0.0)
     return None
 
 

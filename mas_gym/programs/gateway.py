@@ -37,7 +37,6 @@ MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
 IDLE_SECONDS = 5.0
 """Seconds that a connection waits for a request before it is closed, if its program has ended."""
-_LINGER_SECONDS = 1.0
 _STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 
 
@@ -209,11 +208,6 @@ class Server:
             got = self._gateway.receive(method, path, headers, body, _origin(headers), in_thread)
         except CallError as error:
             await _send(writer, Reply(error.status, "application/json", error.body()), False)
-            # A connection that is closed with unread data is reset, and its client does not see the reply.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER_SECONDS):
-                    while await reader.read(MAX_HEAD):
-                        pass
             return None
         stays = headers.get("connection", "").casefold() != "close"
         if isinstance(got, Reply):

@@ -118,22 +118,6 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         else:
             execution.activity.executor = executor
 
-    def stop(self) -> None:
-        if not _blamed("loop.stop()"):
-            super().stop()
-
-    async def shutdown_default_executor(self, *args: object, **named: object) -> None:
-        if not _blamed("loop.shutdown_default_executor()"):
-            await super().shutdown_default_executor(*args, **named)
-
-    async def shutdown_asyncgens(self) -> None:
-        if not _blamed("loop.shutdown_asyncgens()"):
-            await super().shutdown_asyncgens()
-
-    def set_task_factory(self, factory: object) -> None:
-        if not _blamed("loop.set_task_factory()"):
-            super().set_task_factory(factory)  # type: ignore[arg-type]
-
     def set_exception_handler(self, handler: Any) -> None:
         # Frameworks set an exception handler, which would receive the errors of other programs.
         if CURRENT.get() is None:
@@ -142,14 +126,6 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
 
 _WAKE = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
 """The function that ends `asyncio.sleep`."""
-
-
-def _blamed(call: str) -> bool:
-    """Fail a program that calls a method harmful to other programs; False if the caller is not a program."""
-    execution = CURRENT.get()
-    if execution is not None:
-        execution.fail(f"the program called {call}: the event loop is shared by programs")
-    return execution is not None
 
 
 def _owner(error: BaseException) -> Execution | None:
@@ -331,7 +307,7 @@ class Loop:
             self._ends = True
             self.loop.stop()
 
-        # Outside of a program's context, because programs may not stop the loop.
+        # Outside of a program's context, because programs cannot cancel the tasks of others.
         context = contextvars.copy_context()
         context.run(CURRENT.set, None)
         context.run(self.soon, begin)

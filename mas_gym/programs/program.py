@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from threading import Event
+from queue import SimpleQueue
 from typing import Any
 
 from gymnasium import spaces
@@ -419,19 +419,7 @@ def _rehearsed(program: Program) -> tuple[list[Call], Outcome | Exception]:
     """Run a program with a fixed reply to every call; return the calls in order and the end. Raises `ProgramError`."""
     seen: list[Call] = []
     handed: list[str] = []
-    done = Event()
-    ends: list[Outcome | Exception] = []
-
-    def report(execution: Execution, outcome: Outcome | Exception) -> None:
-        calls = outcome.calls if isinstance(outcome, Waiting) else ()
-        more = left.pop() > 0
-        seen.extend(calls[:1] if more else calls)
-        if not calls or not more:
-            ends.append(outcome)
-            done.set()
-        else:
-            waiting.append((execution, calls[0]))
-            step.set()
+    reports: SimpleQueue[tuple[Execution, Outcome | Exception]] = SimpleQueue()
 
     def reply(call: Call) -> str:
         offered = json.loads(call.extra_body).get("tools", ()) if call.tools else ()
@@ -442,25 +430,26 @@ def _rehearsed(program: Program) -> tuple[list[Call], Outcome | Exception]:
         handed.append(tool)
         return with_calls("", [ToolCall(tool, "{}")])
 
-    left = list(range(_REHEARSED_CALLS))
-    waiting: list[tuple[Execution, Call]] = []
-    step = Event()
+    def report(execution: Execution, outcome: Outcome | Exception) -> None:
+        reports.put((execution, outcome))
+
     runner = program.open()
     try:
         runner.start(_REHEARSED_QUESTION, Script(), report)
-        while not done.wait(0):
-            if step.wait(0.01):
-                step.clear()
-                execution, call = waiting.pop()
-                execution.answer(reply(call), report)
+        execution, end = reports.get()
+        while isinstance(end, Waiting) and len(seen) < _REHEARSED_CALLS - 1:
+            seen.append(end.calls[0])
+            execution.answer(reply(end.calls[0]), report)
+            execution, end = reports.get()
     finally:
         runner.close()
+    if isinstance(end, Waiting):
+        seen.extend(end.calls)
     program.settle = max(program.settle, runner.settle)
     if not seen:
-        end = ends[0]
         what = f"failed: {end.error}" if isinstance(end, Failed) else "returned"
         raise ProgramError(f"the program {program.name} {what} before its first model call")
-    return seen, ends[0]
+    return seen, end
 
 
 def _log_rehearsal(

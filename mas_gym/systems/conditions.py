@@ -16,10 +16,6 @@ from mas_gym.errors import ConfigError, shown
 
 ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
 
-MAX_PATTERN = 500
-"""Maximum number of characters in a pattern."""
-
-_MAX_MEMORY = 1 << 22
 _REMEDIES = (
     (re.compile(r"\(\?<?[=!]"), "RE2 has no lookahead or lookbehind: match the text itself, or use not_regex:"),
     (re.compile(r"\\[1-9]|\(\?P="), "RE2 has no backreferences: write the text out"),
@@ -63,8 +59,8 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     r"""Return a function that tests whether a pattern occurs in a text, in time linear in the text.
 
     Args:
-        pattern: A regular expression in RE2's syntax (https://github.com/google/re2/wiki/Syntax), at most
-            `MAX_PATTERN` characters. ``\d``, ``\s``, ``\w`` and ``\b`` mean ASCII characters.
+        pattern: A regular expression in RE2's syntax (https://github.com/google/re2/wiki/Syntax). ``\d``, ``\s``,
+            ``\w`` and ``\b`` mean ASCII characters.
 
     Raises:
         ConfigError: RE2 does not accept the pattern.
@@ -77,10 +73,8 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     """
     import re2
 
-    if len(pattern) > MAX_PATTERN:
-        raise ConfigError(f"expected a pattern of at most {MAX_PATTERN} characters, got {len(pattern)}: shorten it")
     options = re2.Options()
-    options.log_errors, options.never_capture, options.max_mem = False, True, _MAX_MEMORY
+    options.log_errors, options.never_capture = False, True
     try:
         compiled = re2.compile(pattern.encode(), options)
     except (re2.error, UnicodeEncodeError) as error:

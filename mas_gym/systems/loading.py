@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import yaml
 
@@ -16,15 +16,6 @@ from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.validation import Place, place_text, validate
 
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 16
-MAX_NUMBER = 100
-"""Limits on a file: bytes, nesting levels, and characters per number."""
-
-_TAG = "tag:yaml.org,2002:"
-_STRING = _TAG + "str"
-_COLLECTION_TAGS = (None, "!", _TAG + "seq", _TAG + "map")
-_SCALARS = ("int", "float", "bool", "null", "timestamp")
 # libyaml is ten times as fast as the parser in Python, the fallback if PyYAML was built without it.
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -67,10 +58,12 @@ def load_mas(source: MASSource) -> MAS:
         return validate(source, "custom")
     if isinstance(source, str) and source.lower() in mas_names():
         return _shipped(source.lower())
-    path = _as_path(source)
-    if path is None:
+    try:
+        path = Path(source)
+    except TypeError as error:
+        known = ", ".join(mas_names())
         got = type(source).__name__
-        raise ConfigError(f"expected a MAS name, a path or a dict, got {got}; known names: {', '.join(mas_names())}")
+        raise ConfigError(f"expected a MAS name, a path or a dict, got {got}; known names: {known}") from error
     try:
         found = path.is_file()
     except (OSError, ValueError):
@@ -83,10 +76,6 @@ def load_mas(source: MASSource) -> MAS:
     raise unknown_name("MAS", str(source), mas_names())
 
 
-def _as_path(source: object) -> Path | None:
-    return Path(source) if isinstance(source, str | os.PathLike) else None
-
-
 @cache
 def _shipped(name: str) -> MAS:
     text = (resources.files("mas_gym") / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
@@ -95,120 +84,71 @@ def _shipped(name: str) -> MAS:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path.name}: cannot be read ({error.strerror}); check its permissions") from error
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path.name}: larger than {MAX_BYTES} bytes; pass a dict if the MAS is that large")
-    try:
-        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path.name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
 
 
 def read_yaml(path: Path) -> object:
-    """Return the plain data of a YAML or JSON file, which must not contain aliases, tags or repeated keys.
+    """Return the plain data of a YAML or JSON file, which must not contain aliases or repeated keys.
 
     Raises:
         ConfigError: The file cannot be read, or its YAML is invalid; the message contains the line.
     """
-    text = _read(path)
-    return _document(path.name, text, _EventReader(text))
-
-
-def _document(label: str, text: str, reader: _EventReader) -> object:
-    try:
-        return reader.document()
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{label}: {_one_line(error, text)}; correct the YAML there") from error
+    return _document(path.name, _read(path))[0]
 
 
 def _parse(label: str, name: str, text: str) -> MAS:
-    reader = _EventReader(text)
-    data = _document(label, text, reader)
+    data, lines = _document(label, text)
 
     def where(place: Place) -> str:
         known = place
-        while known and known not in reader.lines:
+        while known and known not in lines:
             known = known[:-1]
-        return f"{label}:{reader.lines.get(known, 1)}: {place_text(place)}"
+        return f"{label}:{lines.get(known, 1)}: {place_text(place)}"
 
     return validate(data, name, where)
 
 
-class _EventReader:
-    """Builds plain data from YAML events, with the line of each value and a limit on depth; aliases are rejected."""
-
-    def __init__(self, text: str) -> None:
-        self.events: Iterator[yaml.Event] = yaml.parse(text, _LOADER)
-        self.scalars: Any = yaml.SafeLoader("")
-        self.lines: dict[Place, int] = {}
-
-    def document(self) -> object:
-        """Return the only document; None if the text is empty."""
-        data: object = None
-        documents = 0
-        for event in self.events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise ValueError(f"line {_line(event)}: expected a single document, found another")
-                data = self.value(next(self.events), ())
-        return data
-
-    def value(self, event: yaml.Event, place: Place) -> object:
-        line = self.lines[place] = _line(event)
-        if len(place) > MAX_DEPTH:
-            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
-        if not isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) or event.anchor is not None:
-            raise ValueError(f"line {line}: YAML anchors and aliases are not supported: write the value out")
-        if isinstance(event, yaml.ScalarEvent):
-            return self.scalar(event)
-        if event.tag not in _COLLECTION_TAGS:
-            raise ValueError(f"line {line}: the tag {shown(event.tag)} is not allowed")
-        return self.sequence(place) if isinstance(event, yaml.SequenceStartEvent) else self.mapping(place)
-
-    def sequence(self, place: Place) -> list[object]:
-        data: list[object] = []
-        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            data.append(self.value(event, (*place, len(data))))
-        return data
-
-    def mapping(self, place: Place) -> dict[object, object]:
-        data: dict[object, object] = {}
-        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
-            line = _line(event)
-            if not isinstance(event, yaml.ScalarEvent):
-                raise ValueError(f"line {line}: a key must be a plain word")
-            key = self.scalar(event)
-            if key in data:
-                raise ValueError(f"line {line}: the key {shown(key)} occurs twice in one mapping")
-            step = key if isinstance(key, str) else shown(key)
-            data[key] = self.value(next(self.events), (*place, step))
-            self.lines[*place, step] = line
-        return data
-
-    def scalar(self, event: yaml.ScalarEvent) -> object:
-        line, text = _line(event), event.value
-        tag = event.tag
-        if tag is None or tag == "!":
-            tag = self.scalars.resolve(yaml.ScalarNode, text, event.implicit)
-        if tag == _STRING:
-            return text
-        kind = tag.removeprefix(_TAG)
-        if kind not in _SCALARS:
-            raise ValueError(f"line {line}: the tag {shown(tag)} is not allowed")
-        if len(text) > MAX_NUMBER:
-            raise ValueError(f"line {line}: {len(text)} characters are too many for {kind}: put a text in quotes")
-        try:
-            return self.scalars.construct_object(yaml.ScalarNode(tag, text))
-        except (ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
-            raise ValueError(f"line {line}: {shown(text)} is not a valid {kind}: put a text in quotes") from error
+def _document(label: str, text: str) -> tuple[object, dict[Place, int]]:
+    """Return the data of the only document, None if it is empty, and the line of each value."""
+    lines: dict[Place, int] = {}
+    loader = _LOADER(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, lines
+        _locate(node, (), lines, set())
+        return loader.construct_document(node), lines
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{label}: {_one_line(error, text)}; correct the YAML there") from error
 
 
-def _line(part: Any) -> int:
-    return int(part.start_mark.line) + 1
+def _locate(node: yaml.Node, place: Place, lines: dict[Place, int], seen: set[int]) -> None:
+    """Store the lines of a node and of the nodes in it. Raises `ValueError`."""
+    line = lines.setdefault(place, _line(node))
+    if id(node) in seen:
+        raise ValueError(f"line {line}: YAML anchors and aliases are not supported: write the value out")
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            _locate(item, (*place, i), lines, seen)
+    elif isinstance(node, yaml.MappingNode):
+        keys = set[str]()
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ValueError(f"line {_line(key)}: a key must be a plain word")
+            if key.value in keys:
+                raise ValueError(f"line {_line(key)}: the key {shown(key.value)} occurs twice in one mapping")
+            keys.add(key.value)
+            lines[*place, key.value] = _line(key)
+            _locate(value, (*place, key.value), lines, seen)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def _one_line(error: Exception, text: str) -> str:
@@ -217,8 +157,5 @@ def _one_line(error: Exception, text: str) -> str:
         hint = " (a text with a colon in it needs quotes, or a | block)" if "mapping values" in said else ""
         # libyaml reports an unexpected end on the line after the last one.
         line = min(error.problem_mark.line + 1, max(1, len(text.splitlines())))
-        # The scanner reads ahead and has a separate limit, which it reaches first with PyYAML 6.0.4.
-        if "nesting depth" in said:
-            return f"line {line}: nested more than {MAX_DEPTH} levels deep"
         return f"line {line}: {said}{hint}"
     return " ".join(str(error).split())

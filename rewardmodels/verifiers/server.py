@@ -23,8 +23,6 @@ ENDPOINTS = ("pooling", "classify", "score")
 FORMATS = {"qwen": ("<extra_0>", 1), "shepherd": ("ки", 0), "skywork": ("\n", 0)}
 """Formats of step reward models: the mark after a step, and the column with its score in the step's row."""
 
-_LIMIT = 2**24
-
 
 class ServerCritic(Critic):
     """Scores states with a reward model on vLLM's server.
@@ -120,7 +118,7 @@ class ServerCritic(Critic):
         texts = [self._clean(turn.text) for turn in turns]
         body = self._body(self._clean(context.state.question), texts)
         try:
-            reply = await self._server.post(self._url, {"model": self._model, **body}, _LIMIT)
+            reply = await self._server.post(self._url, {"model": self._model, **body})
             return rounded(self._value(reply, len(texts))), ""
         except EngineUnavailableError:
             raise

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from search import Budget, Plan
     from search.engine.scheduler import SearchFuture
 
-_BODY_SECONDS = 30.0
-_LINGER_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 15.0
 _PROGRESS_SECONDS = 0.1
 _IDLE_SECONDS = 30
@@ -232,13 +230,10 @@ class _Front:
             raise self._too_large()
         body = bytearray()
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > self.max_body:
-                        raise self._too_large()
-        except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:.0f} seconds") from None
+            async for part in request.stream():
+                body += part
+                if len(body) > self.max_body:
+                    raise self._too_large()
         except ClientDisconnect:
             raise ApiError(499, "the client closed the connection") from None
         return bytes(body)
@@ -344,38 +339,18 @@ class _Front:
         return _refusal(error)
 
 
-class _Lingering(Response):
-    """A reply sent while the request body may still be arriving.
-
-    If a server closes a connection with unread data, the connection is reset and the client never receives the reply.
-    This response is sent immediately, and further request data is then discarded for a while.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the reply, drain the request, end the reply."""
-        headers = [*self.raw_headers, (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_SECONDS):
-                while (await receive()).get("more_body"):
-                    pass
-        await send({"type": "http.response.body", "body": b""})
-
-
 def _refusal(error: ApiError) -> Response:
     headers = {"retry-after": str(error.retry_after)} if error.retry_after else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    unread = error.status in (401, 403, 408, 413)
-    return _json(error.body(), error.status, headers, _Lingering if unread else Response)
+    return _json(error.body(), error.status, headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown path or method."""
     assert isinstance(error, HTTPException)
     refusal = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}")
-    return _json(refusal.body(), refusal.status, dict(error.headers or {}), _Lingering)
+    return _json(refusal.body(), refusal.status, dict(error.headers or {}))
 
 
 def _stopping() -> ApiError:
@@ -388,11 +363,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _json(
-    content: Any, status: int = 200, headers: dict[str, str] | None = None, kind: type[Response] = Response
-) -> Response:
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     # ASCII, so that a lone surrogate from a client cannot break the reply.
-    return kind(json.dumps(content), status, headers, media_type="application/json")
+    return Response(json.dumps(content), status, headers, media_type="application/json")
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -255,7 +255,6 @@ def test_broken_or_misleading_templates_are_rejected(tmp_path: Path) -> None:
         ("score", {"data": [{"score": "0.5"}]}, "finite number"),
         ("score", '{"data": [{"score": ' + "9" * 5000 + "}]}", "number|JSON"),
         ("score", "[" * 100_000, "JSON"),
-        ("score", lambda: '{"data": "' + "x" * (2**24) + '"}', "larger than"),
         ("score", {"error": {"message": "boom"}}, "data with one entry"),
     ],
 )

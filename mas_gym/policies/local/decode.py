@@ -26,7 +26,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,6 @@ import torch
 
 from mas_gym.policies.base import MIN_TEMPERATURE, Certainty, SamplingRequest
 from mas_gym.policies.local.forward import Model, PrefixStore, Slots
-
-if TYPE_CHECKING:
-    import torch
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -92,8 +89,6 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
         uniform: ``[n]`` numbers in ``[0, 1)``.
         tolerance: Absolute error of a probability, and relative error between two, within which a draw is ambiguous.
     """
-    import torch
-
     if logits.dtype != torch.float64:
         logits = logits.float()
     greedy = temperature < MIN_TEMPERATURE
@@ -126,8 +121,6 @@ def spread(logits: torch.Tensor, total: torch.Tensor | None = None) -> tuple[tor
         logits: Finite floats.
         total: Their ``logsumexp``, if it is known.
     """
-    import torch
-
     total = torch.logsumexp(logits, dim=1) if total is None else total
     share = (logits - total[:, None]).exp_()
     entropy = total - torch.linalg.vecdot(share, logits)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, whole_number
 from mas_gym.policies.base import (
     Choice,
     Sample,
@@ -24,10 +24,8 @@ from mas_gym.policies.base import (
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
 from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_for
-from mas_gym.policies.model_files import ModelSource, import_models
+from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.prompts import ChatMessage
-
-import_models()
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
@@ -83,10 +81,9 @@ class TransformersPolicy(StreamingPolicy):
     ) -> None:
         """Load the model and check that it can be batched."""
         for option, value in (("max_batch", max_batch), ("window", window), ("threads", threads)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{option}: expected a positive integer, got {value!r}")
-        if type(prefix_megabytes) is not int or prefix_megabytes < 0:
-            raise ConfigError(f"prefix_megabytes: expected an integer of at least 0, got {prefix_megabytes!r}")
+            if value is not None:
+                whole_number(option, value, at_least=1)
+        whole_number("prefix_megabytes", prefix_megabytes, at_least=0)
         self.name = name or Path(model).name
         self.max_batch = max_batch
         self.prefix_megabytes = prefix_megabytes
