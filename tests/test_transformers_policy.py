@@ -630,7 +630,7 @@ def test_loading_a_model_imports_no_unused_libraries() -> None:
         "from mas_gym.policies import load_policy\n"
         "from rewardmodels import load_critic\n"
         "load_policy('tiny'), load_critic('tiny-masprm')\n"
-        "print(sorted({'datasets', 'peft'} & set(sys.modules)))\n"
+        "print(sorted({'pandas', 'datasets', 'peft'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
