@@ -624,13 +624,39 @@ def test_small_models_use_one_thread_by_default(
 
 
 @pytest.mark.slow
+def test_loading_a_model_does_not_break_concurrent_imports() -> None:
+    code = (
+        "import importlib, sys, threading\n"
+        "import transformers.utils as utils\n"
+        "from mas_gym.policies import model_files\n"
+        "asked, found = threading.Event(), threading.Event()\n"
+        "def other():\n"
+        "    asked.wait(60)\n"
+        "    import sklearn\n"
+        "    found.set()\n"
+        "def importing(name):\n"
+        "    asked.set()\n"
+        "    assert found.wait(60)\n"
+        "    return importlib.import_module(name)\n"
+        "threading.Thread(target=other).start()\n"
+        "available, model_files.import_module = utils.is_sklearn_available, importing\n"
+        "model_files.import_models()\n"
+        "assert utils.is_sklearn_available is available\n"
+        "assert 'transformers.modeling_utils' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_loading_a_model_imports_no_unused_libraries() -> None:
     code = (
         "import sys\n"
         "from mas_gym.policies import load_policy\n"
         "from rewardmodels import load_critic\n"
         "load_policy('tiny'), load_critic('tiny-masprm')\n"
-        "print(sorted({'pandas', 'datasets', 'peft'} & set(sys.modules)))\n"
+        "print(sorted({'sklearn', 'pandas', 'datasets', 'peft'} & set(sys.modules)))\n"
+        "import sklearn.metrics\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

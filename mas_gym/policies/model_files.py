@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from hashlib import blake2b, file_digest
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mas_gym.errors import PolicyError
 
 _SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _READERS = 8
+_importing = threading.Lock()
 
 
 class ModelFile(NamedTuple):
@@ -49,6 +53,23 @@ class ModelSource:
             contents = pool.map(_content, self._files)
             names = "".join(f"{file.path.name}:{content}|" for file, content in zip(self._files, contents, strict=True))
         return {"files": blake2b(names.encode(), digest_size=16).hexdigest()}
+
+
+def import_models() -> None:
+    """Import the modules that all transformers models share, without scikit-learn, which only assisted decoding uses.
+
+    This saves 100 MiB and one second per process. scikit-learn is hidden only from transformers, and only while its
+    assisted decoding is imported, so other threads import scikit-learn as usual.
+    """
+    utils: Any = import_module("transformers.utils")
+    with _importing:
+        available, loaded = utils.is_sklearn_available, "sklearn" in sys.modules
+        utils.is_sklearn_available = lambda: loaded
+        try:
+            import_module("transformers.generation.candidate_generator")
+        finally:
+            utils.is_sklearn_available = available
+    import_module("transformers.modeling_utils")
 
 
 def _listed(path: Path) -> ModelFile:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need
+from mas_gym.policies.model_files import import_models
 from rewardmodels.data.encode import ModelInput, collate, collate_plain, pack
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def load_pretrained(
         DataNotFoundError: There is no model there.
         DataError: The weights cannot be read.
     """
+    import_models()
     import transformers
     from safetensors import SafetensorError
 

@@ -24,8 +24,10 @@ from mas_gym.policies.base import (
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
 from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_for
-from mas_gym.policies.model_files import ModelSource
+from mas_gym.policies.model_files import ModelSource, import_models
 from mas_gym.systems.prompts import ChatMessage
+
+import_models()
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
