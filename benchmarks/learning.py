@@ -55,7 +55,7 @@ from search.protocol import ScoringContext
 from search.results.outcomes import Outcome
 from search.store import open_store
 
-PAGE = Path(__file__).parent / "pages" / "training" / "learning.md"
+PAGES = Path(__file__).parent / "pages" / "training"
 SHIPPED = "tiny-masprm"
 ARITHMETIC = "arithmetic"
 
@@ -99,17 +99,17 @@ def grpo(name: str, credit: str, planner: tuple[str, int] = SIBLINGS, **options:
 METHODS = {
     one.name: one
     for one in (
-        grpo("leave-one-out", "leave-one-out"),
-        grpo("shared outcome", "shared-outcome", TRANSCRIPTS),
-        Method("sft", "sft", *MCTS, {"best": 2, "batch_size": 8}),
         Method("dpo", "dpo", *MCTS, {"epochs": 2.0}),
+        Method("sft", "sft", *MCTS, {"best": 2, "batch_size": 8}),
+        grpo("shared outcome", "shared-outcome", TRANSCRIPTS),
+        grpo("leave-one-out", "leave-one-out"),
         grpo("per agent", "per-agent", TRANSCRIPTS),
         grpo("per agent and turn", "per-agent-turn"),
         grpo("value", "value", TRANSCRIPTS),
         grpo("control variate", "control-variate", ("siblings:2,spare=4", 480)),
         grpo("value baseline", "value-baseline"),
-        grpo("exact", "value", TRANSCRIPTS, exact=True),
         grpo("value baseline, transcripts", "value-baseline", ("siblings:8,turns=1", 450)),
+        grpo("exact", "value", TRANSCRIPTS, exact=True),
         grpo("leave-one-out, early siblings", "leave-one-out", ("siblings:3,turns=2", 420)),
         grpo("value baseline, early siblings", "value-baseline", ("siblings:3,turns=2", 420)),
         grpo("MASPRM's rewards", "leave-one-out", reward=SHIPPED),
@@ -319,6 +319,8 @@ def say(line: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Train all rows, evaluate them, and write the page after each evaluation."""
+    args.out = args.out or Path(f"learning-{args.task}")
+    args.page = args.page or PAGES / ("learning.md" if args.task == ARITHMETIC else f"learning_{args.task}.md")
     args.out.mkdir(parents=True, exist_ok=True)
     known = methods(args)
     rows = [Row("before", [[before(args)]])]
@@ -371,11 +373,11 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(prog="python -m benchmarks.learning", description="Train the bundled agents.")
     numbers = lambda text: tuple(map(int, text.split(",")))  # noqa: E731
     names = lambda text: [name for name in text.split(";") if name]  # noqa: E731
-    out.add_argument("--out", type=Path, default=Path("learning"), help="folder for stores and models")
-    out.add_argument("--page", type=Path, default=PAGE)
+    out.add_argument("--out", type=Path, help="folder for stores and models; by default learning-TASK")
+    out.add_argument("--page", type=Path, help="by default learning.md, with the task in its name unless Arithmetic")
     out.add_argument("--base", default="tiny", help="the agents before training")
     out.add_argument("--task", default=ARITHMETIC, help="or a task of benchmarks.tiny.stories")
-    every = [*list(METHODS)[:4], *(f"{name}=1" for name in list(METHODS)[4:])]
+    every = list(METHODS)[:11]
     out.add_argument("--rows", type=names, default=every, help="separated by ;; NAME=N trains with the first N seeds")
     out.add_argument("--tokens", type=int, default=16_000, help="generated tokens of training searches per row")
     out.add_argument("--rate", type=float, default=1e-3, help="learning rate")
@@ -386,10 +388,10 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--dev", type=int, default=80, help="dev problems for the curves")
     out.add_argument("-n", "--number", type=int, default=200, help="problems for single passes")
     out.add_argument("--held-out", type=int, default=80, help="problems of the other wording and difficulty")
-    out.add_argument("--searched", type=int, default=60, help="problems for searches")
+    out.add_argument("--searched", type=int, default=80, help="problems for searches")
     out.add_argument("--search-rows", type=names, default=["before", *METHODS], help="rows to search with")
-    out.add_argument("--retrain", type=int, default=60, help="searches for a MASPRM of the new agents")
-    out.add_argument("--retrained", type=names, default=[], help="rows to retrain MASPRM for")
+    out.add_argument("--retrain", type=int, default=80, help="searches for a MASPRM of the new agents")
+    out.add_argument("--retrained", type=names, default=["before", *every], help="rows to retrain MASPRM for")
     return out
 
 

@@ -103,7 +103,9 @@ class Row:
 def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
     """Write the page and the curves; notes below `REASONS` stay."""
     lines = [
-        "# Agents that learn from search",
+        "# Agents that learn from search"
+        if args.task == "arithmetic"
+        else f"# Agents that learn from search: {args.task}",
         "",
         f"This page compares methods of agent training. The RPSV agents of {args.base} are trained on {args.task} with "
         "each method and the same budget of generated tokens.",
@@ -298,6 +300,10 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
     if SHARED not in named:
         return
     shared = named[SHARED]
+    mean = _arrays(shared)[1].mean((0, 2))
+    if mean.max() == mean[0]:
+        yield f"The curve of {SHARED} never exceeds the untrained agents, so there is no accuracy to reach."
+        return
     yield "Generated tokens at which a row's mean dev curve reaches the last value and the maximum of the curve of"
     yield f"{SHARED}, as a share of the tokens at that point; 95% bootstrap intervals over problems and trainings."
     yield "The goal is at most 40%."

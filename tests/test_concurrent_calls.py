@@ -22,7 +22,7 @@ import search
 from mas_gym.cli import options as opt
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
-from mas_gym.programs.activity import Job, usage_of
+from mas_gym.programs.background import Job, usage_of
 from mas_gym.tasks.base import Problem
 
 NAMES = ["Zoe", "Adam", "Mia", "Bob"]
@@ -375,7 +375,7 @@ def beside_a_sleeping_thread(question: str, client: OpenAI) -> str:
 def test_decision_waits_for_running_but_not_for_sleeping_threads(
     solve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("activity", "quiet"):
+    for module in ("background", "idle"):
         monkeypatch.setattr(f"mas_gym.programs.{module}.BUSY_SECONDS", 0.25)
     found = [trees(Program(solve, agents=NAMES), "single") for _ in range(2)]
     assert found[0] == found[1]

@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mas_gym.errors import MASGymError
-from mas_gym.programs.activity import Activity
+from mas_gym.programs.background import Activity
 from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.worlds import World
 

@@ -23,7 +23,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from mas_gym.programs.activity import CURRENT
+from mas_gym.programs.background import CURRENT
 from mas_gym.programs.calls import NODE_HEADER, NODES_HEADER
 
 _INNER = ("model", "agent")

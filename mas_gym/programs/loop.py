@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from mas_gym.programs.activity import CURRENT, job_of
+from mas_gym.programs.background import CURRENT, job_of
 from mas_gym.programs.execution import Execution, ProgramStopped
 from mas_gym.programs.sources import failed, interrupt
 

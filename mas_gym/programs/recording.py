@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 from urllib.request import Request, urlopen
 
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.activity import CURRENT
+from mas_gym.programs.background import CURRENT
 from mas_gym.programs.calls import CallError, Reply
 from mas_gym.programs.execution import Execution, Use, key_of
 

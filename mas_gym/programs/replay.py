@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from mas_gym.errors import MASGymError, SearchError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, fitted
-from mas_gym.programs.activity import CURRENT, track
+from mas_gym.programs.background import CURRENT, track
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
     DivergenceError,
@@ -38,8 +38,8 @@ from mas_gym.programs.execution import (
 )
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway, Server
+from mas_gym.programs.idle import Watcher
 from mas_gym.programs.loop import Loop
-from mas_gym.programs.quiet import Watcher
 from mas_gym.programs.sources import Source
 from mas_gym.programs.worlds import World
 from mas_gym.systems.dynamics import Dynamics

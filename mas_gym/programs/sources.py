@@ -24,7 +24,7 @@ from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import identity_of
 from mas_gym.internal.text import name_of
 from mas_gym.plugins import Registry
-from mas_gym.programs.activity import CURRENT, Job
+from mas_gym.programs.background import CURRENT, Job
 from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
 from mas_gym.programs.worlds import WORLD_VARIABLE
 

@@ -46,7 +46,7 @@ from search.store.file import FORMAT
 from search.store.resume import RunRecord
 from search.store.rows import search_id
 from search.store.run_identity import FORM
-from search.store.staging import BATCH, STAGING, START, Sample, Staging
+from search.store.staged_logs import BATCH, STAGING, START, Sample, Staging
 from search.store.store import Store
 from search.tree import Proposal, Tree
 from search.usage import Usage

@@ -16,7 +16,7 @@ from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise
 from search.report.report import write_report
-from search.store.staging import question_name
+from search.store.staged_logs import question_name
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[red]</script><script>alert(1)</script>\u202e"
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable
 from time import monotonic, thread_time
 
-from mas_gym.programs.activity import BUSY_SECONDS, Busy, Frames, State, Usage, usage_of
+from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, State, Usage, usage_of
 from mas_gym.programs.execution import Execution, Origin
 from mas_gym.programs.loop import Loop
 
