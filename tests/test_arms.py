@@ -254,6 +254,8 @@ def test_cascade_from_the_small_to_the_large_arm() -> None:
 def test_only_rejects_an_unknown_arm() -> None:
     with pytest.raises(SearchError, match="small"):
         run("mcts:4,2,arms=only:smal")
+    with pytest.raises(SearchError, match="small"):
+        run("mcts:4,2,arms=only:smal", policy=ArmsPolicy({"small": ScriptedPolicy(talk, "small", 4)}))
     with pytest.raises(ConfigError, match="name of an arm"):
         search.load_planner("mcts:4,2,arms=only:")
 

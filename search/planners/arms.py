@@ -181,7 +181,7 @@ class _Choice:
         if not isinstance(request, Propose):
             return []
         arms = self.arms[request.state.acting]
-        if len(arms) == 1 or request.arm:
+        if request.arm or not arms[0].name:
             return [_Part(slot, request, range(request.n))]
         if self.rule.startswith(ONLY):
             return [_Part(slot, replace(request, arm=self.rule.removeprefix(ONLY)), range(request.n))]
