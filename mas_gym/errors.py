@@ -12,12 +12,14 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import islice
 from types import ModuleType
 from typing import TypeGuard, TypeVar
 
 T = TypeVar("T")
 
 _LONGEST = 60
+_MOST_NAMES = 1000
 
 
 class MASGymError(Exception):
@@ -130,26 +132,37 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
     unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?
     """
     names = sorted(known)
-    hint = did_you_mean(name, names)
-    return UnknownNameError(f"unknown {what} {shown(name)}; expected one of: {', '.join(names)}{hint}")
+    text = name if isinstance(name, str) else shown(name)
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "..."
+    return UnknownNameError(f"unknown {what} {text!r}; expected one of: {', '.join(names)}{did_you_mean(text, names)}")
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if none is near."""
+    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if none is near.
+
+    The time is bounded: only the first 60 characters of a word and the first 1,000 names are compared.
+    """
     if not isinstance(word, str):
         return ""
-    folded = {name.casefold(): name for name in known}
-    near = get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    folded = {name[:_LONGEST].casefold(): name for name in islice(known, _MOST_NAMES)}
+    near = get_close_matches(word[:_LONGEST].casefold(), folded, n=1, cutoff=0.5)
     return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
 def shown(value: object) -> str:
-    """Return a short, escaped form of a value of any size and depth for an error message."""
+    """Return a short, escaped form of a value of any size and depth for an error message; never raises."""
     text = _REPR.repr(value)
     return text if len(text) <= 2 * _LONGEST else text[: 2 * _LONGEST] + "..."
 
 
-_REPR = reprlib.Repr()
+class _Repr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Shorten large ints, because Python cannot print an int of more than 4,300 digits."""
+        return super().repr_int(x, level) if abs(x) < 1 << 256 else f"an int of {x.bit_length()} bits"
+
+
+_REPR = _Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = _LONGEST
 _REPR.maxlevel = 3
 

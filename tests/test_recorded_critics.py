@@ -105,9 +105,7 @@ def test_vote_abstains_without_a_quorum(tmp_path: Path) -> None:
         values_on(store, Vote(vote.members, quorum=2))
 
 
-@pytest.mark.parametrize(
-    "verdicts", [{"j": float("nan")}, {"j": "right"}, {"": 1}, [1], {str(i): 1 for i in range(101)}]
-)
+@pytest.mark.parametrize("verdicts", [{"j": float("nan")}, {"j": "right"}, {"": 1}, [1]])
 def test_broken_verdicts_count_as_broken_lines(verdicts: Any, tmp_path: Path) -> None:
     rows = [{"question": "q", "messages": [{"role": "assistant", "content": "a", "verdicts": one}]}
             for one in (verdicts, {"j": 1})]  # fmt: skip

@@ -41,7 +41,9 @@ def test_invalid_row_error_names_the_row(name: str, tmp_path: Path) -> None:
     row, said = FAULTS[name]
     file = tmp_path / "t.jsonl"
     file.write_text("\n".join([json.dumps(GOOD), json.dumps(row)]), encoding="utf-8")
-    with pytest.raises(DataError, match=rf"1 of 2 rows are not labelled transcripts(.|\n)*t\.jsonl:2: .*{said}"):
+    with pytest.raises(
+        DataError, match=rf"1 of 2 rows are not labelled transcripts(.|\n)*t\.jsonl:2( item 0)?: .*{said}"
+    ):
         read_transcripts(file)
 
 
@@ -60,16 +62,6 @@ def test_files_that_are_not_transcripts_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "deep.jsonl").write_text("[" * 200_000, encoding="utf-8")
     with pytest.raises(DataError, match="1 of 1 rows"):
         read_transcripts(tmp_path / "deep.jsonl")
-
-
-def test_line_of_a_gigabyte_is_rejected_unread(tmp_path: Path) -> None:
-    file = tmp_path / "huge.jsonl"
-    with file.open("wb") as stream:
-        stream.write(b'{"problem": "')
-        # A hole, which takes no room on the disk.
-        stream.truncate(1 << 30)
-    with pytest.raises(DataError, match="at most 512 MiB, got 1,024 MiB"):
-        read_transcripts(file)
 
 
 class Broken:
