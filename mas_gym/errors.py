@@ -132,10 +132,8 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
     unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?
     """
     names = sorted(known)
-    text = name if isinstance(name, str) else shown(name)
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST] + "..."
-    return UnknownNameError(f"unknown {what} {text!r}; expected one of: {', '.join(names)}{did_you_mean(text, names)}")
+    hint = did_you_mean(name, names)
+    return UnknownNameError(f"unknown {what} {shown(name)}; expected one of: {', '.join(names)}{hint}")
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
