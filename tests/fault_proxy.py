@@ -183,10 +183,13 @@ def proxied(proxy: FaultProxy, port: int = 0) -> Iterator[str]:
 
     async def stop(server: asyncio.Server) -> None:
         server.close()
+        # Handlers of connections that were accepted just before begin now, and aborted transports close afterwards.
+        await asyncio.sleep(0.01)
         tasks = [task for task in open_ones.values() if task is not None]
         for writer in tuple(open_ones):
             writer.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)
 
     server = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
     try:
