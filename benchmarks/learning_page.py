@@ -151,8 +151,8 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "",
         *_errors(rows),
         "",
-        "Problems of the first round whose transcripts include right and wrong answers. Preference pairs, and",
-        "advantages that are computed from rewards, come only from these problems.",
+        "Share of the problems of the first round with both right and wrong answers. Preference pairs, and advantages",
+        "that are computed from rewards, come only from these problems.",
         "",
         *_table(["agents", "problems with both, %"], [[row.name, _mixed(row)] for row in rows[1:]]),
     ]
