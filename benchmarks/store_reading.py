@@ -26,7 +26,7 @@ import search
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search.store.file import CONTENT, FORMAT, checksum, content_of, seal
+from search.store.file import CONTENT, FORMAT, checksum, contents_of, seal
 from search.store.rows import search_id
 
 REAL = 25
@@ -78,7 +78,7 @@ def copy(connection: sqlite3.Connection, run: str, wanted: int) -> None:
     names = [name for _, name, *_ in connection.execute("PRAGMA table_info(searches)")]
     [held] = connection.execute("SELECT count(*) FROM searches WHERE run = ?", (run,)).fetchone()
     rows = connection.execute("SELECT * FROM searches WHERE run = ? LIMIT ?", (run, BATCH)).fetchall()
-    contents = content_of(connection, [row[0] for row in rows])
+    contents = contents_of(connection, [row[0] for row in rows])
     for start in range(held, wanted, BATCH):
         with transaction(connection):
             for number in range(start, min(start + BATCH, wanted)):

@@ -38,7 +38,7 @@ from mas_gym.errors import (
     shown,
     unknown_name,
 )
-from mas_gym.internal.user_files import blame, import_file
+from mas_gym.internal.user_files import error_with_line, import_file
 
 _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<rest>.*)", re.DOTALL)
 _WORDS = {"true": True, "false": False, "none": None}
@@ -110,7 +110,7 @@ class Spec(NamedTuple):
 
     def blame(self, error: BaseException) -> str:
         """Return an error as one line of text, with the line of the spec's file that raised it."""
-        return blame(error, Path(self.file).expanduser()) if self.file else f"{type(error).__name__}: {error}"
+        return error_with_line(error, Path(self.file).expanduser()) if self.file else f"{type(error).__name__}: {error}"
 
     def options(self) -> dict[str, Any]:
         """Return the options after ``#``.
@@ -125,7 +125,7 @@ class Spec(NamedTuple):
                 raise ConfigError(f"expected option=value after '#', got {shown(piece)} in {shown(str(self))}")
             if key.strip() in found:
                 raise ConfigError(f"{shown(str(self))}: the option {key.strip()!r} is set twice")
-            found[key.strip()] = read_yaml(value, f"option {key.strip()}: expected a plain value")
+            found[key.strip()] = yaml_value(value, f"option {key.strip()}: expected a plain value")
         return found
 
 
@@ -176,7 +176,7 @@ def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     return ",".join([*map(_written, args), *(f"{key}={_written(value)}" for key, value in kwargs.items())])
 
 
-def read_yaml(text: str, expected: str) -> object:
+def yaml_value(text: str, expected: str) -> object:
     """Parse a YAML value of a spec. Raises `ConfigError` with the text ``expected``."""
     try:
         return yaml.safe_load(text)

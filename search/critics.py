@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from mas_gym.envs.critic_base import Written, scores_of
+from mas_gym.envs.critic_base import MessageStatistics, scores_of
 from mas_gym.errors import ConfigError, CriticError, unknown_name
 from mas_gym.systems.graph import MAS
 from search.protocol import Critic, Scores, ScoringContext, as_critic
@@ -44,7 +44,7 @@ class PolicyLikelihood(Critic):
         return 1 / (1 + math.exp(-mean)) if mean > -700 else 0.0
 
 
-def _proposal(critic: str, context: ScoringContext) -> Written:
+def _proposal(critic: str, context: ScoringContext) -> MessageStatistics:
     if context.proposal is None:
         raise CriticError(
             f"{critic}: expected a state whose last message was proposed in this search, got {context.state!r}"

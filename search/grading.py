@@ -11,8 +11,7 @@ from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.policies.base import AsyncPolicy
 from mas_gym.systems.prompts import current_answer
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Grade, Problem, Task, as_task, is_task
-from mas_gym.tasks.base import Grader as TaskGrader
+from mas_gym.tasks.base import Grade, Grader, Problem, Task, as_task, is_task
 from mas_gym.tasks.grading.graders import KindGrader
 from mas_gym.tasks.grading.judge import Judge
 from search.plan import AnytimePoint, Plan
@@ -32,7 +31,7 @@ def final_text(state: MASState) -> str:
     return state.text if state.recipients else ""
 
 
-class Grader:
+class ProblemGrader:
     """Grades the final messages of one problem, each distinct text once.
 
     Args:
@@ -53,7 +52,7 @@ class Grader:
         recorded: Mapping[bytes, Grade] | None = None,
     ) -> None:
         """Use the task's custom grading if it has one, otherwise strict grading."""
-        task: TaskGrader = as_task(problems) if is_task(problems) else KindGrader()
+        task: Grader = as_task(problems) if is_task(problems) else KindGrader()
         self._problem = problem
         self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
         self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
@@ -183,7 +182,7 @@ def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> t
         whole_number("turns", count, at_least=1)
     if plan.best is None:
         return tuple(TurnAnswer(count, None, False) for count in turns)
-    grader = Grader(task, task.problem(plan.problem_id))
+    grader = ProblemGrader(task, task.problem(plan.problem_id))
     grades = [Grade(False)]
     for state in plan.best.state.path()[1:]:
         stated = current_answer(state.text)

@@ -41,7 +41,7 @@ from mas_gym.envs.critic_base import Scores as Scores
 from mas_gym.envs.critic_base import ScoringContext as ScoringContext
 from mas_gym.envs.critic_base import as_critic as as_critic
 from mas_gym.errors import ConfigError, whole_number
-from mas_gym.internal.adapter import Adapter, has_method, kind_of
+from mas_gym.internal.adapter import Adapter, describe_type, has_method
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
 from search.plan import Plan
@@ -277,7 +277,7 @@ def as_planner(part: object) -> Planner:
     if isinstance(part, Planner):
         return part
     if not has_method(part, "plan"):
-        raise ConfigError(f"expected an object with a plan method, got {kind_of(part)}; subclass search.Planner")
+        raise ConfigError(f"expected an object with a plan method, got {describe_type(part)}; subclass search.Planner")
     return _AdaptedPlanner(part)
 
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module, metadata
@@ -253,6 +254,22 @@ def test_optional_attributes_are_declared_in_base_classes() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr")
     ]
     assert len(probes) <= 38, probes
+
+
+def test_public_names_are_unique() -> None:
+    # Commands have the names of the functions that they call, generators of tasks have one set of functions, and the
+    # rest are entry points of processes.
+    shared = {"main", "run", "serve", "__getattr__"}
+    found = defaultdict(list)
+    for path in FILES:
+        place = path.relative_to(ROOT).as_posix()
+        if place.startswith(("mas_gym/cli/", "mas_gym/tasks/generated/")):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
+                found[node.name].append(place)
+    twice = {name: places for name, places in found.items() if len(set(places)) > 1 and name not in shared}
+    assert not twice
 
 
 def annotations(path: Path) -> Iterator[ast.expr]:

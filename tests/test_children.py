@@ -136,7 +136,7 @@ def worker_of(task: ProblemTask) -> LineProcess:
 def test_rewards_are_correct_after_an_interrupted_step(
     monkeypatch: pytest.MonkeyPatch, file: Path, kind: str, point: str
 ) -> None:
-    symbolic.judge.cache_clear()
+    symbolic.equal_by_meaning.cache_clear()
     symbolic._worker.stop()
     problem = Problem("p", "?", r"2\sqrt{2}", "expression")
     grader = f"{file}:grade" if kind == "file" else None

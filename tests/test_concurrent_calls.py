@@ -22,7 +22,7 @@ import search
 from mas_gym.cli import options as opt
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
-from mas_gym.programs.background import Job, usage_of
+from mas_gym.programs.background import ProgramThread, thread_usage
 from mas_gym.tasks.base import Problem
 
 NAMES = ["Zoe", "Adam", "Mia", "Bob"]
@@ -265,7 +265,7 @@ def test_woken_thread_is_active_before_its_wait_returns() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    job = Job(None, wait)
+    job = ProgramThread(None, wait)
     job.thread = thread.ident
     while job.active(sys._current_frames()):
         time.sleep(0.001)
@@ -291,7 +291,7 @@ def test_starting_thread_is_active_until_the_new_thread_runs() -> None:
     started = Slow(target=int)
     starting = threading.Thread(target=started.start)
     starting.start()
-    job = Job(None, started.start)
+    job = ProgramThread(None, started.start)
     job.thread = starting.ident
     wait = threading.Condition.wait.__code__
     while (frame := sys._current_frames()[starting.ident]).f_code is not wait:  # type: ignore[index]
@@ -305,7 +305,7 @@ def test_starting_thread_is_active_until_the_new_thread_runs() -> None:
 
 
 def test_job_started_after_the_snapshot_is_active() -> None:
-    job = Job(None, print)
+    job = ProgramThread(None, print)
     job.here()
     assert job.active({})
 
@@ -325,9 +325,9 @@ def test_only_idle_threads_count_as_asleep() -> None:
         thread.start()
     natives = [thread.native_id or 0 for thread in threads]
     time.sleep(0.2)
-    before = [usage_of(native) for native in natives]
+    before = [thread_usage(native) for native in natives]
     time.sleep(0.5)
-    asleep = [usage_of(native).asleep_since(was) for native, was in zip(natives, before, strict=True)]
+    asleep = [thread_usage(native).asleep_since(was) for native, was in zip(natives, before, strict=True)]
     ends.set()
     for thread in threads:
         thread.join()
@@ -339,7 +339,9 @@ def test_only_idle_threads_count_as_asleep() -> None:
 def test_job_has_the_name_of_its_function() -> None:
     run = contextvars.copy_context().run
     assert (
-        Job(None, functools.partial(run, spin), (1.0,)).name == Job(None, run, (spin, 1.0)).name == f"{__name__}.spin"
+        ProgramThread(None, functools.partial(run, spin), (1.0,)).name
+        == ProgramThread(None, run, (spin, 1.0)).name
+        == f"{__name__}.spin"
     )
 
 

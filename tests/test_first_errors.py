@@ -18,7 +18,7 @@ from search import ConstantCritic, PolicyLikelihood, ScoringContext
 from search.compare import bench_critic
 from search.compare.blame import falls, largest_fall
 from search.compare.first_errors import Predictor, Threshold, choose_threshold, f1_score
-from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, divide, read_transcripts
+from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, divide, read_labelled_file
 
 
 class Marks:
@@ -108,7 +108,7 @@ def test_outcome_critic_finds_no_step(tmp_path: Path) -> None:
 
 def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     rows = [marked(f"question {i}", NOBODY if i % 2 else 1, 0.5, 0.5 if i % 2 else -0.5) for i in range(60)]
-    transcripts = read_transcripts(written(tmp_path / "t.jsonl", rows))
+    transcripts = read_labelled_file(written(tmp_path / "t.jsonl", rows))
     dev, rest, how = divide(transcripts)
     assert 4 < len(dev) < 25
     assert {one.problem for one in dev}.isdisjoint(one.problem for one in rest)
@@ -116,7 +116,7 @@ def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     found = bench_critic(Marks(), transcripts)
     assert (found.transcripts, found.f1, found.dev_f1) == (len(rest), 100, 100)
     marked_rows = [row | {"split": "dev" if i < 4 else "test"} for i, row in enumerate(rows)]
-    assert len(divide(read_transcripts(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
+    assert len(divide(read_labelled_file(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
 
 
 def test_policy_likelihood_requires_log_probabilities(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_steps_of_an_illegal_episode_are_rejected(tmp_path: Path) -> None:
 def test_bench_critic_command_evaluates_a_data_set(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     assert data_set.write(tmp_path, 16, (14,)) == 16
-    rows = read_transcripts(tmp_path / "ordering" / "test.parquet")
+    rows = read_labelled_file(tmp_path / "ordering" / "test.parquet")
     assert len(rows) == 6
     assert {one.mas for one in rows} == {"logic"}
     card = (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognise
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search.compare.imported import read_labelled
 from search.report.report import read_reports, write_report
-from search.results.summary import differences
+from search.results.summary import hit_differences
 from search.store import regrade
 from search.store.rows import Writer
 
@@ -516,7 +516,7 @@ def test_commands_work_on_imported_runs(store: Path, tmp_path: Path) -> None:
     with search.open_store(store) as opened:
         table = opened.compare(baseline="recorded:log")
         assert {row.label: row.hits[1].mean for row in table.rows} == {"recorded:log": 0.5, "recorded:solo": 0.5}
-        [(_, _, difference)] = differences(table.rows, "recorded:log")
+        [(_, _, difference)] = hit_differences(table.rows, "recorded:log")
         assert (difference.mean, difference.problems) == (0.0, 2)
         [run] = [run for run in opened.runs() if run.name == "log"]
         [report] = read_reports(opened)

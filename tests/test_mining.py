@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.tasks.base import RULES, normalise, rule_of, same_after_opening, same_rule
+from mas_gym.tasks.base import RULES, normalise_message, rule_of, same_after_opening, same_rule
 from rewardmodels import (
     LabelledTree,
     RewardData,
@@ -193,12 +193,12 @@ def test_without_pair_limit_every_family_contributes() -> None:
     ("one", "two"), [("Work: 3+4.", "work:  3+4"), ("A\tb", "a b"), ("\uff11\uff18", "18"), ("18.", "18"), (" x ", "x")]
 )
 def test_formatting_variants_are_merged(one: str, two: str) -> None:
-    assert normalise(one) == normalise(two)
+    assert normalise_message(one) == normalise_message(two)
 
 
 @pytest.mark.parametrize(("one", "two"), [("3*4", "34"), ("-3", "3"), ("(A)", "(B)"), ("1.8", "18")])
 def test_different_actions_are_not_merged(one: str, two: str) -> None:
-    assert normalise(one) != normalise(two)
+    assert normalise_message(one) != normalise_message(two)
 
 
 def worded_tree() -> Tree:

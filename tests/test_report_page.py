@@ -19,7 +19,7 @@ from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
 from search import open_store
 from search.compare.blame import blame, chosen_path, path_values
-from search.compare.reliability import ScoredState, ScoredStates, calibration
+from search.compare.reliability import ScoredState, ScoredStates, depth_bins
 from search.report.report import read_reports, report_figures, write_tensorboard
 from search.results.outcomes import Outcome
 from search.results.summary import anytime_curve
@@ -158,13 +158,13 @@ def test_blame_without_a_fall_is_not_confident(store: Path) -> None:
 
 def test_calibration_is_shown_by_depth(store: Path) -> None:
     states = [ScoredState(1 + i % 2, i / 100, float(i >= 50)) for i in range(100)]
-    bins = calibration(states)
+    bins = depth_bins(states)
     assert list(bins) == [1, 2] and all(
         len(depth) == 10 and sum(b.states for b in depth) == 50 for depth in bins.values()
     )
     assert [one.right for one in bins[1]] == [0.0] * 5 + [1.0] * 5
     assert [one.value for one in bins[1]] == sorted(one.value for one in bins[1])
-    assert calibration([ScoredState(1, 0.5, 1.0)]) == {1: [(0.5, 1.0, 1)]}
+    assert depth_bins([ScoredState(1, 0.5, 1.0)]) == {1: [(0.5, 1.0, 1)]}
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plan, (_, values) = next(opened.plans(run.run)), next(opened.values(run.run))
@@ -225,9 +225,9 @@ def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None
 
 def test_calibration_bins_are_independent_of_order() -> None:
     states = [ScoredState(1, i % 3 / 2, float(i < 30)) for i in range(60)]
-    [bins] = calibration(states).values()
+    [bins] = depth_bins(states).values()
     assert bins == [(value, 0.5, 20) for value in (0.0, 0.5, 1.0)]
-    assert calibration(reversed(states)) == {1: bins}
+    assert depth_bins(reversed(states)) == {1: bins}
 
 
 def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> None:

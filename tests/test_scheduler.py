@@ -25,7 +25,7 @@ from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine import one_search
 from search.engine.one_search import ActiveSearch
-from search.engine.scheduler import Scheduler, SearchFuture, Step
+from search.engine.scheduler import Scheduler, SearchFuture, SearchProgress
 from search.setup import make_setup
 from search.usage import AMOUNTS
 
@@ -119,7 +119,7 @@ def test_submissions_from_several_threads_all_finish() -> None:
 
 
 def test_plans_can_be_awaited_and_progress_is_reported() -> None:
-    steps: list[Step] = []
+    steps: list[SearchProgress] = []
 
     async def ask() -> search.Plan:
         return await asyncio.wrap_future(scheduler.submit(problems(1)[0], on_progress=steps.append))
@@ -242,7 +242,7 @@ def test_exceptions_affect_one_search_and_keep_their_traceback() -> None:
 
 
 def test_raising_progress_callback_fails_only_its_search() -> None:
-    def broken(step: Step) -> None:
+    def broken(step: SearchProgress) -> None:
         raise RuntimeError("callback bug")
 
     with scheduler_of(SinglePass()).start() as scheduler:

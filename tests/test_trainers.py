@@ -144,7 +144,7 @@ def test_verl_agent_loop_advantages_equal_the_credit(monkeypatch: pytest.MonkeyP
     from verl.workers.rollout.replica import TokenOutput
 
     from mas_gym import tiny
-    from mas_gym.policies.local.decode import Decoder, Job
+    from mas_gym.policies.local.decode import Decoder, DecodingJob
 
     monkeypatch.syspath_prepend(str(EXAMPLES))
     importlib.import_module("verl_agent_loop")
@@ -159,7 +159,7 @@ def test_verl_agent_loop_advantages_equal_the_credit(monkeypatch: pytest.MonkeyP
             asked = SamplingRequest(
                 (mas_gym.ChatMessage("user", ""),), (sampling_params["seed"],), cap, *sampling, traced=True
             )
-            decoder.submit(Job(0, asked, prompt_ids, cap, 0))
+            decoder.submit(DecodingJob(0, asked, prompt_ids, cap, 0))
             while not (done := decoder.step()):
                 pass
             [written] = done[0].written

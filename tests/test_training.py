@@ -43,7 +43,7 @@ from rewardmodels import (
 from rewardmodels.data.encode import Encoder, collate_plain, pack
 from rewardmodels.model.backbone import can_share, load_scalar, logits_at
 from rewardmodels.training.config import config_for
-from rewardmodels.training.metrics import calibration, interval, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.training.metrics import calibration_by_depth, interval, outcome_metrics, pair_metrics, point_metrics
 from search import ScoringContext
 from search.compare.first_errors import auc
 
@@ -574,9 +574,9 @@ def test_auc_agrees_with_scikit_learn() -> None:
 def test_calibration_is_reported_by_depth() -> None:
     rows = collect(grove(), "points").examples
     exact = np.arctanh(np.clip([row.chosen_target for row in rows], -0.999999, 0.999999))
-    for part in calibration(rows, exact).values():
+    for part in calibration_by_depth(rows, exact).values():
         assert part["gap"] < 1e-5 and part["score"] == pytest.approx(part["target"], abs=1e-5)
-    shifted = calibration(rows, np.full(len(rows), 3.0))
+    shifted = calibration_by_depth(rows, np.full(len(rows), 3.0))
     assert all(part["gap"] == pytest.approx(abs(part["score"] - part["target"])) for part in shifted.values())
     assert point_metrics(rows, exact)["correlation"] == pytest.approx(1.0)
 

@@ -27,8 +27,8 @@ import mas_gym.policies.local.decode as decode_module
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, StreamingPolicy, TransformersPolicy, load_policy
 from mas_gym.policies.local.chat import ChatFormat
-from mas_gym.policies.local.decode import Decoder, DecodeStats, Job, draw, uniforms
-from mas_gym.policies.local.forward import Encoded, Model, PrefixStore, check
+from mas_gym.policies.local.decode import Decoder, DecodeStats, DecodingJob, draw, uniforms
+from mas_gym.policies.local.forward import CausalModel, EncodedPrompt, PrefixStore, check_padding
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_policy
 
@@ -129,14 +129,14 @@ def test_closed_session_raises(policy: TransformersPolicy) -> None:
 )
 def test_greedy_messages_equal_those_of_generate(kind: str, changes: dict[str, Any]) -> None:
     lm = local_models.model(kind, **changes)
-    model = Model(lm, exact=False)
-    check(model, lm.config.vocab_size)
+    model = CausalModel(lm, exact=False)
+    check_padding(model, lm.config.vocab_size)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(5, lm.config.vocab_size, size).tolist() for size in (3, 25, 11, 18, 7)]
     ends = frozenset(lm.generation_config.eos_token_id)
     decoder = Decoder(model, 3, ends, DecodeStats())
     for index, prompt in enumerate(prompts):
-        decoder.submit(Job(index, request(1, (0,), temperature=0.0), prompt, 12, 0))
+        decoder.submit(DecodingJob(index, request(1, (0,), temperature=0.0), prompt, 12, 0))
     written: dict[Any, Any] = {}
     while len(written) < len(prompts):
         written |= {job.key: job.written[0].tokens for job in decoder.step() if job.written[0]}
@@ -149,7 +149,7 @@ def test_greedy_messages_equal_those_of_generate(kind: str, changes: dict[str, A
 def test_model_with_unsupported_state_is_rejected() -> None:
     lm = local_models.model("Mamba")
     with pytest.raises(PolicyError, match="openai:MODEL@URL"):
-        check(Model(lm, exact=False), lm.config.vocab_size)
+        check_padding(CausalModel(lm, exact=False), lm.config.vocab_size)
 
 
 def test_log_probabilities_are_at_temperature_1(policy: TransformersPolicy) -> None:
@@ -172,7 +172,7 @@ def test_token_counts_and_finish_reasons_are_reported(policy: TransformersPolicy
     session = policy.open()
     for index, one in enumerate(requests(40)):
         session.submit(index, one)
-    jobs: list[Job] = []
+    jobs: list[DecodingJob] = []
     while len(jobs) < 40:
         jobs += session._decoder.step()
     reasons = set()
@@ -250,8 +250,8 @@ def test_memory_is_bounded_and_released_with_the_session(policy: TransformersPol
 
 
 def test_sliding_window_disables_prefix_sharing() -> None:
-    assert Model(local_models.model("Mistral", sliding_window=None), exact=False).shares
-    assert not Model(local_models.model("Mistral", sliding_window=8), exact=False).shares
+    assert CausalModel(local_models.model("Mistral", sliding_window=None), exact=False).shares
+    assert not CausalModel(local_models.model("Mistral", sliding_window=8), exact=False).shares
 
 
 tokens_ = st.lists(st.integers(0, 1), min_size=1, max_size=40)
@@ -263,7 +263,7 @@ def test_prefix_cache_matches_blocks_within_its_budget(kept: list[list[int]], pr
     store = PrefixStore(4 * budget)
     for one in kept:
         memory = torch.tensor(one, dtype=torch.float32)[None, :, None]
-        store.add(Encoded(one, [(memory, memory)]))
+        store.add(EncodedPrompt(one, [(memory, memory)]))
     held = {id(entry): entry for entry in store._entries.values()}
     assert sum(entry.size for entry in held.values()) == store._held <= 4 * budget
     assert all(id(owner) in held for owner in store._owners.values())

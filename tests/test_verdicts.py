@@ -13,7 +13,7 @@ from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Problem
 from mas_gym.tasks.grading.judge import Judge as GradingJudge
 from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict, verdict_lines
-from rewardmodels.verifiers.judge import Judge
+from rewardmodels.verifiers.judge import JudgeCritic
 from search.protocol import Peers, ScoringContext
 
 RPSV = mas_gym.load_mas("rpsv")
@@ -45,7 +45,7 @@ def verdict_of(judge: str, reply: Reply, message: str = "mine") -> bool | None:
             assert "expected the last line 'Verdict " in str(error) and grader.spent.faults == {"no verdict": 3}
             return None
     context = ScoringContext(state_of(message), RPSV, None, Peers(siblings=(state_of("other"),)))
-    scores = Judge(policy, mode=judge, n=1).score([context])  # type: ignore[arg-type]
+    scores = JudgeCritic(policy, mode=judge, n=1).score([context])  # type: ignore[arg-type]
     [score], [unread] = scores.values, scores.unread  # type: ignore[misc]
     if math.isnan(score):
         assert unread == (2 if judge == "pairwise" else 1)

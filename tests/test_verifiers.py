@@ -29,7 +29,7 @@ from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
-from rewardmodels.verifiers.judge import Judge
+from rewardmodels.verifiers.judge import JudgeCritic
 from search import Proposal, ScoringContext
 from search.critics import Agreement, RandomCritic, Uncertainty
 from search.protocol import Peers
@@ -199,7 +199,7 @@ def talker(*texts: str) -> ScriptedPolicy:
 
 def test_verdict_is_the_probability_of_yes() -> None:
     policy = Chooser({"good": (math.log(0.6), math.log(0.2)), "bad": (math.log(0.01), math.log(0.03))})
-    critic = Judge(policy)
+    critic = JudgeCritic(policy)
     scores = critic.score([context("good"), context("bad"), context("good")])
     assert list(scores) == pytest.approx([0.5, -0.5, 0.5], abs=1e-6)
     # Equal requests are sent once and counted for both.
@@ -235,7 +235,7 @@ def test_sampled_verdicts_are_shares_and_unreadable_ones_are_counted(
     texts: tuple[str, ...], value: float | None, unread: int
 ) -> None:
     for policy in (talker(*texts), as_async(talker(*texts))):
-        critic = Judge(policy, n=3)
+        critic = JudgeCritic(policy, n=3)
         scores = critic.score([context("a")])
         assert critic.mode == "share" and critic.concurrent == (policy.__class__ is not ScriptedPolicy)
         assert (scores.tokens, scores.unread) == ((9,), (unread,))
@@ -259,7 +259,7 @@ def test_pairs_are_compared_in_both_orders() -> None:
             return found
 
     states = [state_of(name) for name in strength]
-    critic = Judge(Ranker({}), mode="pairwise")
+    critic = JudgeCritic(Ranker({}), mode="pairwise")
     scores = critic.score([peers(one, *(other for other in states if other != one)) for one in states])
 
     def wins(a: float, b: float) -> float:
@@ -272,7 +272,7 @@ def test_pairs_are_compared_in_both_orders() -> None:
     assert sum(scores) == pytest.approx(0, abs=1e-5)
     alone = critic.score([peers(states[0])])
     assert (list(alone), alone.tokens) == ([0.0], (0,))
-    assert critic.reads_peers and not Judge(Ranker({})).reads_peers
+    assert critic.reads_peers and not JudgeCritic(Ranker({})).reads_peers
 
 
 def test_judge_guides_a_search_and_its_cost_is_stored(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_search_without_readable_verdict_fails_and_keeps_its_cost() -> None:
         return Sample("hm" if unsure else verdict(request, "yes"), 2, None, "stop")
 
     task = problems(3)
-    judge = Judge(ScriptedPolicy(script, name="half"), n=2)
+    judge = JudgeCritic(ScriptedPolicy(script, name="half"), n=2)
     plans = {p.problem_id: p for p in search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=judge)}
     failed = plans.pop(task[0].id)
     assert failed.error == (
@@ -345,10 +345,10 @@ def test_judge_token_column_is_shown_only_if_used() -> None:
 
 
 def test_ensemble_cost_is_the_sum_over_members() -> None:
-    judge = Judge(talker("yes"), n=2)
+    judge = JudgeCritic(talker("yes"), n=2)
     scores = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
     assert (list(scores), list(scores.tokens)) == ([0.5], [6])
-    unread = Ensemble([Judge(talker("hm"), n=2), search.ConstantCritic(0.0)]).score([context("a")])
+    unread = Ensemble([JudgeCritic(talker("hm"), n=2), search.ConstantCritic(0.0)]).score([context("a")])
     assert math.isnan(unread[0]) and unread.reasons[0] and list(unread.unread) == [2]
 
 
@@ -376,11 +376,11 @@ def test_judge_and_policy_options_are_separate(folder: Path) -> None:
     with pytest.raises(ConfigError, match="judge:POLICY"):
         load_critic("judge")
     with pytest.raises(ConfigError, match="mode=share"):
-        Judge(talker("yes"), mode="logprob")
+        JudgeCritic(talker("yes"), mode="logprob")
 
 
 def test_judges_pass_the_critic_check() -> None:
-    check_critic(Judge(talker("yes", "no"), n=2))
+    check_critic(JudgeCritic(talker("yes", "no"), n=2))
     check_critic(RandomCritic())
 
 
@@ -434,7 +434,7 @@ def test_states_of_many_searches_share_a_judge_batch() -> None:
 
     policy = Yes({})
     policy.max_batch = 64
-    plans = list(search.run("sbs:2,1", problems(8), mas="rpsv", policy=load_policy("tiny"), critic=Judge(policy)))
+    plans = list(search.run("sbs:2,1", problems(8), mas="rpsv", policy=load_policy("tiny"), critic=JudgeCritic(policy)))
     calls = sum(plan.usage.reward_calls for plan in plans)
     assert max(policy.batches) >= 8 and len(policy.batches) < calls / 3
 

@@ -190,10 +190,10 @@ class Pages:
             if first is None:
                 raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
             second = None if second is None or second is first else self._with_cells(second)
-            from search.report.listing import Choice, problems_page
+            from search.report.listing import ListingQuery, problems_page
 
-            choice = Choice(self._with_cells(first), second, query.get("show", "all"), query.get("q", "").strip(), page)
-            return problems_page(self._path.name, choice)
+            shown, words = query.get("show", "all"), query.get("q", "").strip()
+            return problems_page(self._path.name, ListingQuery(self._with_cells(first), second, shown, words, page))
         if place.startswith("/tree/"):
             with open_store(self._path) as store:
                 return _tree(store, place.removeprefix("/tree/"), query.get("problem", ""))

@@ -33,7 +33,7 @@ T = TypeVar("T")
 Step = tuple[Any, float, bool, bool, Info]
 
 
-class Sampling(NamedTuple):
+class SampleRequest(NamedTuple):
     """A request to a policy for messages; the reply is a `SamplingReply`."""
 
     policy: Policy | AsyncPolicy
@@ -47,7 +47,7 @@ class Scoring(NamedTuple):
     contexts: Sequence[ScoringContext]
 
 
-Question = Sampling | Scoring
+Question = SampleRequest | Scoring
 Asking = Generator[Question, Any, T]
 """A generator that yields requests, receives the replies, and returns a result."""
 
@@ -178,7 +178,7 @@ class Together:
         contexts: dict[int, dict[int, Sequence[ScoringContext]]] = {}
         parts = {_part_id(question[0]): question[0] for question in questions.values()}
         for place, question in questions.items():
-            if isinstance(question, Sampling):
+            if isinstance(question, SampleRequest):
                 requests.setdefault(_part_id(question.policy), {})[place] = question.request
             else:
                 contexts.setdefault(_part_id(question.critic), {})[place] = question.contexts

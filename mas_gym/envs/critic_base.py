@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
-from mas_gym.internal.adapter import Adapter, has_method, kind_of
+from mas_gym.internal.adapter import Adapter, describe_type, has_method
 from mas_gym.policies.base import Certainty
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
@@ -22,7 +22,7 @@ from mas_gym.systems.state import MASState
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Written(Protocol):
+class MessageStatistics(Protocol):
     """Statistics of a generated message, as in `mas_gym.policies.Sample` and `search.Proposal`."""
 
     @property
@@ -73,7 +73,7 @@ class ScoringContext(NamedTuple):
 
     state: MASState
     mas: MAS
-    proposal: Written | None
+    proposal: MessageStatistics | None
     peers: Peers | None = None
 
 
@@ -207,7 +207,7 @@ def as_critic(part: object) -> Critic:
         )
     if not has_method(part, "score"):
         raise ConfigError(
-            f"critic: expected an object with score(contexts), got {kind_of(part)}; subclass search.Critic"
+            f"critic: expected an object with score(contexts), got {describe_type(part)}; subclass search.Critic"
         )
     return _AdaptedCritic(part)
 

@@ -276,9 +276,9 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     def _report(self, facts: Info) -> tuple[Observation, Info]:
         self._facts = facts
         if self.render_mode == "ansi_list":
-            from mas_gym.envs.rendering import state_text
+            from mas_gym.envs.rendering import render_text
 
-            self._frames.append(state_text(self.mas, self.state, facts))
+            self._frames.append(render_text(self.mas, self.state, facts))
         elif self.render_mode == "human":
             from mas_gym.envs.rendering import print_turn
 
@@ -389,9 +389,9 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             from mas_gym.envs.rendering import draw_state
 
             return draw_state(self.mas, self.state, self.problem_id, self._facts)
-        from mas_gym.envs.rendering import state_text
+        from mas_gym.envs.rendering import render_text
 
-        return state_text(self.mas, self.state, self._facts) if self.render_mode == "ansi" else None
+        return render_text(self.mas, self.state, self._facts) if self.render_mode == "ansi" else None
 
     def __getstate__(self) -> dict[str, object]:
         """Pickle without the data set if it can be loaded again."""

@@ -65,7 +65,7 @@ def outcome_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
     return f"{refused}{printable(mas.agents[state.acting].name)} acts next"
 
 
-def state_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
+def render_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
     """Return the episode so far as plain text."""
     lines = [f"Question ({printable(mas.name)}):", _indented(state.question)]
     for number, turn in enumerate(state.turns, start=1):

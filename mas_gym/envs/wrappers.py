@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mas_gym.envs.batching import (
     Asking,
     AskingWrapper,
-    Sampling,
+    SampleRequest,
     Scoring,
     Step,
     resetting,
@@ -204,7 +204,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
             self._policy = load_policy(self._policy)
         messages, extra_body = fitted(self._policy, request.agent, request.messages, request.extra_body)
         request = replace(request, messages=messages, extra_body=extra_body)
-        reply: SamplingReply = yield Sampling(self._policy, request)
+        reply: SamplingReply = yield SampleRequest(self._policy, request)
         if len(reply.samples) != self.n:
             raise PolicyError(f"policy {self._policy.name!r}: expected {self.n} samples, got {len(reply.samples)}")
         return reply.samples

@@ -59,6 +59,6 @@ def has_method(part: object, name: str) -> bool:
     return not isinstance(part, type) and callable(getattr(part, name, None))
 
 
-def kind_of(part: object) -> str:
+def describe_type(part: object) -> str:
     """Return a description of an object for error messages: its class, or that it is a class."""
     return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__

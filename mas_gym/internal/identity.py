@@ -54,7 +54,7 @@ from mas_gym.internal.source_files import (
     distributions_of,
     file_of,
     is_standard,
-    read_code,
+    parse_source,
     shown_file,
 )
 
@@ -332,7 +332,7 @@ def _code_behind(modules: tuple[str, ...]) -> JSONObject:
             continue
         content = _content(file)
         key = shown_file(module, file)
-        code = read_code(content) if file.endswith((".py", ".pyw")) else NO_CODE
+        code = parse_source(content) if file.endswith((".py", ".pyw")) else NO_CODE
         lines = (line for number, line in enumerate(content.splitlines(True), 1) if number not in code.script)
         files[key] = blake2b(b"".join(lines), digest_size=16).hexdigest()
         (left if loaded else later).extend([module.rpartition(".")[0], *code.imported(module, file, code.imports)])

@@ -132,7 +132,7 @@ NO_CODE = Code()
 
 
 @lru_cache(maxsize=1024)
-def read_code(content: bytes) -> Code:
+def parse_source(content: bytes) -> Code:
     """Parse a file; the result is empty if the content is not valid Python."""
     try:
         tree = ast.parse(content)

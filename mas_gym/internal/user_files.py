@@ -61,12 +61,12 @@ def import_file(what: str, file: Path) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception):
-            raise UserCodeError(f"{what}: {blame(error, file)}") from error
+            raise UserCodeError(f"{what}: {error_with_line(error, file)}") from error
         raise
     return module
 
 
-def blame(error: BaseException, file: Path) -> str:
+def error_with_line(error: BaseException, file: Path) -> str:
     """Return an error in one line, with the last line of the file in its traceback."""
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()

@@ -189,7 +189,7 @@ def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
 
 def _message(entry: object, names: dict[str, str]) -> RawMessage:
     fields, role = _fields(entry)
-    text, calls, left_out = content_of(fields.get("content") if "content" in fields else fields.get("parts"))
+    text, calls, left_out = message_content(fields.get("content") if "content" in fields else fields.get("parts"))
     calls += _calls(fields)
     names.update({identity: call.name for identity, call in calls if identity})
     name, recipients = _speaker(fields, role, names)
@@ -267,7 +267,7 @@ def _call(entry: object) -> tuple[str, ToolCall]:
     return identity if isinstance(identity, str) else "", ToolCall(name.strip(), written(arguments))
 
 
-def content_of(content: object) -> tuple[str, list[tuple[str, ToolCall]], tuple[str, ...]]:
+def message_content(content: object) -> tuple[str, list[tuple[str, ToolCall]], tuple[str, ...]]:
     """Return the text and the tool calls of a message's content, and the kinds of content left out, such as images."""
     if content is None:
         return "", [], ()
@@ -284,7 +284,7 @@ def content_of(content: object) -> tuple[str, list[tuple[str, ToolCall]], tuple[
             calls.append(_call(part))
         elif kind in ("tool_result", "tool_call_response"):
             key = next((key for key in ("content", "response", "result") if key in part), "")
-            texts.append(content_of(part.get(key))[0])
+            texts.append(message_content(part.get(key))[0])
         elif isinstance(part, Mapping) and isinstance(part.get("text", part.get("content")), str):
             texts.append(part.get("text", part.get("content")))
         else:

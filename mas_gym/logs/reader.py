@@ -24,11 +24,11 @@ from mas_gym.logs.labelled import (
     who_and_when,
 )
 from mas_gym.logs.messages import is_history
-from mas_gym.logs.spans import Traces, is_otel
-from mas_gym.logs.transcript import BrokenLine, Transcript, check
+from mas_gym.logs.spans import SpanCollector, is_otel
+from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
 from mas_gym.plugins import Spec, find_in_file, names_a_file
 from mas_gym.tasks.json_rows import json_rows
-from mas_gym.tasks.rows import BadRow, Row
+from mas_gym.tasks.rows import BadRow, RawRow
 
 logger = logging.getLogger("mas_gym.logs")
 
@@ -74,7 +74,7 @@ def recognise(path: str | os.PathLike[str]) -> str:
     )
 
 
-def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[Row]:
+def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[RawRow]:
     if not path.exists():
         raise DataNotFoundError(f"{path}: expected a log file; there is none")
     if not path.is_file():
@@ -125,7 +125,7 @@ def read_transcripts(
 
 
 def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) -> Iterator[Transcript | BrokenLine]:
-    traces = Traces()
+    traces = SpanCollector()
     before = 0
     for path in paths:
 
@@ -147,7 +147,7 @@ def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) 
 
 
 def _read_file(
-    path: Path, format: str, traces: Traces, listen: Callable[[int], None]
+    path: Path, format: str, traces: SpanCollector, listen: Callable[[int], None]
 ) -> Iterator[Transcript | BrokenLine]:
     read = FORMATS[format].read
     for place, row in _rows(path, listen):
@@ -157,7 +157,7 @@ def _read_file(
             if read is None:
                 traces.add(place, row)
             else:
-                yield replace(check(read(row)), place=place)
+                yield replace(validate_transcript(read(row)), place=place)
         except BadRow as fault:
             yield BrokenLine(place, str(fault))
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
@@ -173,7 +173,7 @@ def _by_user(spec: str, path: Path) -> Iterator[Transcript | BrokenLine]:
         for number, item in enumerate(make(path, *args, **kwargs), 1):
             place = f"{path} item {number}"
             try:
-                one = check(item if isinstance(item, Transcript) else chat(item))
+                one = validate_transcript(item if isinstance(item, Transcript) else chat(item))
             except BadRow as fault:
                 yield BrokenLine(place, str(fault))
             else:

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from mas_gym.errors import is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import REFERENCE, reference_of, text_or_none
-from mas_gym.logs.messages import content_of, is_message, read_message, written
+from mas_gym.logs.messages import is_message, message_content, read_message, written
 from mas_gym.logs.transcript import (
     BrokenLine,
     LoggedMessage,
     Transcript,
-    check,
     small_facts,
     speaker_name,
     truth,
+    validate_transcript,
 )
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.json_rows import parsed
@@ -264,7 +264,7 @@ def _feedback(stats: object) -> JSONObject:
 
 
 def _references(outputs: object) -> JSONObject:
-    return {"reference": text_of(outputs, last=True)} if outputs else {}
+    return {"reference": span_text(outputs, last=True)} if outputs else {}
 
 
 def _metadata(found: object) -> JSONObject:
@@ -276,7 +276,7 @@ def _metadata(found: object) -> JSONObject:
 # ------------------------------------------------------------------- transcripts
 
 
-class Traces:
+class SpanCollector:
     """Collects spans and returns their traces as transcripts; the spans are kept on disk."""
 
     def __init__(self) -> None:
@@ -302,7 +302,7 @@ class Traces:
                 [place] = connection.execute("SELECT place FROM spans WHERE rowid = ?", (first,)).fetchone()
                 rows = connection.execute("SELECT span FROM spans WHERE trace = ? ORDER BY rowid", (trace,)).fetchall()
                 try:
-                    yield check(_transcript(trace, [json.loads(text) for (text,) in rows], place))
+                    yield validate_transcript(_transcript(trace, [json.loads(text) for (text,) in rows], place))
                 except BadRow as fault:
                     yield BrokenLine(place, f"trace {shown(trace)}: {fault}")
                 except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
@@ -333,7 +333,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
             dropped["output recorded in another span"] += bool(span["output"]) and not above.root
             continue
         if span["kind"] != _TOOL:
-            question = question or text_of(span["input"], last=False)
+            question = question or span_text(span["input"], last=False)
         found = _message(span, above, dropped)
         if found is None:
             dropped["span without text"] += 1
@@ -344,8 +344,8 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
         if "model" in span["facts"]:
             facts.setdefault("model", span["facts"]["model"])
     roots = [span for span in ordered if places[span["id"]].root]
-    asked = next((text for span in roots if (text := text_of(span["input"], last=False))), None)
-    answered = next((text for span in roots if (text := text_of(span["output"], last=True))), None)
+    asked = next((text for span in roots if (text := span_text(span["input"], last=False))), None)
+    answered = next((text for span in roots if (text := span_text(span["output"], last=True))), None)
     if not messages:
         raise BadRow("expected a span of a model with its output messages, found none; record contents with the trace")
     last = messages[-1].text.strip()
@@ -409,7 +409,7 @@ def _below(span: Span, place: _Place) -> _Place:
 
 def _message(span: Span, above: _Place, dropped: Counter[str]) -> LoggedMessage | None:
     if span["kind"] == _TOOL:
-        text = text_of(span["output"], last=True)
+        text = span_text(span["output"], last=True)
         return None if text is None else LoggedMessage(_name(span["name"] or "Tool"), text, agent=False)
     outputs = _outputs(span["output"])
     if len(outputs) > 1:
@@ -434,7 +434,7 @@ def _outputs(output: object) -> list[tuple[str, tuple[ToolCall, ...]]]:
         try:
             [raw] = read_message(entry, {})
         except (BadRow, ValueError):
-            found.append((text_of(entry, last=True) or "", ()))
+            found.append((span_text(entry, last=True) or "", ()))
         else:
             found.append((raw.message.text, raw.message.tool_calls))
     return found
@@ -458,7 +458,7 @@ def _history(value: object) -> list[object]:
     return [{"role": "assistant", "content": entry} if isinstance(entry, str) else entry for entry in inner]
 
 
-def text_of(value: object, *, last: bool) -> str | None:
+def span_text(value: object, *, last: bool) -> str | None:
     """Return the text of a span's input (its first message by a user) or output (its last message)."""
     value = _unpacked(value)
     for _ in range(8):
@@ -490,7 +490,7 @@ def _system(value: object) -> str | None:
     history = _history(value)
     first = history[0] if history else None
     if isinstance(first, Mapping) and str(first.get("role", first.get("type"))) == "system":
-        return content_of(first.get("content", first.get("parts")))[0].strip() or None
+        return message_content(first.get("content", first.get("parts")))[0].strip() or None
     return None
 
 

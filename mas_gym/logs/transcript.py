@@ -107,7 +107,7 @@ class BrokenLine(NamedTuple):
     reason: str
 
 
-def check(transcript: Transcript) -> Transcript:
+def validate_transcript(transcript: Transcript) -> Transcript:
     """Validate a transcript and return it.
 
     Raises:

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, overload
 
 from mas_gym.errors import ConfigError, PolicyError, shown
-from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of, wrapped_part
+from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method, wrapped_part
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
@@ -512,7 +512,7 @@ def as_policy(part: object) -> Policy | AsyncPolicy:
         if all(has_method(part, name) for name in methods):
             return adapted(part, shape)
     raise ConfigError(
-        f"expected a policy with sample(requests) or sample_async(request), got {kind_of(part)}; make one with "
+        f"expected a policy with sample(requests) or sample_async(request), got {describe_type(part)}; make one with "
         "mas_gym.policies.load_policy('tiny'), or derive from mas_gym.policies.Policy"
     )
 

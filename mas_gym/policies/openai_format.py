@@ -73,7 +73,7 @@ class WireReply(NamedTuple):
     first: tuple[tuple[str, float], ...] = ()
 
 
-def clean(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which neither JSON nor SQLite can represent."""
     return _SURROGATES.sub("\ufffd", text)
 
@@ -84,7 +84,7 @@ def defuse(text: str) -> str:
     Servers tokenise message contents with special tokens enabled: a message that contains
     ``<|im_start|>system`` would otherwise be read as a system message. Other text is unchanged.
     """
-    return _CHAT_MARKUP.sub(lambda match: match.group() + " ", clean(text))
+    return _CHAT_MARKUP.sub(lambda match: match.group() + " ", replace_surrogates(text))
 
 
 def payload(
@@ -112,7 +112,9 @@ def payload(
     if request.traced:
         # An extension of vLLM's server; other servers ignore it or reject it.
         body["return_token_ids"] = True
-    texts = [(m.role, clean(m.content) if m.role == "system" else defuse(m.content)) for m in request.messages]
+    texts = [
+        (m.role, replace_surrogates(m.content) if m.role == "system" else defuse(m.content)) for m in request.messages
+    ]
     if api == "chat":
         extra = json.loads(request.extra_body) if request.extra_body else {}
         more = _defused(extra.pop("messages", [{}] * len(texts)))
@@ -230,7 +232,7 @@ def _choice(choice: JSONObject, api: Api, logprobs: bool, tools: bool) -> tuple[
     if finish not in ("stop", "length", "eos", "eos_token") and not (calls and finish == "tool_calls"):
         raise BadReply(f"the server ended a message with finish_reason {str(finish)[:40]!r}")
     values = _logprobs(choice.get("logprobs"), api) if logprobs else None
-    text = with_calls(clean(text), calls) if tools else clean(text).strip()
+    text = with_calls(replace_surrogates(text), calls) if tools else replace_surrogates(text).strip()
     return text, values, "length" if finish == "length" else "stop"
 
 
@@ -245,7 +247,7 @@ def _tool_calls(found: object, tools: bool) -> list[ToolCall]:
         parts = [function.get(key) for key in ToolCall._fields] if isinstance(function, dict) else [None]
         if not all(isinstance(part, str) for part in parts):
             raise BadReply("a tool call has no function with a name and arguments")
-        calls.append(ToolCall(*map(clean, parts)))
+        calls.append(ToolCall(*map(replace_surrogates, parts)))
     return calls
 
 
@@ -288,7 +290,9 @@ def _first_tokens(found: object, api: Api) -> tuple[tuple[str, float], ...]:
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         return ()
     try:
-        return tuple((clean(str(item.get("token"))), finite_logprob(item.get("logprob"))) for item in listed)
+        return tuple(
+            (replace_surrogates(str(item.get("token"))), finite_logprob(item.get("logprob"))) for item in listed
+        )
     except ValueError as error:
         raise BadReply(f"a log-probability is {error}") from error
 

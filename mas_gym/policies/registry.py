@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TypeGuard
 
 from mas_gym.errors import ConfigError, MissingDependencyError, shown
-from mas_gym.plugins import Registry, Spec, build, read_yaml
+from mas_gym.plugins import Registry, Spec, build, yaml_value
 from mas_gym.policies.base import ARMS, AsyncPolicy, Policy, Purpose, as_policy
 
 Arms = Mapping[str, str | Policy | AsyncPolicy]
@@ -114,7 +114,7 @@ def local_module() -> ModuleType:
 
 
 def _written_mapping(spec: str) -> Mapping[str, str | Mapping[str, str]]:
-    read = read_yaml(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
+    read = yaml_value(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
     if not _is_mapping(read, lambda policy: isinstance(policy, str) or _is_mapping(policy)):
         raise ConfigError(
             f"expected a mapping from agents' names to policy strings or to mappings of arms, got {shown(spec)}"

@@ -69,7 +69,7 @@ class State(Enum):
     BUSY = "it runs code or sleeps"
 
 
-class Usage(NamedTuple):
+class ThreadUsage(NamedTuple):
     """Processor use of a thread up to a point in time.
 
     Attributes:
@@ -82,7 +82,7 @@ class Usage(NamedTuple):
     ran: float
     slices: int
 
-    def asleep_since(self, before: Usage) -> bool:
+    def asleep_since(self, before: ThreadUsage) -> bool:
         """Whether the thread has slept or waited for a connection since an earlier time.
 
         A thread that waits for the interpreter's lock does not run either, but wakes up once per switch interval.
@@ -92,7 +92,7 @@ class Usage(NamedTuple):
         return self.ran - before.ran <= _RUNS * passed and self.slices - before.slices <= wakes
 
 
-def usage_of(thread: int) -> Usage:
+def thread_usage(thread: int) -> ThreadUsage:
     """Return the processor use of a thread of this process; zeros if the system does not report it.
 
     Args:
@@ -101,8 +101,8 @@ def usage_of(thread: int) -> Usage:
     now = monotonic()
     with suppress(OSError):
         ran, queued, slices = map(int, Path(f"/proc/self/task/{thread}/schedstat").read_text().split())
-        return Usage(now, (ran + queued) / 1e9, slices)
-    return Usage(now, 0.0, 0)
+        return ThreadUsage(now, (ran + queued) / 1e9, slices)
+    return ThreadUsage(now, 0.0, 0)
 
 
 def _name(function: Any, args: tuple[object, ...]) -> str:
@@ -128,7 +128,7 @@ class Busy(NamedTuple):
     thread: int | None
 
 
-class Job:
+class ProgramThread:
     """A program's function that runs on a thread.
 
     Attributes:
@@ -185,8 +185,8 @@ class Job:
         return frame is None or not _waits(frame)
 
 
-_RUNNING: WeakKeyDictionary[ThreadPoolExecutor, WeakSet[Job]] = WeakKeyDictionary()
-_JOBS: WeakKeyDictionary[Future[object], Job] = WeakKeyDictionary()
+_RUNNING: WeakKeyDictionary[ThreadPoolExecutor, WeakSet[ProgramThread]] = WeakKeyDictionary()
+_JOBS: WeakKeyDictionary[Future[object], ProgramThread] = WeakKeyDictionary()
 
 
 def _waits(frame: FrameType) -> bool:
@@ -220,12 +220,12 @@ class Activity:
         self.port: int | None = None
         self.executor: Executor | None = None
         self.loop_thread: int | None = None
-        self._jobs: set[Job] = set()
-        self._results: dict[asyncio.Future[object], Job | None] = {}
+        self._jobs: set[ProgramThread] = set()
+        self._results: dict[asyncio.Future[object], ProgramThread | None] = {}
         self._sleeps: dict[asyncio.Future[object], str] = {}
         self._connections: list[ref[asyncio.BaseTransport]] = []
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: ProgramThread) -> None:
         """Add a job; all jobs except the program itself run concurrently with the program."""
         self.alone = self.alone and job.thread is not None
         self._jobs.add(job)
@@ -239,13 +239,13 @@ class Activity:
         """Remove the jobs of an execution that is over."""
         self._jobs.clear()
 
-    def end(self, job: Job) -> None:
+    def end(self, job: ProgramThread) -> None:
         """Record that the threads waiting for a job have been woken."""
         self._jobs.discard(job)
         if job.pool is not None:
-            _RUNNING.get(job.pool, WeakSet[Job]()).discard(job)
+            _RUNNING.get(job.pool, WeakSet[ProgramThread]()).discard(job)
 
-    def awaits(self, result: asyncio.Future[Any], job: Job | None = None) -> None:
+    def awaits(self, result: asyncio.Future[Any], job: ProgramThread | None = None) -> None:
         """Record a result that arrives on the program's event loop."""
         self._results[result] = job
         result.add_done_callback(lambda done: self._results.pop(done, None))
@@ -287,12 +287,12 @@ class Activity:
 _RESULT = "a result on the event loop"
 
 
-def job_of(future: Future[Any]) -> Job | None:
+def job_of(future: Future[Any]) -> ProgramThread | None:
     """Return the job that ends with a pool's future; None if the job is not tracked."""
     return _JOBS.get(future)
 
 
-def _end_after_callbacks(future: Future[object], job: Job) -> None:
+def _end_after_callbacks(future: Future[object], job: ProgramThread) -> None:
     """End a job after the callbacks of its future: LangGraph waits for its callbacks, not for the futures."""
     invoke = future._invoke_callbacks  # type: ignore[attr-defined]
 
@@ -323,7 +323,7 @@ def track() -> None:
         execution = CURRENT.get()
         if execution is None:
             return submit(pool, function, *args, **named)
-        job = Job(execution, function, args, pool)
+        job = ProgramThread(execution, function, args, pool)
         execution.activity.begin(job)
         # The pool's threads outlive the job.
         token = CURRENT.set(None)
@@ -342,7 +342,7 @@ def track() -> None:
     def start_job(thread: threading.Thread) -> None:
         execution = CURRENT.get()
         if execution is not None and not thread.ident:
-            job = Job(execution, thread._target or thread.run)  # type: ignore[attr-defined]
+            job = ProgramThread(execution, thread._target or thread.run)  # type: ignore[attr-defined]
             job.handle = thread
             thread.run = functools.partial(job.run, thread.run)  # type: ignore[method-assign]
             execution.activity.begin(job)

@@ -331,10 +331,10 @@ def reply_to(call: Call, texts: list[str]) -> Reply:
     """Return the reply with one choice per text, whole or as a stream of events."""
     if call.stream:
         return Reply(200, "text/event-stream", b"".join(_events(call, texts)))
-    return Reply(200, "application/json", json.dumps(completion(call, texts)).encode())
+    return Reply(200, "application/json", json.dumps(unstreamed_reply(call, texts)).encode())
 
 
-def completion(call: Call, texts: list[str]) -> JSONObject:
+def unstreamed_reply(call: Call, texts: list[str]) -> JSONObject:
     """Return the unstreamed reply, with one choice per text."""
     choices = []
     for i, text in enumerate(texts):

@@ -21,7 +21,7 @@ from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
 from openai.types.chat import ChatCompletion
 
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, reply_to
+from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, reply_to, unstreamed_reply
 from mas_gym.programs.execution import Execution, L, Origin, given, in_thread
 from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.gateway import Gateway
@@ -57,7 +57,7 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
             texts = execution.ask(call, _of_task(execution), _Awaited)
             if isinstance(texts, _Awaited):
                 texts = await texts.texts()
-            return ChatCompletion.model_validate(completion(call, texts))
+            return ChatCompletion.model_validate(unstreamed_reply(call, texts))
 
     class GatewayChat(AsyncChat):
         @cached_property
@@ -104,7 +104,7 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
             if execution is None or args or (call := _plain(gateway, execution, named)) is None:
                 return super().create(*args, **named)
             texts = execution.ask(call, _of_thread(execution), in_thread)
-            return ChatCompletion.model_validate(completion(call, given(texts)))
+            return ChatCompletion.model_validate(unstreamed_reply(call, given(texts)))
 
     class GatewayChat(Chat):
         @cached_property

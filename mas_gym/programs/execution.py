@@ -70,7 +70,7 @@ class Failed(NamedTuple):
 Outcome = Waiting | Ended | Failed
 
 
-class Step(NamedTuple):
+class ScriptStep(NamedTuple):
     """A reply of the script, and its call; None if the call is unknown."""
 
     call: Call | None
@@ -80,7 +80,7 @@ class Step(NamedTuple):
 class Script(NamedTuple):
     """Replies to give at once, and the digests of the other calls that waited at the last reply, in order."""
 
-    steps: Sequence[Step] = ()
+    steps: Sequence[ScriptStep] = ()
     beside: Sequence[bytes] = ()
 
 
@@ -88,7 +88,7 @@ Report = Callable[["Execution", Outcome | Exception], None]
 """Called with an execution's outcome, or the `DivergenceError` that ended it."""
 
 
-class Recorded(NamedTuple):
+class RecordedUse(NamedTuple):
     """A recorded use of a tool: the replies given before it, its result, and the token of the world after it."""
 
     before: tuple[str, ...]
@@ -96,7 +96,7 @@ class Recorded(NamedTuple):
     world: str = ""
 
 
-class Tape(dict[str, list[Recorded]]):
+class Tape(dict[str, list[RecordedUse]]):
     """The recorded results of a search's tools, by use.
 
     Attributes:
@@ -137,7 +137,7 @@ class Use:
 
     def keep(self, result: object) -> Any:
         """Record the result and the world, and return the result."""
-        self._tape.setdefault(self._key, []).append(Recorded(self._taken, result, self._snapshot()))
+        self._tape.setdefault(self._key, []).append(RecordedUse(self._taken, result, self._snapshot()))
         return result
 
 
@@ -257,7 +257,7 @@ class Execution:
         self._world = world
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
-        self._taken: list[Step] = []
+        self._taken: list[ScriptStep] = []
         self._tape, self._uses = tape, dict[str, int]()
         self._open_uses: dict[str, list[Use]] = defaultdict(list)
         self._limit, self._timeout = limits
@@ -466,7 +466,7 @@ class Execution:
         with self._lock:
             if self._over or self._parked is None:
                 return False
-            self._steps.append(Step(self._parked, text))
+            self._steps.append(ScriptStep(self._parked, text))
             self._parked, self._report = None, report
             self.deadline = monotonic() + self._timeout
             self._drain()
@@ -534,7 +534,7 @@ class Execution:
         step = self._steps.popleft()
         if self._stuck is not None:
             self._late(0.0)
-        self._taken.append(step if step.call is item.call else Step(item.call, step.text))
+        self._taken.append(step if step.call is item.call else ScriptStep(item.call, step.text))
         item.texts.append(step.text)
         self._answered += 1
         self._stuck = None

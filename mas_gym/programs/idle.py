@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable
 from time import monotonic, thread_time
 
-from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, State, Usage, usage_of
+from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, State, ThreadUsage, thread_usage
 from mas_gym.programs.execution import Execution, Origin
 from mas_gym.programs.loop import Loop
 
@@ -45,7 +45,7 @@ class _Watch:
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rounds, self.poll = seconds, 0, 0
         self.busy = self.since = monotonic()
-        self.turns, self._usage = 0, dict[int, Usage]()
+        self.turns, self._usage = 0, dict[int, ThreadUsage]()
 
     def called(self, when: float) -> None:
         """Restart the measurement if the program has made a call since."""
@@ -59,7 +59,7 @@ class _Watch:
         known = threads <= self._usage.keys()
         if known and monotonic() - min((self._usage[thread].time for thread in threads), default=0.0) < seconds:
             return False
-        now = {thread: usage_of(thread) for thread in threads}
+        now = {thread: thread_usage(thread) for thread in threads}
         if known and all(now[thread].asleep_since(self._usage[thread]) for thread in now):
             return all(item.thread is not None for item in busy)
         self._usage = now

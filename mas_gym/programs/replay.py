@@ -32,7 +32,7 @@ from mas_gym.programs.execution import (
     Outcome,
     Report,
     Script,
-    Step,
+    ScriptStep,
     Tape,
     Waiting,
 )
@@ -343,7 +343,7 @@ class Session:
         self.max_depth = self._dynamics.max_depth if self.mas.edges else 1
         self._runner, self._program, self._question = runner, program, question
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
-        self._paths: dict[bytes, tuple[Step, ...]] = {}
+        self._paths: dict[bytes, tuple[ScriptStep, ...]] = {}
         self._agents: dict[tuple[str, ...], int] = {}
         self._next: dict[_Key, MASState | Exception | list[Then]] = {}
         self._tape = Tape()
@@ -466,7 +466,7 @@ class Session:
             execution.drop()
         self._runner.forget(id(self))
 
-    def _path(self, state: MASState) -> tuple[Step, ...]:
+    def _path(self, state: MASState) -> tuple[ScriptStep, ...]:
         """Return the replies that lead to a state."""
         found = self._paths.get(state.digest)
         if found is None:
@@ -475,9 +475,9 @@ class Session:
             self._paths[state.digest] = found
         return found
 
-    def _step(self, state: MASState, text: str) -> Step:
+    def _step(self, state: MASState, text: str) -> ScriptStep:
         calls = self._waiting.get(state.digest)
-        return Step(calls[0] if calls else None, text)
+        return ScriptStep(calls[0] if calls else None, text)
 
     def _start(self, script: Script, state: MASState | None, text: str) -> None:
         key = _ROOT if state is None else (state.digest, text)

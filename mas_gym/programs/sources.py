@@ -24,7 +24,7 @@ from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import identity_of
 from mas_gym.internal.text import name_of
 from mas_gym.plugins import Registry
-from mas_gym.programs.background import CURRENT, Job
+from mas_gym.programs.background import CURRENT, ProgramThread
 from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
 from mas_gym.programs.worlds import WORLD_VARIABLE
 
@@ -176,7 +176,7 @@ class FunctionSource:
             left(execution)
 
     def _called(self, execution: Execution, stage: Stage) -> None:
-        job = Job(execution, self.function)
+        job = ProgramThread(execution, self.function)
         job.here()
         execution.activity.begin(job)
         execution.observed = True

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex, get_args, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, UnknownNameError, choice, shown, unknown_name
-from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of
+from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method
 from mas_gym.internal.json_types import JSONMapping
 
 Kind = Literal["number", "expression", "formula", "choice", "text", "regex", "code", "judge"]
@@ -253,7 +253,8 @@ def as_task(part: object) -> Task:
     if not (is_task(part) and isinstance(part, Sized) and has_method(part, "__getitem__")):
         methods = "__len__, __getitem__, extract(problem, text) and grade(problem, text)"
         raise ConfigError(
-            f"expected a task's name or an object with {methods}, got {kind_of(part)}; derive from mas_gym.tasks.Task"
+            f"expected a task's name or an object with {methods}, got {describe_type(part)}; "
+            "derive from mas_gym.tasks.Task"
         )
     return _AdaptedTask(part, part)
 
@@ -275,7 +276,7 @@ Same = Callable[[str, str], bool]
 _OPENING = re.compile(r"(?:(?<!\s)\s++)?+(?<![^\W\d_])[^\W\d_]++:")
 
 
-def normalise(text: str) -> str:
+def normalise_message(text: str) -> str:
     """Return the text with folded case, without extra spaces and closing punctuation."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
 
@@ -286,7 +287,7 @@ def same_text(a: str, b: str) -> bool:
     >>> same_text("Work: 3+4.", "work:  3+4")
     True
     """
-    return normalise(a) == normalise(b)
+    return normalise_message(a) == normalise_message(b)
 
 
 def same_after_opening(a: str, b: str) -> bool:

@@ -53,7 +53,7 @@ from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub import Hub, read_hub
 from mas_gym.tasks.own import SUFFIXES as OWN_SUFFIXES
 from mas_gym.tasks.own import Columns, is_own, load_own
-from mas_gym.tasks.rows import Row, read_rows
+from mas_gym.tasks.rows import RawRow, read_rows
 from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
 
@@ -314,7 +314,7 @@ def _load_table(name: str, split: str, place: Path | None, sample: bool, state: 
     return Table([problems[number] for number in order])
 
 
-def _split_rows(name: str, split: str, place: Path | None) -> tuple[list[Row], list[int]]:
+def _split_rows(name: str, split: str, place: Path | None) -> tuple[list[RawRow], list[int]]:
     """Return the raw rows of the partition that contains a split, and the split's row numbers in order."""
     benchmark = BENCHMARKS[name]
     wanted = benchmark.evaluation if split == "test" else benchmark.pool
@@ -343,7 +343,7 @@ def _split_rows(name: str, split: str, place: Path | None) -> tuple[list[Row], l
     return rows, held_out.dev if split == "dev" else held_out.train
 
 
-def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None) -> dict[str, list[Row]]:
+def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None) -> dict[str, list[RawRow]]:
     """Read the wanted partition, or all partitions if the data set is to be split here."""
     if place is None:
         part = "train" if benchmark.whole else wanted

@@ -13,7 +13,7 @@ from mas_gym.errors import DataError, need, shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
-from mas_gym.tasks.rows import BadRow, Row
+from mas_gym.tasks.rows import BadRow, RawRow
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -54,7 +54,7 @@ def three_ways(name: str, why: str) -> str:
 # ------------------------------------------------------------------- files
 
 
-def read_file(path: Path, name: str) -> list[Row]:
+def read_file(path: Path, name: str) -> list[RawRow]:
     """Read the raw rows of one file.
 
     Raises:
@@ -77,21 +77,21 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: expected UTF-8 text, got: {error}; convert the file to UTF-8") from None
 
 
-def _json(path: Path, name: str) -> Iterator[Row]:
+def _json(path: Path, name: str) -> Iterator[RawRow]:
     return json_rows(path)
 
 
-def _parquet(path: Path, name: str) -> Iterator[Row]:
+def _parquet(path: Path, name: str) -> Iterator[RawRow]:
     pyarrow = need("pyarrow", f"{path}: reading Parquet", "data")
     parquet = need("pyarrow.parquet", f"{path}: reading Parquet", "data")
     try:
         rows: list[JSONObject] = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {shown(str(error))}") from error
-    yield from (Row(f"{path}: row {number}", row) for number, row in enumerate(rows))
+    yield from (RawRow(f"{path}: row {number}", row) for number, row in enumerate(rows))
 
 
-def _csv(path: Path, name: str) -> Iterator[Row]:
+def _csv(path: Path, name: str) -> Iterator[RawRow]:
     if name != "mmlu":
         yield from _table(path)
         return
@@ -103,10 +103,10 @@ def _csv(path: Path, name: str) -> Iterator[Row]:
         value: object = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
         if len(cells) == 6:
             value = {"question": cells[0], "choices": cells[1:5], "answer": cells[5], "subject": subject}
-        yield Row(f"{path}:{line}", value)
+        yield RawRow(f"{path}:{line}", value)
 
 
-def _table(path: Path) -> Iterator[Row]:
+def _table(path: Path) -> Iterator[RawRow]:
     """Yield the rows of a CSV file with column names in the first row."""
     rows = (row for row in _cells(path) if row[1])
     header = [cell.strip() for cell in next(rows, (0, []))[1]]
@@ -116,7 +116,7 @@ def _table(path: Path) -> Iterator[Row]:
         value: object = BadRow(f"expected {len(header)} cells, one per column, got {len(cells)}: {shown(cells)}")
         if len(cells) == len(header):
             value = dict(zip(header, cells, strict=True))
-        yield Row(f"{path}:{line}", value)
+        yield RawRow(f"{path}:{line}", value)
 
 
 def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -136,7 +136,7 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield reader.line_num, cells
 
 
-def _txt(path: Path, name: str) -> Iterator[Row]:
+def _txt(path: Path, name: str) -> Iterator[RawRow]:
     block: list[str] = []
     for number, line in enumerate([*io.StringIO(_text(path), newline=None), ""], start=1):
         if line.strip():
@@ -146,11 +146,11 @@ def _txt(path: Path, name: str) -> Iterator[Row]:
                 value: object = logiqa_block(block)
             except BadRow as error:
                 value = error
-            yield Row(f"{path}:{number - len(block)}", value)
+            yield RawRow(f"{path}:{number - len(block)}", value)
             block = []
 
 
-_READERS: Mapping[str, Callable[[Path, str], Iterator[Row]]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[Path, str], Iterator[RawRow]]] = MappingProxyType(
     {".jsonl": _json, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".txt": _txt}
 )
 
@@ -162,7 +162,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(path.as_posix())]
 
 
-def read_partition(folder: Path, partition: str, name: str) -> list[Row]:
+def read_partition(folder: Path, partition: str, name: str) -> list[RawRow]:
     """Read the rows of a partition from a folder's files; empty if there is no such partition."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _saved(folder, partition)
@@ -190,7 +190,7 @@ def _is_named(path: Path, alias: str) -> bool:
     return stem == alias or (stem.startswith(alias) and _SHARD.fullmatch(stem, len(alias)) is not None)
 
 
-def _saved(folder: Path, partition: str) -> list[Row]:
+def _saved(folder: Path, partition: str) -> list[RawRow]:
     """Read a partition of a data set that the datasets library's ``save_to_disk`` wrote."""
     datasets = need("datasets", f"{folder}: reading a data set saved to disk", "data")
     try:
@@ -199,7 +199,7 @@ def _saved(folder: Path, partition: str) -> list[Row]:
         raise DataError(f"{folder}: expected a data set saved by save_to_disk, got: {shown(error)}") from error
     if isinstance(saved, datasets.DatasetDict):
         saved = next((saved[alias] for alias in PARTITIONS[partition] if alias in saved), ())
-    return [Row(f"{folder}: row {number}", dict(row)) for number, row in enumerate(saved)]
+    return [RawRow(f"{folder}: row {number}", dict(row)) for number, row in enumerate(saved)]
 
 
 def listing(folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import DataNotFoundError, MissingDependencyError, shown
 from mas_gym.tasks.files import three_ways
-from mas_gym.tasks.rows import Row
+from mas_gym.tasks.rows import RawRow
 
 PROBE_SECONDS = 4.0
 
@@ -31,7 +31,7 @@ class Hub(NamedTuple):
 # --------------------------------------------------------------------- hub
 
 
-def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
+def read_hub(hub: Hub, partition: str, name: str) -> list[RawRow]:
     """Read a partition from the hub, or from its cache if the hub cannot be reached.
 
     Raises:
@@ -52,7 +52,7 @@ def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
         state = "cannot be reached, and its cache does not contain" if offline else "did not return"
         why = f"the hub {state} {hub.path!r}, split {partition!r} ({type(error).__name__}: {shown(str(error))})"
         raise DataNotFoundError(three_ways(name, why)) from error
-    return [Row(f"{hub.path}/{partition}: row {number}", dict(row)) for number, row in enumerate(rows)]
+    return [RawRow(f"{hub.path}/{partition}: row {number}", dict(row)) for number, row in enumerate(rows)]
 
 
 def _reachable(endpoint: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mas_gym.errors import DataError, shown
-from mas_gym.tasks.rows import BadRow, Row
+from mas_gym.tasks.rows import BadRow, RawRow
 
 _GAP = re.compile(r"[\s,]*")
 
@@ -21,7 +21,7 @@ def json_rows(
     path: Path,
     listen: Callable[[int], None] = lambda done: None,
     whole: Callable[[list[Any]], bool] = lambda value: False,
-) -> Iterator[Row]:
+) -> Iterator[RawRow]:
     """Yield the rows of a file: one per line of JSON Lines, one per item of an array, or one per document.
 
     JSON Lines are read line by line, and documents as a whole. A part that is not valid is a row with a `BadRow` as its
@@ -42,51 +42,51 @@ def json_rows(
             lines = _lines(path, stream, lambda: listen(raw.tell()))
             for place, value in _values(path, lines):
                 if isinstance(value, list) and not whole(value):
-                    yield from (Row(f"{place} item {number}", item) for number, item in enumerate(value))
+                    yield from (RawRow(f"{place} item {number}", item) for number, item in enumerate(value))
                 else:
-                    yield Row(place, value)
+                    yield RawRow(place, value)
     except OSError as error:
         raise DataError(f"{path}: expected a readable file, got: {error}") from error
 
 
-def _lines(path: Path, stream: IO[bytes], tick: Callable[[], None]) -> Iterator[Row]:
+def _lines(path: Path, stream: IO[bytes], tick: Callable[[], None]) -> Iterator[RawRow]:
     """Yield the lines that are not blank."""
     number = 0
     try:
         for number, line in enumerate(stream, 1):
             tick()
             if line.strip():
-                yield Row(f"{path}:{number}", line)
+                yield RawRow(f"{path}:{number}", line)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = f"the compressed file is damaged or ends early from here on: {error}"
-        yield Row(f"{path}:{number + 1}", BadRow(reason))
+        yield RawRow(f"{path}:{number + 1}", BadRow(reason))
 
 
-def _values(path: Path, lines: Iterator[Row]) -> Iterable[Row]:
+def _values(path: Path, lines: Iterator[RawRow]) -> Iterable[RawRow]:
     first = next(lines, None)
     if first is None:
         return ()
     is_document = path.name.removesuffix(".gz").endswith(".json") or first.value in (b"[\n", b"[\r\n", b"{\n", b"{\r\n")
     if is_document and isinstance(parsed(first.value), BadRow):
         return _document(path, [first, *lines])
-    return (Row(place, parsed(data)) for place, data in chain([first], lines))
+    return (RawRow(place, parsed(data)) for place, data in chain([first], lines))
 
 
-def _document(path: Path, lines: list[Row]) -> list[Row]:
+def _document(path: Path, lines: list[RawRow]) -> list[RawRow]:
     """Return the values of a file in which a value may take several lines."""
     data = b"".join(line.value for line in lines if isinstance(line.value, bytes))
     damage = [line for line in lines if isinstance(line.value, BadRow)]
     found = parsed(data)
     if not isinstance(found, BadRow):
-        return [Row(str(path), found), *damage]
+        return [RawRow(str(path), found), *damage]
     text = _text(data)
-    rows = [Row(str(path), text)] if isinstance(text, BadRow) else list(_items(str(path), text))
-    by_line = [Row(place, parsed(value)) for place, value in lines]
+    rows = [RawRow(str(path), text)] if isinstance(text, BadRow) else list(_items(str(path), text))
+    by_line = [RawRow(place, parsed(value)) for place, value in lines]
     valid = any(not isinstance(row.value, BadRow) for row in by_line)
     return by_line if valid and isinstance(rows[0].value, BadRow) else [*rows, *damage]
 
 
-def _items(path: str, text: str) -> Iterator[Row]:
+def _items(path: str, text: str) -> Iterator[RawRow]:
     """Yield consecutive values or the items of an array, up to the first one that is not valid."""
     decoder, number = json.JSONDecoder(), 0
     is_array = text.lstrip().startswith("[")
@@ -96,9 +96,9 @@ def _items(path: str, text: str) -> Iterator[Row]:
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            yield Row(place, _broken(text[at:], error))
+            yield RawRow(place, _broken(text[at:], error))
             return
-        yield Row(place, value)
+        yield RawRow(place, value)
         number += 1
 
 

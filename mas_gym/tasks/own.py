@@ -32,7 +32,7 @@ from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
 from mas_gym.tasks.grading.texts import accepted_texts
 from mas_gym.tasks.hub import Hub, read_hub
-from mas_gym.tasks.rows import BadRow, Row, read_rows, storable
+from mas_gym.tasks.rows import BadRow, RawRow, read_rows, storable
 from mas_gym.tasks.sequences import Table
 
 logger = logging.getLogger("mas_gym.tasks")
@@ -195,7 +195,7 @@ def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, column
 # --------------------------------------------------------------------- reading
 
 
-def _read(source: str, place: Path | None) -> tuple[dict[str, list[Row]], bool]:
+def _read(source: str, place: Path | None) -> tuple[dict[str, list[RawRow]], bool]:
     """Return the rows of each partition, and whether the data is one file without partitions (named ``""``)."""
     if place is None:
         return _read_hub(source)
@@ -205,7 +205,7 @@ def _read(source: str, place: Path | None) -> tuple[dict[str, list[Row]], bool]:
         return {"": read_file(place, "")}, True
     if not place.is_dir():
         raise DataError(f"{place}: expected a regular file or a folder")
-    parts: dict[str, list[Row]] = {}
+    parts: dict[str, list[RawRow]] = {}
     for split, partition in _PARTITIONS.items():
         if rows := read_partition(place, partition, ""):
             parts[split] = rows
@@ -217,9 +217,9 @@ def _read(source: str, place: Path | None) -> tuple[dict[str, list[Row]], bool]:
     return parts, False
 
 
-def _read_hub(source: str) -> tuple[dict[str, list[Row]], bool]:
+def _read_hub(source: str) -> tuple[dict[str, list[RawRow]], bool]:
     path, _, config = source.partition(":")
-    parts: dict[str, list[Row]] = {}
+    parts: dict[str, list[RawRow]] = {}
     missing: MASGymError | None = None
     for split, partition in _PARTITIONS.items():
         try:
@@ -238,7 +238,7 @@ def _read_hub(source: str) -> tuple[dict[str, list[Row]], bool]:
     return parts, False
 
 
-def _completed(source: str, first: Row, columns: Columns) -> Columns:
+def _completed(source: str, first: RawRow, columns: Columns) -> Columns:
     """Check that the columns exist, and add the optional columns that have default names."""
     if not isinstance(first.value, Mapping):
         return columns
@@ -445,10 +445,10 @@ def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
         if len(given) > 1 or any(len(accepted_texts(answer)) > 1 for answer in given):
             return "text"
         answers += given
-    return kind_of(answers)
+    return infer_kind(answers)
 
 
-def kind_of(answers: Sequence[str]) -> str:
+def infer_kind(answers: Sequence[str]) -> str:
     """Infer the kind that fits all reference answers; ``"text"`` if there is no simpler kind."""
     if all(parse_number(answer) is not None for answer in answers):
         return "number" if answers else "text"

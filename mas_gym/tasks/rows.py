@@ -13,7 +13,7 @@ T = TypeVar("T")
 _MOST_FAULTS = 20
 
 
-class Row(NamedTuple):
+class RawRow(NamedTuple):
     """One raw row and its location for error messages."""
 
     place: str
@@ -24,7 +24,7 @@ class BadRow(Exception):
     """A row is malformed; the message contains the expected and the actual content."""
 
 
-def read_rows(what: str, rows: Sequence[Row], read: Callable[[int, JSONMapping], T]) -> list[T]:
+def read_rows(what: str, rows: Sequence[RawRow], read: Callable[[int, JSONMapping], T]) -> list[T]:
     """Read every row.
 
     Args:

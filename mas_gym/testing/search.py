@@ -15,7 +15,7 @@ import numpy as np
 
 from mas_gym.envs.critic_base import Critic, ScoringContext, as_critic, scores_of
 from mas_gym.errors import BudgetError, ComplianceError, CriticError, shown
-from mas_gym.internal.adapter import has_method, kind_of
+from mas_gym.internal.adapter import describe_type, has_method
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
@@ -333,7 +333,7 @@ def check_critic(
         ComplianceError: Lists every violation.
     """
     if not has_method(critic, "score"):
-        raise ComplianceError(f"critic {kind_of(critic)}: it has no method score(contexts)")
+        raise ComplianceError(f"critic {describe_type(critic)}: it has no method score(contexts)")
     critic, other = as_critic(critic), None if other is None else as_critic(other)
     findings = Findings(f"critic {critic.name!r}")
     _check_attributes(findings, critic)

@@ -25,7 +25,7 @@ from search.compare.rows import Bench, Row, measure, named_planners
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
-from search.results.display import COLOURS, HEIGHT, WIDTH, dress, figure_class, plain, save_figure
+from search.results.display import COLOURS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarise
 from search.store import open_store
@@ -308,7 +308,7 @@ def _draw(rounds: Sequence[Round], path: Path) -> None:
         low, high = ([100 * end for end in ends] for ends in zip(*(row.interval for row in rows), strict=True))
         axes.fill_between(numbers, low, high, color=colour, alpha=0.15, lw=0)
         hits = [100 * row.hits[1].mean for row in rows]
-        axes.plot(numbers, hits, color=colour, marker="o", ms=4, label=plain(rows[0].label))
+        axes.plot(numbers, hits, color=colour, marker="o", ms=4, label=plot_text(rows[0].label))
     axes.set_xticks(numbers)
     dress(axes, "generation", "Hit@1 (%)")
     axes.legend(frameon=False)

@@ -60,7 +60,7 @@ _LINE_BREAK = re.compile(r"\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _HEADER = re.compile(r"(?m)^(?=[0-9]+>[0-9,]*: )")
 
 
-def clean(text: str) -> str:
+def escape_message(text: str) -> str:
     """Return a text that cannot be mistaken for another message's header or a special token.
 
     Line breaks of every kind become newlines, a line that looks like a header gets a leading space, ``<|``
@@ -91,9 +91,9 @@ def state_parts(mas: MAS, state: MASState, view: View = "full") -> list[str]:
     if view == "local" and turns:
         turns = [*_heard(turns[:-1], state.speaker), turns[-1]]
     following = [*(speaker for speaker, _, _ in turns), state.acting]
-    parts = [legend(mas), f"{clean(state.question)}\n{following[0]}"]
+    parts = [legend(mas), f"{escape_message(state.question)}\n{following[0]}"]
     for (_, recipients, text), speaker in zip(turns, following[1:], strict=True):
-        parts.append(f">{','.join(map(str, recipients))}: {clean(text)}\n{speaker}")
+        parts.append(f">{','.join(map(str, recipients))}: {escape_message(text)}\n{speaker}")
     return parts
 
 
@@ -131,7 +131,7 @@ _MEMORY = 100_000
 _LEAST_QUESTION = 16
 
 
-class Encoded(NamedTuple):
+class EncodedState(NamedTuple):
     """A state's token ids.
 
     Attributes:
@@ -169,16 +169,16 @@ class Encoder:
         # Some tokenizers start every text with a special token, which belongs to the first part only.
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 
-    def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[Encoded]:
+    def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[EncodedState]:
         """Encode states; raises `CriticError` if a newest message exceeds ``max_length``."""
         return self.encode_parts([state_parts(mas, state, self.view) for mas, state in states])
 
-    def encode_parts(self, states: Sequence[Sequence[str]]) -> list[Encoded]:
+    def encode_parts(self, states: Sequence[Sequence[str]]) -> list[EncodedState]:
         """Encode states given by the parts of their texts (`rewardmodels.data.encode.state_parts`)."""
         if len(self._known) > _MEMORY:
             self._known.clear()
         self._learn(sorted({part for parts in states for part in parts}))
-        return [self._fit(list(parts), Encoded(self._ids(parts))) for parts in states]
+        return [self._fit(list(parts), EncodedState(self._ids(parts))) for parts in states]
 
     def _ids(self, parts: Sequence[str]) -> tuple[Ids, ...]:
         ids = tuple(self._known[part] for part in parts)
@@ -190,7 +190,7 @@ class Encoder:
             found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
             self._known.update(zip(new, map(tuple, found), strict=True))
 
-    def _fit(self, parts: list[str], whole: Encoded) -> Encoded:
+    def _fit(self, parts: list[str], whole: EncodedState) -> EncodedState:
         if whole.length <= self.max_length:
             return whole
         messages = len(parts) - 2
@@ -198,12 +198,12 @@ class Encoder:
         for count in range(1, messages):
             shorter = drop_oldest(parts, count)
             self._learn(shorter[1:2])
-            fitted = Encoded(self._ids(shorter), whole.length - sum(len(self._known[p]) for p in shorter))
+            fitted = EncodedState(self._ids(shorter), whole.length - sum(len(self._known[p]) for p in shorter))
             if fitted.length <= self.max_length:
                 return fitted
         return self._cut_question(fitted, whole.length)
 
-    def _cut_question(self, fitted: Encoded, length: int) -> Encoded:
+    def _cut_question(self, fitted: EncodedState, length: int) -> EncodedState:
         self._learn([CUT])
         marker = self._known[CUT]
         room = self.max_length - (fitted.length - len(fitted.parts[1])) - len(marker)
@@ -216,7 +216,7 @@ class Encoder:
             )
         parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
         kept = sum(map(len, parts)) - len(marker)
-        return Encoded(parts, length - kept)
+        return EncodedState(parts, length - kept)
 
 
 Ints = NDArray[np.int64]

@@ -158,7 +158,7 @@ def load_folder(folder: Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel
     return model.eval(), tokenizer, info
 
 
-def digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Return a digest of the contents of the files that determine a model's scores: weights, config, tokenizer.
 
     Raises:

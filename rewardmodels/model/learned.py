@@ -12,9 +12,9 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
-from rewardmodels.data.encode import Encoded, Encoder
+from rewardmodels.data.encode import EncodedState, Encoder
 from rewardmodels.model.backbone import load_tokenizer
-from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
+from rewardmodels.model.folder import CriticInfo, check_folder, folder_digest, load_folder, read_info
 from rewardmodels.model.scored import ModelCritic
 from search.protocol import ScoringContext
 
@@ -108,7 +108,7 @@ class LearnedCritic(ModelCritic):
         model, tokenizer, _ = load_folder(self._folder, dtype)
         model.to(device)
         self._encoder = Encoder(tokenizer, self.info.max_length, self.info.view)
-        files = digest(self._folder)
+        files = folder_digest(self._folder)
         if self._identity.setdefault("files", files) != files:
             raise DataError(f"{self._folder} changed after the critic's identity was read; load the critic again")
         self._scorer = PrefixScorer(model, tokenizer.pad_token_id, self._share, self._memory)
@@ -160,7 +160,7 @@ class LearnedCritic(ModelCritic):
             DataError: A file cannot be read.
         """
         if "files" not in self._identity:
-            self._identity |= {"files": digest(self._folder), "dtype": self._place()[1]}
+            self._identity |= {"files": folder_digest(self._folder), "dtype": self._place()[1]}
         return self._identity
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
@@ -255,7 +255,7 @@ class VLLMCritic(LearnedCritic):
         check_folder(Path(folder))
         self._begin(info, force, prefixes)
         self._encoder = Encoder(load_tokenizer(str(folder)), info.max_length, info.view)
-        self._identity |= {"files": digest(Path(folder)), "dtype": dtype, "engine": engine or {}}
+        self._identity |= {"files": folder_digest(Path(folder)), "dtype": dtype, "engine": engine or {}}
         self.concurrent, self.max_batch = True, max_batch
         arguments: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": True, **(engine or {})}
         if gpu_memory_utilization is not None:
@@ -285,7 +285,7 @@ class _PoolingScorer:
             ) from error
         self.counts = Counts()
 
-    def logits(self, states: Sequence[Encoded], open_end: Sequence[bool]) -> list[float]:
+    def logits(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[float]:
         """Return the logit of each state."""
         from vllm import PoolingParams
         from vllm.inputs import tokens_input

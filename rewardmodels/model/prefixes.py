@@ -28,7 +28,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mas_gym.policies.local.forward import threads_for
-from rewardmodels.data.encode import Encoded, Ids, Trie, chunks, collate_plain, merge_beginnings
+from rewardmodels.data.encode import EncodedState, Ids, Trie, chunks, collate_plain, merge_beginnings
 from rewardmodels.model.backbone import alike, inner, logits_at, probe, read_head, to_device
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class PrefixScorer:
         self.cache = PrefixCache(capacity)
         self.counts = Counts()
 
-    def logits(self, states: Sequence[Encoded], open_end: Sequence[bool]) -> list[float]:
+    def logits(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[float]:
         """Return the logit of each state.
 
         Args:
@@ -263,7 +263,7 @@ class PrefixScorer:
         with torch.inference_mode(), threads_for(self.parameters):
             return self._shared(states, open_end) if self.share else self._whole(states)
 
-    def _whole(self, states: Sequence[Encoded]) -> list[float]:
+    def _whole(self, states: Sequence[EncodedState]) -> list[float]:
         found = [0.0] * len(states)
         device = next(self.model.parameters()).device
         order = sorted(range(len(states)), key=lambda i: states[i].length)
@@ -275,7 +275,7 @@ class PrefixScorer:
                 found[i] = value
         return found
 
-    def _shared(self, states: Sequence[Encoded], open_end: Sequence[bool]) -> list[float]:
+    def _shared(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[float]:
         trie = merge_beginnings([state.parts for state in states])
         keys = node_keys(trie)
         closed = {end for end, is_open in zip(trie.ends, open_end, strict=True) if not is_open}

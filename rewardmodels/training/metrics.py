@@ -15,7 +15,7 @@ from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
 from search.compare.first_errors import auc
 from search.compare.reliability import ScoredState, gap
-from search.compare.reliability import calibration as reliability
+from search.compare.reliability import depth_bins as reliability
 from search.results.intervals import bootstrap
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ def outcome_metrics(examples: Sequence[Example], logits: Floats) -> JSONObject:
         "accuracy": float(((scores > 0) == labels).mean()),
         "bce_loss": float(np.logaddexp(0, np.where(labels, -2, 2) * logits).mean()),
         "mse": float(((scores - target) ** 2).mean()),
-        "calibration": calibration(examples, logits),
+        "calibration": calibration_by_depth(examples, logits),
     }
 
 
@@ -82,11 +82,11 @@ def point_metrics(examples: Sequence[Example], logits: Floats) -> JSONObject:
         "states": len(examples),
         "mse": float(((scores - target) ** 2).mean()),
         "correlation": None if steady else float(np.corrcoef(scores, target)[0, 1]),
-        "calibration": calibration(examples, logits),
+        "calibration": calibration_by_depth(examples, logits),
     }
 
 
-def calibration(examples: Sequence[Example], logits: Floats) -> dict[str, dict[str, float]]:
+def calibration_by_depth(examples: Sequence[Example], logits: Floats) -> dict[str, dict[str, float]]:
     """Compare scores with targets at each depth.
 
     Returns:

@@ -86,7 +86,7 @@ _WORDS = {"verdict": ("yes", "no"), "pair": ("A", "B")}
 _FIRST_WORD = {"verdict": " Reply with one\nword, yes or no.", "pair": " Reply with one letter, A or B."}
 
 
-class Verdict(NamedTuple):
+class JudgeReply(NamedTuple):
     """The outcome of one question to the judge.
 
     Attributes:
@@ -104,7 +104,7 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-class Judge(Critic):
+class JudgeCritic(Critic):
     """Scores states by the verdicts of a policy.
 
     Args:
@@ -211,14 +211,14 @@ class Judge(Critic):
             prompts.append(self._prompt.format(first=other.text, second=state.text, **shared))
         return prompts
 
-    def _verdicts(self, prompts: Sequence[str]) -> list[Verdict]:
+    def _verdicts(self, prompts: Sequence[str]) -> list[JudgeReply]:
         """Request the verdicts of all distinct prompts together, each once."""
         fresh = list(dict.fromkeys(prompts))
         found = dict(zip(fresh, self._ask(fresh) if fresh else [], strict=True))
         # Each prompt is billed in full, so that the cost of a search does not depend on the rest of its batch.
         return [found[prompt] for prompt in prompts]
 
-    def _ask(self, prompts: Sequence[str]) -> list[Verdict]:
+    def _ask(self, prompts: Sequence[str]) -> list[JudgeReply]:
         if isinstance(self._policy, AsyncPolicy):
             from mas_gym.internal.event_loop import engine_loop
 
@@ -229,22 +229,22 @@ class Judge(Critic):
             raise
         except PolicyError as error:
             if len(prompts) == 1:
-                return [Verdict(None, unread=1, reason=f"the judge failed: {error}")]
+                return [JudgeReply(None, unread=1, reason=f"the judge failed: {error}")]
             # A single prompt, such as one that is too long, may have caused the error.
             return [verdict for prompt in prompts for verdict in self._ask([prompt])]
 
-    def _ask_batch(self, policy: Policy, prompts: Sequence[str]) -> list[Verdict]:
+    def _ask_batch(self, policy: Policy, prompts: Sequence[str]) -> list[JudgeReply]:
         words = _WORDS[self._kind]
         if self._likely:
             return [_likely(one, words) for one in policy.choose([_messages(prompt) for prompt in prompts], words)]
         replies = policy.sample([self._request(prompt, self._n) for prompt in prompts])
         return [_read(reply, prompt, words) for prompt, reply in zip(prompts, replies, strict=True)]
 
-    async def _ask_async(self, policy: AsyncPolicy, prompts: Sequence[str]) -> list[Verdict]:
+    async def _ask_async(self, policy: AsyncPolicy, prompts: Sequence[str]) -> list[JudgeReply]:
         slots = asyncio.Semaphore(policy.max_concurrency)
         words = _WORDS[self._kind]
 
-        async def one(prompt: str) -> Verdict:
+        async def one(prompt: str) -> JudgeReply:
             async with slots:
                 try:
                     if self._likely:
@@ -253,7 +253,7 @@ class Judge(Critic):
                 except EngineUnavailableError:
                     raise
                 except PolicyError as error:
-                    return Verdict(None, unread=1, reason=f"the judge failed: {error}")
+                    return JudgeReply(None, unread=1, reason=f"the judge failed: {error}")
 
         return list(await asyncio.gather(*map(one, prompts)))
 
@@ -310,17 +310,17 @@ def _messages(prompt: str) -> tuple[ChatMessage, ...]:
     return (ChatMessage("user", prompt),)
 
 
-def _likely(choice: Choice, words: Sequence[str]) -> Verdict:
+def _likely(choice: Choice, words: Sequence[str]) -> JudgeReply:
     """Return the probability of the first word against the second."""
     first, second = choice.logprobs
     if max(first, second) == -math.inf or math.isnan(first + second):
         reason = f"the engine lists neither {words[0]!r} nor {words[1]!r} among the likely first tokens"
-        return Verdict(None, choice.tokens, choice.prompt_tokens, 1, reason)
+        return JudgeReply(None, choice.tokens, choice.prompt_tokens, 1, reason)
     share = 1 / (1 + math.exp(min(second - first, 700.0)))
-    return Verdict(share, choice.tokens, choice.prompt_tokens)
+    return JudgeReply(share, choice.tokens, choice.prompt_tokens)
 
 
-def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> Verdict:
+def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> JudgeReply:
     """Return the share of the first word among the valid verdicts."""
     found = [read_verdict(sample.text, prompt, words) for sample in reply.samples]
     readable = [one for one in found if one is not None]
@@ -330,10 +330,10 @@ def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> Verdict:
         example = reply.samples[found.index(None)].text
         logger.debug("expected the verdict %s or %s in the last line of a reply, got: %s", *words, shown(example))
     reason = "" if readable else f"none of {len(found)} replies ends with the verdict {words[0]} or {words[1]}"
-    return Verdict(share, tokens, reply.prompt_tokens, len(found) - len(readable), reason)
+    return JudgeReply(share, tokens, reply.prompt_tokens, len(found) - len(readable), reason)
 
 
-def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) -> tuple[float, int, int, int, str]:
+def _scored(verdicts: Sequence[JudgeReply], shares: Sequence[float] | None = None) -> tuple[float, int, int, int, str]:
     """Return the value of the mean share, with the cost of all verdicts."""
     shares = [v.share for v in verdicts if v.share is not None] if shares is None else shares
     value = rounded(2 * math.fsum(shares) / len(shares) - 1) if shares else math.nan
@@ -342,7 +342,7 @@ def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) 
     return value, tokens, read, sum(v.unread for v in verdicts), reason
 
 
-def _compared(verdicts: Sequence[Verdict]) -> tuple[float, int, int, int, str]:
+def _compared(verdicts: Sequence[JudgeReply]) -> tuple[float, int, int, int, str]:
     """Return the value of a state from its comparisons, in which it alternates between A and B."""
     wins = []
     for first, second in zip(verdicts[::2], verdicts[1::2], strict=True):
@@ -366,7 +366,7 @@ def judge(
     temperature: float = 0.7,
     max_tokens: int = 256,
     **policy: Any,
-) -> Judge:
+) -> JudgeCritic:
     """An LLM's verdicts: ``"judge:POLICY"`` with any policy; further options are the policy's."""
     from mas_gym.policies import load_policy
 
@@ -377,4 +377,4 @@ def judge(
     except ConfigError as error:
         own = "mode, n, prompt, temperature, max_tokens"
         raise type(error)(f"{error} (options of the judge: {own})") from error
-    return Judge(loaded, mode=mode, n=n, prompt=prompt, temperature=temperature, max_tokens=max_tokens)
+    return JudgeCritic(loaded, mode=mode, n=n, prompt=prompt, temperature=temperature, max_tokens=max_tokens)

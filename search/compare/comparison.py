@@ -21,7 +21,7 @@ from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.results.outcomes import Outcome
 from search.results.summary import find_row, summarise
-from search.results.table import Calibrated
+from search.results.table import CalibratedSize
 from search.setup import ProgramSource, read_system
 from search.store import Recorded
 from search.store.recorded import as_recorded
@@ -100,7 +100,7 @@ def compare(
     policy = None if policy is None else as_policy(policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
     bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices), allocate=allocate)
-    calibrated: list[Calibrated] = []
+    calibrated: list[CalibratedSize] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
         target = Match.read(match, prices is not None)
@@ -118,7 +118,7 @@ def _table(
     chosen: Sequence[int],
     match: str | None,
     baseline: str,
-    calibrated: list[Calibrated],
+    calibrated: list[CalibratedSize],
 ) -> Comparison:
     if stop is not None:
         raise stop
@@ -134,7 +134,7 @@ def matched(
     match: Match,
     problems: Iterable[Problem],
     refused: Callable[[str], None] = lambda reason: None,
-) -> list[tuple[Row, Row, Calibrated]]:
+) -> list[tuple[Row, Row, CalibratedSize]]:
     """Resize every row to meet a cost; return each row before and after, and its calibration.
 
     Args:
@@ -148,7 +148,7 @@ def matched(
         ConfigError: No row is left.
     """
     chosen = list(problems)
-    found: list[tuple[Row, Row, Calibrated]] = []
+    found: list[tuple[Row, Row, CalibratedSize]] = []
     reasons: list[str] = []
     for row in rows:
         try:
@@ -162,7 +162,7 @@ def matched(
     return found
 
 
-def renamed(name: str, pairs: Iterable[tuple[Row, Row, Calibrated]]) -> str:
+def renamed(name: str, pairs: Iterable[tuple[Row, Row, CalibratedSize]]) -> str:
     """Return the label after resizing of the row with this label or planner."""
     for old, new, _ in pairs:
         if name in (old.label, old.name):

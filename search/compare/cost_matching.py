@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 from search.compare.rows import Bench, Row, calibration_store, measure
 from search.results.outcomes import Outcome
-from search.results.table import Calibrated
+from search.results.table import CalibratedSize
 
 _ROUNDS = 8
 _LARGEST = 4096
@@ -56,7 +56,7 @@ class Match(NamedTuple):
         return cls(unit.strip(), number)
 
 
-def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Row, Calibrated]:
+def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Row, CalibratedSize]:
     """Return a copy of a row with the planner size that has the closest cost.
 
     The size is the planner's `search.Planner.size_setting`, such as the number of passes or
@@ -85,7 +85,7 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
         return mean
 
     if not setting:
-        return row, Calibrated(row.label, "", 0, spent(row), len(problems))
+        return row, CalibratedSize(row.label, "", 0, spent(row), len(problems))
     size = row.planner.current_size()
     tried: dict[int, float] = {}
     for _ in range(_ROUNDS):
@@ -95,7 +95,7 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
             break
     best = min(tried, key=lambda tried_size: abs(tried[tried_size] - match.amount))
     chosen = _resized(row, best)
-    return chosen, Calibrated(chosen.label, setting, best, tried[best], len(problems))
+    return chosen, CalibratedSize(chosen.label, setting, best, tried[best], len(problems))
 
 
 def _resized(row: Row, size: int) -> Row:

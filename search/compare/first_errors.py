@@ -28,12 +28,12 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
 from search.compare.imported import read_labelled
-from search.compare.reliability import Bin, ScoredState, calibration, gap
+from search.compare.reliability import Bin, ScoredState, depth_bins, gap
 from search.compare.transcripts import (
     NOBODY,
-    Cost,
     LabelledTranscript,
     Scored,
+    ScoringCost,
     divide,
     score_transcripts,
 )
@@ -201,7 +201,7 @@ class FirstErrorFigures:
     pairwise: float | None
     pairs: int
     by_depth: dict[int, DepthFigures]
-    cost: Cost
+    cost: ScoringCost
 
     def to_dict(self) -> JSONObject:
         """Return a JSON-able form."""
@@ -224,7 +224,7 @@ def first_error_figures(
     threshold: Threshold | None = None,
     rules: Sequence[Rule] = RULES,
     chosen_on: str = "",
-    cost: Cost | None = None,
+    cost: ScoringCost | None = None,
 ) -> FirstErrorFigures:
     """Measure a critic's values against the labels.
 
@@ -266,7 +266,7 @@ def first_error_figures(
         pairwise=right,
         pairs=pairs,
         by_depth=_by_depth(states),
-        cost=cost or Cost(),
+        cost=cost or ScoringCost(),
         **named,
     )
 
@@ -322,7 +322,7 @@ def _pairwise(scored: Sequence[Scored], last_alone: bool) -> tuple[float | None,
 
 def _by_depth(states: Sequence[ScoredState]) -> dict[int, DepthFigures]:
     found: dict[int, DepthFigures] = {}
-    for depth, bins in calibration(states).items():
+    for depth, bins in depth_bins(states).items():
         here = [state for state in states if state.depth == depth]
         value, right = sum(s.value for s in here) / len(here), sum(s.right for s in here) / len(here)
         able = auc([s.value for s in here], [s.right > 0 for s in here])

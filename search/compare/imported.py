@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mas_gym.errors import DataError
-from search.compare.transcripts import NOBODY, LabelledTranscript, read_transcripts
+from search.compare.transcripts import NOBODY, LabelledTranscript, read_labelled_file
 from search.plan import Plan
 from search.results.run_info import is_recorded
 from search.store import open_store
@@ -23,10 +23,10 @@ def read_labelled(path: str | Path) -> list[LabelledTranscript]:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        return read_transcripts(file)
+        return read_labelled_file(file)
     with file.open("rb") as opened:
         if opened.read(len(_SQLITE)) != _SQLITE:
-            return read_transcripts(file)
+            return read_labelled_file(file)
     found = []
     with open_store(file) as store:
         for run in store.runs():

@@ -88,7 +88,7 @@ class ScoredStates:
         return {key: _bins(*map(np.asarray, self._groups[key])) for key in sorted(self._groups)}
 
 
-def calibration(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
+def depth_bins(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
     """Return the bins of states by depth, as `ScoredStates.bins` does."""
     groups = ScoredStates()
     for depth, value, right in states:

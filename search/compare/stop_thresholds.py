@@ -292,6 +292,6 @@ def _ahead(check: int, checks: int) -> list[int]:
     return sorted({min(check + 2**power, checks - 1) for power in range(checks.bit_length() + 1)} - {check})
 
 
-def rule_of(calibration: Calibration) -> Confident:
+def stop_rule(calibration: Calibration) -> Confident:
     """Return the rule to pass as ``stop=`` in Python, without a file."""
     return Confident(calibration.map.threshold, calibration.map)

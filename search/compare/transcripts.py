@@ -112,7 +112,7 @@ class LabelledTranscript:
         return system, found[1:]
 
 
-def read_transcripts(path: str | Path) -> list[LabelledTranscript]:
+def read_labelled_file(path: str | Path) -> list[LabelledTranscript]:
     """Read a file of labelled transcripts.
 
     Raises:
@@ -212,7 +212,7 @@ class Scored(NamedTuple):
     error: str | None = None
 
 
-class Cost(NamedTuple):
+class ScoringCost(NamedTuple):
     """The cost of scoring: forwards, and the tokens of a judge."""
 
     reward_calls: int = 0
@@ -226,7 +226,7 @@ def score_transcripts(
     critic: Critic,
     mas: MAS | None = None,
     listen: Callable[[int], None] = lambda done: None,
-) -> tuple[list[Scored], Cost]:
+) -> tuple[list[Scored], ScoringCost]:
     """Score every prefix of every transcript; for outcome critics only whole transcripts.
 
     If the critic cannot score a transcript, the result's ``error`` has the reason.
@@ -249,7 +249,7 @@ def score_transcripts(
             f"expected a critic that scores single states, got {critic.name!r}, which compares states of one search"
         )
     found: list[Scored] = []
-    cost = Cost()
+    cost = ScoringCost()
     waiting: dict[int, Sequence[ScoringContext]] = {}
     checked: set[str] = set()
 
@@ -261,7 +261,7 @@ def score_transcripts(
             found.append(_scored(transcripts[place], outcome))
             if isinstance(outcome, Scores):
                 spent = (0 if critic.free else critic.calls * len(outcome)), *outcome.cost()
-                cost = Cost(*(before + more for before, more in zip(cost, spent, strict=True)))
+                cost = ScoringCost(*(before + more for before, more in zip(cost, spent, strict=True)))
         waiting.clear()
         listen(len(found))
 

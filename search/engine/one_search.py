@@ -23,7 +23,7 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
-from search.grading import Grader
+from search.grading import ProblemGrader
 from search.plan import Plan, checked_plan
 from search.protocol import (
     Arm,
@@ -93,7 +93,7 @@ class CriticCall(NamedTuple):
 class GradingCall(NamedTuple):
     """A request to grade messages on another thread, for slow graders."""
 
-    grader: Grader
+    grader: ProblemGrader
     texts: list[str]
 
 
@@ -148,7 +148,7 @@ class ActiveSearch:
         self,
         setup: Setup,
         problem: Problem,
-        grader: Grader,
+        grader: ProblemGrader,
         account: Account,
         runner: Runner | None = None,
         world: RecordedWorld | None = None,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, score_batch
 from mas_gym.errors import PolicyError
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession
-from search.grading import Grader
+from search.grading import ProblemGrader
 
 Mail = SimpleQueue[tuple[Hashable, Any]]
 """The scheduler's mailbox: outcomes by key, from other threads."""
@@ -259,11 +259,11 @@ class GradingThreads:
     def __init__(self, mail: Mail) -> None:
         """Start without threads."""
         self._mail = mail
-        self._jobs: dict[int, SimpleQueue[tuple[Hashable, Grader, Sequence[str]] | None]] = {}
+        self._jobs: dict[int, SimpleQueue[tuple[Hashable, ProblemGrader, Sequence[str]] | None]] = {}
         self._started: dict[int, int] = {}
         self._open: set[Hashable] = set()
 
-    def submit(self, key: Hashable, grader: Grader, texts: Sequence[str]) -> None:
+    def submit(self, key: Hashable, grader: ProblemGrader, texts: Sequence[str]) -> None:
         """Queue messages for grading. The grader caches the grades; the outcome is None, or the error."""
         count = max(1, grader.threads)
         jobs = self._jobs.setdefault(count, SimpleQueue())
@@ -277,7 +277,7 @@ class GradingThreads:
         """Drop the queued messages of one search; grading in progress is not affected."""
         self._open.discard(key)
 
-    def _serve(self, jobs: SimpleQueue[tuple[Hashable, Grader, Sequence[str]] | None]) -> None:
+    def _serve(self, jobs: SimpleQueue[tuple[Hashable, ProblemGrader, Sequence[str]] | None]) -> None:
         while (job := jobs.get()) is not None:
             key, grader, texts = job
             outcome: Exception | None = None

@@ -49,7 +49,7 @@ from search.engine.one_search import (
 )
 from search.engine.queues import BATCH_DONE, CriticBatches, GradingThreads, Mail, PolicyRequests, policy_requests
 from search.engine.tracing import Spans
-from search.grading import Grader
+from search.grading import ProblemGrader
 from search.plan import Plan
 from search.protocol import Planner
 from search.sampling import SampleRecord, Sampling
@@ -59,7 +59,7 @@ from search.usage import Usage
 _CANCELLED, _WAKE = "cancelled", "wake"
 
 
-class Step(NamedTuple):
+class SearchProgress(NamedTuple):
     """The progress of a search: its last agent and its cost so far."""
 
     agent: str
@@ -84,12 +84,12 @@ class SearchFuture(Future[Plan]):
         self,
         problem: Problem,
         on_cancel: Callable[[], object] | None = None,
-        on_progress: Callable[[Step], object] | None = None,
+        on_progress: Callable[[SearchProgress], object] | None = None,
     ) -> None:
         """Created by an engine's ``submit``."""
         super().__init__()
         self.problem = problem
-        self.step: Step | None = None
+        self.step: SearchProgress | None = None
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
         self.failure: BaseException | None = None
         self._on_cancel, self._on_progress = on_cancel, on_progress
@@ -103,7 +103,7 @@ class SearchFuture(Future[Plan]):
         return True
 
     def _advance(self, agent: str, usage: Usage) -> None:
-        self.step = Step(agent, usage.agent_calls, usage.generated_tokens)
+        self.step = SearchProgress(agent, usage.agent_calls, usage.generated_tokens)
         if self._on_progress is not None:
             self._on_progress(self.step)
 
@@ -226,7 +226,7 @@ class Scheduler:
         sampling: Sampling | None = None,
         budget: Budget | None = None,
         planner: Planner | None = None,
-        on_progress: Callable[[Step], object] | None = None,
+        on_progress: Callable[[SearchProgress], object] | None = None,
     ) -> SearchFuture:
         """Queue a search; it begins when fewer than `concurrency` are open.
 
@@ -247,7 +247,9 @@ class Scheduler:
         future = SearchFuture(problem, partial(self._mail.put, (_CANCELLED, number)), on_progress)
         setup = replace(self._setup, **changed) if changed else self._setup
         world = None if setup.recording is None else setup.recording.world(problem)
-        grader = Grader(self._task, problem, setup.dynamics.mas.final_text, None if world is None else world.grades)
+        grader = ProblemGrader(
+            self._task, problem, setup.dynamics.mas.final_text, None if world is None else world.grades
+        )
         account, runner, arms = self._account, self._runner, self._engine.arms
         search = ActiveSearch(setup, problem, grader, account, runner, world, future._advance, arms)
         with self._lock:

@@ -64,7 +64,7 @@ class StoredRow:
     questions: Mapping[str, str] = field(default_factory=dict)
 
 
-class Choice(NamedTuple):
+class ListingQuery(NamedTuple):
     """The selection shown on the problems page.
 
     Attributes:
@@ -166,7 +166,7 @@ def _index_table(group: Sequence[StoredRow]) -> str:
     marked = marked_problems([row.result for row in group])
     lines = []
     for place, (row, shown) in enumerate(zip(group, _figures(group), strict=True)):
-        link = f'<a href="{escape(Choice(row).link())}">{escape(shown["Search"])}</a>'
+        link = f'<a href="{escape(ListingQuery(row).link())}">{escape(shown["Search"])}</a>'
         picks = [_radio(name, row, place == chosen) for name, chosen in (("a", 0), ("b", min(1, len(group) - 1)))]
         seeds = ", ".join(map(str, row.result.seeds))
         figures = [shown[name] for name in (*_FIGURES, "Failed")]
@@ -187,7 +187,7 @@ def _radio(name: str, row: StoredRow, chosen: bool) -> str:
     return f'<input type=radio name={name} value="{escape(row.key)}" aria-label="{escape(title)}"{mark}>'
 
 
-def problems_page(title: str, choice: Choice) -> str:
+def problems_page(title: str, choice: ListingQuery) -> str:
     """Return the page with the problems of one row, or of two rows side by side."""
     choice = choice._replace(shown=choice.shown if choice.shown in SHOWN else "all")
     problems = _problems(choice)
@@ -206,7 +206,7 @@ def problems_page(title: str, choice: Choice) -> str:
     return _document(f"{title}: {' and '.join(row.result.label for row in choice.rows)}", "".join(parts))
 
 
-def _summary(choice: Choice) -> str:
+def _summary(choice: ListingQuery) -> str:
     lines = []
     for row, shown in zip(choice.rows, _figures(choice.rows), strict=True):
         text = ", ".join(f"{name} {shown[name]}" for name in _FIGURES)
@@ -227,14 +227,14 @@ def _summary(choice: Choice) -> str:
     return "".join(lines)
 
 
-def _search_form(choice: Choice) -> str:
+def _search_form(choice: ListingQuery) -> str:
     keys = {"a": choice.first.key, "b": choice.second.key if choice.second else "", "show": choice.shown}
     hidden = "".join(f'<input type=hidden name={k} value="{escape(v)}">' for k, v in keys.items() if v)
     field = f'<input type=search name=q value="{escape(choice.query)}" aria-label="Text in question or id">'
     return f'<form action="/problems" class=search>{hidden}{field}<button>Search questions</button></form>'
 
 
-def _problems(choice: Choice) -> list[str]:
+def _problems(choice: ListingQuery) -> list[str]:
     known = sorted({problem for row in choice.rows for problem in row.cells}, key=_natural)
     text = choice.query.casefold()
     return [
@@ -259,7 +259,7 @@ def _natural(problem: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in problem.split("/")]
 
 
-def _line(problem: str, choice: Choice) -> str:
+def _line(problem: str, choice: ListingQuery) -> str:
     question = choice.question(problem)
     shown = question if len(question) <= _QUESTION else question[: _QUESTION - 3] + "..."
     cells = "".join(f'<td data-name="{escape(row.result.label)}">{_outcomes(problem, row)}</td>' for row in choice.rows)
@@ -281,7 +281,7 @@ def _outcome(problem: str, run: str, cell: Cell, seed: int, named: bool) -> str:
     return f'<a class="{name}" href="{escape(link)}">{mark} {escape(answer)}</a>{of}'
 
 
-def _tabs(choice: Choice, last: int) -> str:
+def _tabs(choice: ListingQuery, last: int) -> str:
     # One run has one outcome per problem.
     single = sum(len(row.runs) for row in choice.rows) == 1
     shown = [name for name in SHOWN if not (single and name == "differing")]

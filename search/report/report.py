@@ -35,8 +35,8 @@ from search.results.display import (
     figure_class,
     html_table,
     legend_height,
-    plain,
     plain_log_ticks,
+    plot_text,
     save_figure,
     tradeoff_figure,
 )
@@ -255,7 +255,7 @@ def _anytime_figure(curves: Mapping[str, Sequence[CurvePoint]]) -> Figure:
     axes, handles = figure.subplots(), []
     for (label, curve), look in zip(curves.items(), _looks(), strict=False):
         spent = [point.tokens for point in curve]
-        handles += axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=plain(label), **look)
+        handles += axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=plot_text(label), **look)
         low, high = ([100 * end for end in ends] for ends in zip(*(point.interval for point in curve), strict=True))
         axes.fill_between(spent, low, high, color=look["color"], alpha=0.15, lw=0)
     dress(axes, "generated tokens per problem", "Hit@1 (%) if stopped there")
@@ -271,7 +271,7 @@ def _hits_figure(groups: Mapping[str, Sequence[Outcome]]) -> Figure:
     axes, handles = figure.subplots(), []
     for (label, group), look in zip(groups.items(), _looks(), strict=False):
         hits = [100 * sum(one.hit(k) for one in group) / len(group) for k in _RANKS]
-        handles += axes.plot(_RANKS, hits, marker="o", ms=5, label=plain(label), **look)
+        handles += axes.plot(_RANKS, hits, marker="o", ms=5, label=plot_text(label), **look)
     dress(axes, "k", "Hit@k (%)")
     axes.set_xticks(_RANKS)
     add_legend(figure, handles)
@@ -286,7 +286,7 @@ def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents:
     for axes, (label, groups) in zip(figure.subplots(len(rows), squeeze=False).flat, rows.items(), strict=True):
         for index, bins in groups.items():
             right, speaker = [100 * one.right for one in bins], agents[label][index]
-            name = f"after {plain(speaker)}"
+            name = f"after {plot_text(speaker)}"
             [handles[speaker]] = axes.plot(
                 [one.value for one in bins], right, marker="o", ms=4, label=name, **looks[speaker]
             )

@@ -18,7 +18,7 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import by_cause, one_line
 from search.results.intervals import Difference, Interval
-from search.results.summary import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
+from search.results.summary import HIT_RANKS, SCHEMA, ResultRow, Spread, hit_differences
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -231,7 +231,7 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
     parts: list[RenderableType] = [table, Text(caption(rows, deviations), style="dim")]
     if arms := arm_cells(rows):
         parts += [Text(""), _lines_table(ARM_TITLE, ARM_HEAD, arms, ARM_HEAD[2:])]
-    gaps = differences(rows, baseline)
+    gaps = hit_differences(rows, baseline)
     if gaps:
         parts += [Text(""), _difference_table(gaps)]
     failures = [(one_line(row.label), str(number), reason) for row in rows for reason, number in by_cause(row.failures)]
@@ -357,7 +357,7 @@ def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> s
         parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
     if arms := arm_cells(rows):
         parts += [f"<p>{escape(ARM_TITLE)}</p>", html_table(ARM_HEAD, arms)]
-    gaps = differences(rows, baseline) if len(rows) > 1 else []
+    gaps = hit_differences(rows, baseline) if len(rows) > 1 else []
     if gaps:
         head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval", "")
         lines = [(one_line(row.label), *gap_cells(gap), verdict(row, first, gap)) for row, first, gap in gaps]
@@ -390,7 +390,7 @@ def to_json(rows: Sequence[ResultRow], meta: JSONMapping | None = None, baseline
         "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in rows],
         "differences": [
             {"of": a.label, "to": b.label, **gap._asdict(), "verdict": gap.verdict}
-            for a, b, gap in differences(rows, baseline)
+            for a, b, gap in hit_differences(rows, baseline)
         ]
         if rows
         else [],
@@ -416,10 +416,10 @@ WIDTH, HEIGHT = 4.8, 3.2
 _LONGEST = 48
 
 
-def plain(text: str) -> str:
+def plot_text(text: str) -> str:
     r"""Return a user's text for a figure: one line of bounded length, escaped so that matplotlib finds no math markup.
 
-    >>> plain("cost$^2$")
+    >>> plot_text("cost$^2$")
     'cost\\$^2\\$'
     """
     line = one_line(text)
@@ -528,7 +528,7 @@ def dress(axes: Axes, x: str, y: str, title: str = "") -> None:
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     if title:
-        axes.set_title(plain(title), loc="left", color=INK, fontsize=10, fontweight="bold")
+        axes.set_title(plot_text(title), loc="left", color=INK, fontsize=10, fontweight="bold")
     axes.grid(True, which="major", color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -582,12 +582,12 @@ def _legend_handles(
 
     shape: dict[str, Any] = {"markeredgecolor": PAPER}
     first = [entry(_HEADINGS[0])]
-    first += [entry(plain(name), marker=look, color=INK, markersize=8, **shape) for name, look in markers.items()]
+    first += [entry(plot_text(name), marker=look, color=INK, markersize=8, **shape) for name, look in markers.items()]
     second = []
     if list(sizes) != [""]:
         second = [entry(_HEADINGS[1])]
         second += [
-            entry(plain(name) or "none", marker="o", color=colours[name], markersize=size, **shape)
+            entry(plot_text(name) or "none", marker="o", color=colours[name], markersize=size, **shape)
             for name, size in sizes.items()
         ]
     second += [entry(_HEADINGS[2]), *(entry(label, color=NO_CRITIC, **look) for label, look in lines.items())]

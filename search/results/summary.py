@@ -148,7 +148,7 @@ def summarise(outcomes: Iterable[Outcome]) -> list[ResultRow]:
     return [_row(planner, critic, group) for (planner, critic), group in groups.items()]
 
 
-def differences(rows: Sequence[ResultRow], baseline: str = "") -> list[tuple[ResultRow, ResultRow, Difference]]:
+def hit_differences(rows: Sequence[ResultRow], baseline: str = "") -> list[tuple[ResultRow, ResultRow, Difference]]:
     """Compare the Hit@1 of each row with the baseline's, on the problems that both have.
 
     Args:

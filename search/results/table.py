@@ -14,7 +14,7 @@ from mas_gym.internal.text import one_line
 from search.results import display
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome
-from search.results.summary import ResultRow, differences, find_row
+from search.results.summary import ResultRow, find_row, hit_differences
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +25,7 @@ CALIBRATION_PROBLEMS = 30
 _WIDTH = 120
 
 
-class Calibrated(NamedTuple):
+class CalibratedSize(NamedTuple):
     """The calibrated size of a planner, and its cost on the calibration problems.
 
     Attributes:
@@ -63,11 +63,11 @@ class Comparison:
     baseline: str = ""
     title: str = ""
     meta: JSONMapping = field(default_factory=dict)
-    calibrated: tuple[Calibrated, ...] = ()
+    calibrated: tuple[CalibratedSize, ...] = ()
 
     def differences(self) -> dict[str, Difference]:
         """Return the paired difference in Hit@1 of each other row to the baseline, by label."""
-        return {row.label: gap for row, _, gap in differences(self.rows, self.baseline)} if self.rows else {}
+        return {row.label: gap for row, _, gap in hit_differences(self.rows, self.baseline)} if self.rows else {}
 
     def __getitem__(self, label: str) -> ResultRow:
         """Return the row with a label such as ``"mcts:10,3 + masprm"``, or the only row of a planner."""

@@ -39,13 +39,13 @@ from search.service.requests import (
     Service,
     check_question,
     chunk,
-    completion,
+    completion_document,
     parse_chat,
     read_limits,
     sse,
-    usage_of,
+    usage_document,
 )
-from search.service.telemetry import Families, family, text_of
+from search.service.telemetry import Families, family, prometheus_text
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -167,7 +167,7 @@ class _Front:
         return _json({"object": "list", "data": [entry]})
 
     async def metrics(self) -> Response:
-        return Response(text_of(self._registry), media_type="text/plain; version=0.0.4")
+        return Response(prometheus_text(self._registry), media_type="text/plain; version=0.0.4")
 
     def _families(self) -> Iterator[Metric]:
         answers = {(str(status),): float(n) for status, n in sorted(self.answers.items())}
@@ -195,7 +195,7 @@ class _Front:
         except ApiError as error:
             return self.refused(error)
         self._count(plan, 200)
-        return _json(completion(plan, asked, self.model, self._read))
+        return _json(completion_document(plan, asked, self.model, self._read))
 
     def _submit(self, asked: ChatRequest, changed: asyncio.Event, limits: Budget | None) -> SearchFuture:
         loop = asyncio.get_running_loop()
@@ -318,7 +318,7 @@ class _Front:
                 yield sse(chunk(ident, self.model, {"content": self._read(candidate.text)}, index))
                 yield sse(chunk(ident, self.model, {}, index, finish_reason="stop"))
             if asked.wants_usage:
-                yield sse(chunk(ident, self.model, None) | {"choices": [], "usage": usage_of(plan)})
+                yield sse(chunk(ident, self.model, None) | {"choices": [], "usage": usage_document(plan)})
             yield "data: [DONE]\n\n"
         finally:
             if not finished:

@@ -461,7 +461,7 @@ def check_question(question: str, limit: int | None) -> None:
         raise ApiError(413, message, code=TOO_LONG)
 
 
-def usage_of(plan: Plan) -> JSONObject:
+def usage_document(plan: Plan) -> JSONObject:
     """Return a plan's usage in OpenAI's format; completion tokens are those of all agents."""
     usage = plan.usage
     return {
@@ -472,7 +472,7 @@ def usage_of(plan: Plan) -> JSONObject:
     }
 
 
-def completion(
+def completion_document(
     plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str] = lambda text: text
 ) -> JSONObject:
     """Return a complete reply: the best candidates as choices, and figures of the search under ``mas_gym``.
@@ -502,7 +502,7 @@ def completion(
         "stopped": plan.stopped,
     }
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
-    return head | {"model": model, "choices": choices, "usage": usage_of(plan), "mas_gym": figures}
+    return head | {"model": model, "choices": choices, "usage": usage_document(plan), "mas_gym": figures}
 
 
 def chunk(

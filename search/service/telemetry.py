@@ -160,7 +160,7 @@ class Families:
         return self._families()
 
 
-def text_of(registry: CollectorRegistry) -> bytes:
+def prometheus_text(registry: CollectorRegistry) -> bytes:
     """Return the metrics in Prometheus' text format."""
     written: bytes = require_prometheus().generate_latest(registry)
     return written

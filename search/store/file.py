@@ -147,7 +147,7 @@ def checksum(rows: tuple[Any, ...] | Content) -> bytes:
     return blake2b(marshal.dumps(rows, 2), digest_size=16).digest()
 
 
-def content_of(connection: sqlite3.Connection, searches: Sequence[int]) -> list[Content]:
+def contents_of(connection: sqlite3.Connection, searches: Sequence[int]) -> list[Content]:
     """Return the content of several searches, in their order."""
     marks = ", ".join("?" * len(searches))
     found: dict[int, Content] = {search: [[] for _ in CONTENT] for search in searches}

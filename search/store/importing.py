@@ -39,14 +39,14 @@ from mas_gym.systems.state import Action
 from mas_gym.systems.validation import RESERVED
 from mas_gym.tasks.base import KINDS, Kind, Problem
 from mas_gym.tasks.grading.numbers import parse_number
-from search.grading import Grader
+from search.grading import ProblemGrader
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store.file import FORMAT
 from search.store.resume import RunRecord
 from search.store.rows import search_id
 from search.store.run_identity import FORM
-from search.store.staged_logs import BATCH, STAGING, START, Sample, Staging
+from search.store.staged_logs import BATCH, STAGING, START, StagedSample, Staging
 from search.store.store import Store
 from search.tree import Proposal, Tree
 from search.usage import Usage
@@ -297,12 +297,12 @@ class _Builder:
         question: str,
         reference: str | None,
         kind: str | None,
-        samples: Sequence[Sample],
+        samples: Sequence[StagedSample],
         totals: Counter[str],
     ) -> tuple[Problem, Plan]:
         """Return the problem, and the plan with a candidate for each sample."""
         problem = self._problem(key, question, reference, kind)
-        grader = Grader([problem], problem, self._mas.final_text)
+        grader = ProblemGrader([problem], problem, self._mas.final_text)
         # The tree has one root, and only one agent acts there.
         differ = len({one.messages[0].speaker for one in samples}) > 1
         ahead = [LoggedMessage(START, "", agent=False)] if differ else []
@@ -366,7 +366,7 @@ class _Builder:
         return node
 
     def _outcome(
-        self, grader: Grader, text: str, one: Sample, reference: str | None, totals: Counter[str]
+        self, grader: ProblemGrader, text: str, one: StagedSample, reference: str | None, totals: Counter[str]
     ) -> tuple[str | None, bool | None]:
         """Return a sample's answer and whether it is correct, as recorded or else by grading."""
         recorded: bool | None = one.more["correct"]

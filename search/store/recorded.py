@@ -16,7 +16,7 @@ from mas_gym.policies.base import Policy, SamplingReply, SamplingRequest
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
-from search.grading import Grader
+from search.grading import ProblemGrader
 from search.recorded import RecordedWorld, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.store.store import Store
@@ -72,7 +72,7 @@ class Recorded(Sequence[Problem]):
             raise ConfigError(f"{self.path}: expected recorded searches in the run {self.name}, found none that ended")
         self._known = {one.id: one for one in self._problems}
         self._world = lru_cache(_WORLDS)(self._read)
-        self.policy = RecordedPolicy(str(self.info.config["policy"]["name"]), self.identity())
+        self.policy = RecordedRunPolicy(str(self.info.config["policy"]["name"]), self.identity())
 
     def __len__(self) -> int:
         """Return the number of problems."""
@@ -110,12 +110,12 @@ class Recorded(Sequence[Problem]):
         if not is_recorded(self.info.config):
             return world
         # Imported answers are stored as written in the log; votes need normalised answers.
-        grader = Grader([problem], problem, self.mas.final_text)
+        grader = ProblemGrader([problem], problem, self.mas.final_text)
         read = {one.state.digest: _answer(grader, one.state.text) or one.answer for one in plan.candidates}
         return replace(world, grades={key: Grade(grade.correct, read[key]) for key, grade in world.grades.items()})
 
 
-def _answer(grader: Grader, text: str) -> str | None:
+def _answer(grader: ProblemGrader, text: str) -> str | None:
     try:
         return grader.extract(text)
     except MASGymError:
@@ -143,7 +143,7 @@ def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
     return source if isinstance(source, Recorded) else Recorded(source)
 
 
-class RecordedPolicy(Policy):
+class RecordedRunPolicy(Policy):
     """Placeholder for the policies of a recorded run, with a name (for reports and prices) and the run's identity.
 
     Attributes:

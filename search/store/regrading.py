@@ -24,7 +24,7 @@ from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, checksum, explained
 from search.store.results import Grades
-from search.store.rows import Reader, name_of
+from search.store.rows import Reader, show_id
 
 _BATCH = 500
 
@@ -118,7 +118,7 @@ def regrade(
         with transaction(connection):
             row = (grading, label, identity, datetime.now(UTC).isoformat(timespec="seconds"))
             connection.execute("INSERT OR REPLACE INTO gradings VALUES (?, ?, ?, ?)", row)
-        named = [(key, name_of(problem)) for key, problem in keys.items()]
+        named = [(key, show_id(problem)) for key, problem in keys.items()]
         for start in range(0, len(named), _BATCH):
             rows = []
             # Grade outside of a transaction, because a grader may be slow and would block other writers.
@@ -263,7 +263,7 @@ def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: 
     return found
 
 
-def apply(plan: Plan, grades: Grades | None) -> Plan:
+def apply_grades(plan: Plan, grades: Grades | None) -> Plan:
     """Return a plan with other grades; unchanged if there are none."""
     if grades is None:
         return plan

@@ -27,7 +27,7 @@ from search.sampling import SampleRecord
 from search.setup import Setup
 from search.store.file import FORMAT, Damage, digest, explained, seal
 from search.store.rows import Reader, Writer, metadata_text, read_run, search_id
-from search.store.run_identity import differences, named_alike, run_config, run_facts
+from search.store.run_identity import config_differences, named_alike, run_config, run_facts
 from search.store.run_lock import RunLock
 from search.store.store import Store
 from search.usage import Usage
@@ -132,7 +132,7 @@ class RunRecord:
         except Damage as damage:
             raise StoreError(f"store {self.path}: the run {name!r} is damaged ({damage}); use another name") from damage
         assert old is not None
-        changed = "; ".join(differences(old.config, config))
+        changed = "; ".join(config_differences(old.config, config))
         raise StoreError(
             f"store {self.path}: the run {name!r} has other settings: {changed}; "
             "use the same settings, another name, or another store"
@@ -147,7 +147,7 @@ class RunRecord:
             except Damage:
                 continue
             if info is not None and named_alike(info, config, facts):
-                changed = differences(info.config, config)
+                changed = config_differences(info.config, config)
                 alike.append((len(changed), run, info, changed))
         if alike:
             _, run, info, changed = min(alike, key=lambda entry: entry[:2])

@@ -19,7 +19,7 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
-from search.store.file import CONTENT, Content, Damage, checksum, content_of, digest, seal
+from search.store.file import CONTENT, Content, Damage, checksum, contents_of, digest, seal
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
 from search.usage import AMOUNTS, Usage
@@ -125,7 +125,7 @@ class Writer:
         self._many("candidates", (self._candidate(key, rank, c) for rank, c in enumerate(plan.candidates, 1)))
         self._many("moments", (self._moment(key, step, m) for step, m in enumerate(plan.anytime)))
         self._many("requests", (self._request(key, *request) for request in sorted(plan.requests.items())))
-        [content] = content_of(self._connection, [key])
+        [content] = contents_of(self._connection, [key])
         ended = plan if plan.error is None else Plan(candidates=())
         ranks = [rank for rank, candidate in enumerate(ended.candidates, 1) if candidate.correct]
         row = {
@@ -316,7 +316,7 @@ class Reader:
 
     def content(self, rows: Sequence[Mapping[str, Any]]) -> list[Content]:
         """Return the verified content of rows of ``searches``."""
-        found = content_of(self._connection, [row["id"] for row in rows])
+        found = contents_of(self._connection, [row["id"] for row in rows])
         if any(checksum(content) != row["content"] for row, content in zip(rows, found, strict=True)):
             raise Damage("its tree, candidates, curve or requests do not match their checksum")
         return found
@@ -404,7 +404,7 @@ def _storable(text: str) -> str | bytes:
     return text
 
 
-def name_of(stored: object) -> str:
+def show_id(stored: object) -> str:
     """Return a stored id of any type as text for a message."""
     return ascii(stored.decode("utf-8", "replace") if isinstance(stored, bytes) else stored)
 

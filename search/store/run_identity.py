@@ -102,10 +102,10 @@ def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:
     }
 
 
-def differences(old: JSONMapping, new: JSONMapping) -> list[str]:
+def config_differences(old: JSONMapping, new: JSONMapping) -> list[str]:
     """Return the differences between two configs, such as ``"planner.fields.width was 1, now 8"``.
 
-    >>> differences({"program": {"files": {"agents.py": "1f"}}}, {"program": {"files": {"agents.py": "2e"}}})
+    >>> config_differences({"program": {"files": {"agents.py": "1f"}}}, {"program": {"files": {"agents.py": "2e"}}})
     ["the program's file agents.py changed"]
     """
     found = list(_unequal(dict(old), dict(new), ()))

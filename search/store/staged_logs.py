@@ -18,7 +18,7 @@ from mas_gym.internal.database import Format
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs import BrokenLine, LoggedMessage, ToolCall, Transcript
 from mas_gym.tasks.base import Kind
-from mas_gym.tasks.own import kind_of
+from mas_gym.tasks.own import infer_kind
 
 START = "start"
 """The agent of an empty first turn, used if a question's samples begin with different agents."""
@@ -59,7 +59,7 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 )
 
 
-class Sample(NamedTuple):
+class StagedSample(NamedTuple):
     """A staged sample."""
 
     sample: str | None
@@ -117,7 +117,7 @@ class Staging:
 
     @staticmethod
     def _kind(answers: Sequence[str]) -> str:
-        guessed = kind_of(answers)
+        guessed = infer_kind(answers)
         # Code from a log is run only on explicit request.
         return "text" if guessed == "code" else guessed
 
@@ -166,13 +166,13 @@ class Staging:
         rows = self._connection.execute(query, (first, BATCH))
         return [(*(json.loads(text) for text in row[:3]), row[3]) for row in rows]
 
-    def samples(self, question: str) -> list[Sample]:
+    def samples(self, question: str) -> list[StagedSample]:
         """Return the samples of a question in order of appearance."""
         query = "SELECT sample, place, data FROM samples WHERE question = ? ORDER BY number"
         found = []
         for sample, place, data in self._connection.execute(query, (json.dumps(question),)):
             messages, more = json.loads(zlib.decompress(data))
-            found.append(Sample(json.loads(sample), json.loads(place), [_message(one) for one in messages], more))
+            found.append(StagedSample(json.loads(sample), json.loads(place), [_message(one) for one in messages], more))
         return found
 
 

@@ -32,7 +32,7 @@ from search.plan import Plan
 from search.results.outcomes import Outcome, RunSums
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, explained
-from search.store.regrading import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
+from search.store.regrading import Grading, Regraded, apply_grades, find_grading, grades_of, gradings, regraded
 from search.store.results import (
     Row,
     Totals,
@@ -47,10 +47,10 @@ from search.store.rows import (
     CandidateRow,
     NodeRow,
     Reader,
-    name_of,
     read_run,
     recipients_of,
     search_id,
+    show_id,
     usage_of_row,
 )
 from search.tree import Node, Tree
@@ -132,11 +132,11 @@ class Store:
                     with self._reader.snapshot():
                         info = read_run(self._connection, run)
                 except Damage as damage:
-                    self.damaged.append(f"the run {name_of(run)} is damaged: {damage}")
+                    self.damaged.append(f"the run {show_id(run)} is damaged: {damage}")
                     continue
                 found += [info] if info is not None else []
             held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
-            self.damaged += [f"the run {name_of(run)} is damaged: its row is missing" for run in held - listed]
+            self.damaged += [f"the run {show_id(run)} is damaged: its row is missing" for run in held - listed]
         for text in self.damaged:
             logger.warning("store %s: %s", self.path, text)
         if self.damaged and not found:
@@ -194,7 +194,7 @@ class Store:
         def read(row: dict[str, Any]) -> tuple[Problem, Plan]:
             plan = self._reader.plan(row, dynamics)
             grades = {} if digest is None else grades_of(self._connection, [row["id"]], digest)
-            return self._reader.problem(row), apply(plan, grades.get(row["id"]))
+            return self._reader.problem(row), apply_grades(plan, grades.get(row["id"]))
 
         for problem, plan in self._each(info, read):
             if failed or plan.error is None:
@@ -405,7 +405,7 @@ class Store:
                     if len(some) > 1:
                         waiting += [[key] for key in reversed(some)]
                     else:
-                        lost.append(f"{name_of(names[some[0]])} ({damage})")
+                        lost.append(f"{show_id(names[some[0]])} ({damage})")
                     continue
                 yield from items
         if lost or wrong:

@@ -37,7 +37,7 @@ from mas_gym.policies.openai_format import BadReply, parse_reply
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels import load_critic
-from rewardmodels.verifiers.judge import Judge
+from rewardmodels.verifiers.judge import JudgeCritic
 from search import ScoringContext
 
 NONSENSE = (
@@ -88,7 +88,7 @@ def test_invalid_critic_values_fail_the_search_with_the_reason(value: Any) -> No
 @pytest.mark.parametrize("text", NONSENSE)
 def test_meaningless_reply_is_not_a_verdict(text: str, mode: str) -> None:
     policy = ScriptedPolicy(lambda request, seed: Sample(text, 1, None, "stop"), name="mad")
-    critic = Judge(policy, mode=mode, n=2)  # type: ignore[arg-type]
+    critic = JudgeCritic(policy, mode=mode, n=2)  # type: ignore[arg-type]
     one = context("a")._replace(peers=search.protocol.Peers(siblings=(context("b").state,)))
     scores = critic.score([one])
     assert math.isnan(scores[0]) and scores.unread == ((2 if mode == "share" else 4),)
@@ -103,7 +103,7 @@ def test_judge_error_fails_only_its_search() -> None:
             raise mas_gym.errors.PromptTooLongError("too long for me")
         return Sample(verdict(request, "yes"), 1, None, "stop")
 
-    critic = Judge(ScriptedPolicy(script, name="brittle"))
+    critic = JudgeCritic(ScriptedPolicy(script, name="brittle"))
     plans = {
         p.problem_id: p.error
         for p in search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=critic)
@@ -122,7 +122,7 @@ def test_uninformative_log_probabilities_give_no_verdict(pair: tuple[float, floa
         def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
             return [Choice(pair, 3) for _ in prompts]
 
-    scores = Judge(Chooser()).score([context("a")])
+    scores = JudgeCritic(Chooser()).score([context("a")])
     assert math.isnan(scores[0]) and scores.unread == (1,) and "lists neither 'yes' nor 'no'" in scores.reasons[0]
 
 
@@ -186,7 +186,7 @@ def test_braces_in_messages_are_literal() -> None:
         seen.append(request.messages[0].content)
         return Sample("yes", 1, None, "stop")
 
-    Judge(ScriptedPolicy(script, name="j"), n=1).score([context("{question} {0.__class__} }{")])
+    JudgeCritic(ScriptedPolicy(script, name="j"), n=1).score([context("{question} {0.__class__} }{")])
     assert "{question} {0.__class__} }{" in seen[0]
 
 

@@ -225,11 +225,11 @@ def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
 
 def test_problem_list_is_paginated() -> None:
     from search.pages.tree import PAGE
-    from search.report.listing import Cell, Choice, StoredRow, problems_page
+    from search.report.listing import Cell, ListingQuery, StoredRow, problems_page
     from search.results.outcomes import Outcome
     from search.results.summary import summarise
 
     [result] = summarise([Outcome("single", "", 1, "p", correct=True, tokens=1)])
     cells = {f"task/{'9' * (i % 5000)}{i}": {1: Cell("7", True, None)} for i in range(2000)}
-    page = problems_page("x", Choice(StoredRow("key", "setting", result, {1: "run"}, cells), page=3))
+    page = problems_page("x", ListingQuery(StoredRow("key", "setting", result, {1: "run"}, cells), page=3))
     assert page.count("<tr><th>") == PAGE + 1

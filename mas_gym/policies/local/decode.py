@@ -33,7 +33,7 @@ import numpy.typing as npt
 import torch
 
 from mas_gym.policies.base import MIN_TEMPERATURE, Certainty, SamplingRequest
-from mas_gym.policies.local.forward import Model, PrefixStore, Slots
+from mas_gym.policies.local.forward import CausalModel, PrefixStore, Slots
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -207,7 +207,7 @@ _PREFILL_TOKENS = 4096
 _PREFILL_OVERHEAD = 32
 
 
-class Written(NamedTuple):
+class DecodedSample(NamedTuple):
     """A sample's tokens (end token included), their summed log-probability, its finish reason and its certainty.
 
     ``finish_reason`` is ``"error"`` if the model's logits are not finite. ``each`` has the log-probability of each
@@ -222,7 +222,7 @@ class Written(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class DecodingJob:
     """One open request: its prompt's ids, its token limit, and the samples finished so far."""
 
     key: Hashable
@@ -230,7 +230,7 @@ class Job:
     prompt: list[int]
     cap: int
     dropped: int
-    written: list[Written | None] = field(default_factory=list)
+    written: list[DecodedSample | None] = field(default_factory=list)
     missing: int = 0
 
 
@@ -261,15 +261,15 @@ class Decoder:
     """A running batch: `submit` jobs, then `step` until they are returned."""
 
     def __init__(
-        self, model: Model, rows: int, ends: frozenset[int], stats: DecodeStats, prefix_bytes: int = 0
+        self, model: CausalModel, rows: int, ends: frozenset[int], stats: DecodeStats, prefix_bytes: int = 0
     ) -> None:
         """Allow up to ``rows`` samples; a token in ``ends`` ends a sample; ``prefix_bytes`` limits stored prompts."""
         self._model, self._rows, self._stats = model, rows, stats
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._slots = Slots(rows)
         self._prefixes = PrefixStore(prefix_bytes) if prefix_bytes and model.shares else None
-        self._waiting: deque[list[tuple[Job, int]]] = deque()
-        self._running: list[tuple[Job, int]] = []
+        self._waiting: deque[list[tuple[DecodingJob, int]]] = deque()
+        self._running: list[tuple[DecodingJob, int]] = []
         self._tokens = np.zeros((rows, GLOBAL_CAP), dtype=np.int64)
         self._count, self._caps = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
         self._seeds = np.zeros(rows, dtype=np.uint64)
@@ -278,14 +278,14 @@ class Decoder:
         self._sums, self._least = np.zeros((rows, 3)), np.zeros(rows)
         self._each = np.zeros((rows, GLOBAL_CAP))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: DecodingJob) -> None:
         """Queue every sample of a job."""
         job.missing = len(job.request.seeds)
         job.written = [None] * job.missing
         samples = [(job, index) for index in range(job.missing)]
         self._waiting.extend(samples[i : i + self._rows] for i in range(0, len(samples), self._rows))
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[DecodingJob]:
         """Encode waiting prompts if enough rows are free, else decode one token per row; return finished jobs."""
         with torch.inference_mode():
             groups = self._fitting()
@@ -303,9 +303,9 @@ class Decoder:
             self._stats.row_steps += n
             return self._write(np.arange(n), logits)
 
-    def _fitting(self) -> list[list[tuple[Job, int]]]:
+    def _fitting(self) -> list[list[tuple[DecodingJob, int]]]:
         """Return the oldest waiting groups that fit into the free rows; a group shares one prompt."""
-        groups: list[list[tuple[Job, int]]] = []
+        groups: list[list[tuple[DecodingJob, int]]] = []
         free = self._rows - len(self._running)
         for group in self._waiting:
             free -= len(group)
@@ -314,8 +314,8 @@ class Decoder:
             groups.append(group)
         return groups
 
-    def _admit(self, groups: list[list[tuple[Job, int]]]) -> list[Job]:
-        done: list[Job] = []
+    def _admit(self, groups: list[list[tuple[DecodingJob, int]]]) -> list[DecodingJob]:
+        done: list[DecodingJob] = []
         for chunk in self._chunks(groups):
             prompts = [group[0][0].prompt for group in chunk]
             logits, prefilled = self._model.prefill(prompts, self._prefixes)
@@ -331,7 +331,7 @@ class Decoder:
             done += self._write(np.arange(first, len(self._running)), logits.index_select(0, pick))
         return done
 
-    def _chunks(self, groups: list[list[tuple[Job, int]]]) -> Iterator[list[list[tuple[Job, int]]]]:
+    def _chunks(self, groups: list[list[tuple[DecodingJob, int]]]) -> Iterator[list[list[tuple[DecodingJob, int]]]]:
         """Group prompts with similar numbers of tokens left to encode, to reduce padding."""
         store = self._prefixes
         sized = []
@@ -339,7 +339,7 @@ class Decoder:
             prompt = group[0][0].prompt
             sized.append((len(prompt) - (store.longest(prompt)[1] if store is not None else 0), len(prompt), group))
         sized.sort(key=lambda item: item[:2])
-        chunk: list[list[tuple[Job, int]]] = []
+        chunk: list[list[tuple[DecodingJob, int]]] = []
         tokens = longest = 0
         for rest, whole, group in sized:
             padded = rest * (len(chunk) + 1)
@@ -353,14 +353,14 @@ class Decoder:
             tokens, longest = tokens + rest, max(longest, whole)
         yield chunk
 
-    def _enter(self, job: Job, index: int) -> None:
+    def _enter(self, job: DecodingJob, index: int) -> None:
         row = len(self._running)
         self._running.append((job, index))
         self._seeds[row] = job.request.seeds[index]
         self._temperature[row], self._top_p[row] = job.request.temperature, job.request.top_p
         self._count[row], self._caps[row], self._sums[row], self._least[row] = 0, job.cap, 0.0, 0.0
 
-    def _write(self, rows: npt.NDArray[np.int64], logits: torch.Tensor) -> list[Job]:
+    def _write(self, rows: npt.NDArray[np.int64], logits: torch.Tensor) -> list[DecodingJob]:
         """Sample the next token of ``rows`` and remove the finished ones."""
         uniform = uniforms(self._seeds[rows], self._count[rows])
         drawn = draw(logits, self._temperature[rows], self._top_p[rows], uniform, _TOLERANCE)
@@ -388,7 +388,7 @@ class Decoder:
             column[place] = one[0]
         self._stats.rechecks += 1
 
-    def _leave(self, finished: list[tuple[int, str]]) -> list[Job]:
+    def _leave(self, finished: list[tuple[int, str]]) -> list[DecodingJob]:
         done = []
         for row, reason in finished:
             job, index = self._running[row]
@@ -397,7 +397,7 @@ class Decoder:
             means = (value / len(tokens) if np.isfinite(value) else None for value in (entropy, certainty))
             known = Certainty(least, *means)
             each = self._round_each(job, tokens, self._each[row, : len(tokens)]) if job.request.traced else ()
-            job.written[index] = Written(tokens, logprob, reason, known, each)
+            job.written[index] = DecodedSample(tokens, logprob, reason, known, each)
             job.missing -= 1
             if job.missing == 0:
                 done.append(job)
@@ -419,7 +419,7 @@ class Decoder:
         del self._running[self._slots.n :]
         return done
 
-    def _round(self, job: Job, tokens: list[int], sums: tuple[float, ...]) -> tuple[float, ...]:
+    def _round(self, job: DecodingJob, tokens: list[int], sums: tuple[float, ...]) -> tuple[float, ...]:
         """Round sums over a message's tokens to the grid; recompute them if an error could change the rounding."""
         if not self._model.exact or not np.isfinite(sums[0]):
             return tuple(map(float, sums))
@@ -432,7 +432,7 @@ class Decoder:
             places = np.array([float(one) for one in exact]) / _GRIDS
         return tuple(float(value) + 0.0 for value in np.round(places) * _GRIDS)
 
-    def _round_each(self, job: Job, tokens: list[int], each: Floats) -> tuple[float, ...]:
+    def _round_each(self, job: DecodingJob, tokens: list[int], each: Floats) -> tuple[float, ...]:
         """Round the tokens' log-probabilities to a grid; recompute them if an error could change the rounding."""
         if not self._model.exact or not np.isfinite(each).all():
             return tuple(each.tolist())
@@ -442,7 +442,7 @@ class Decoder:
             places = _numpy(self._reference(job, tokens)[1]) / TOKEN_GRID
         return tuple((np.round(places) * TOKEN_GRID + 0.0).tolist())
 
-    def _reference(self, job: Job, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _reference(self, job: DecodingJob, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the reference's logits ``[n, V]`` and log-probabilities ``[n]`` of a message's tokens."""
         logits = self._model.reference((job.prompt + tokens)[:-1], len(tokens))
         chosen = torch.tensor(tokens, device=logits.device)

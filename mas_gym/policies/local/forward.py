@@ -1,6 +1,6 @@
 """Forward passes of a causal LM, and storage of their keys and values.
 
-`Model` runs batches of prompts, one token for every row, and a float64 reference for one row.
+`CausalModel` runs batches of prompts, one token for every row, and a float64 reference for one row.
 
 `Slots` is the key/value memory for continuous batching: sequences join and leave while
 others are being decoded. It is laid out as with left padding: all sequences end at one
@@ -188,7 +188,7 @@ class Slots:
 
 
 @dataclass(eq=False, slots=True)
-class Encoded:
+class EncodedPrompt:
     """A prompt's tokens, and each layer's keys and values ``[H, tokens, D]``."""
 
     tokens: list[int]
@@ -206,16 +206,16 @@ class PrefixStore:
     def __init__(self, budget: int) -> None:
         """Start empty, with a budget in bytes; 0 disables storage."""
         self._budget, self._held = budget, 0
-        self._entries: OrderedDict[int, Encoded] = OrderedDict()
-        self._owners: dict[int, Encoded] = {}
+        self._entries: OrderedDict[int, EncodedPrompt] = OrderedDict()
+        self._owners: dict[int, EncodedPrompt] = {}
 
-    def longest(self, prompt: list[int]) -> tuple[Encoded | None, int]:
+    def longest(self, prompt: list[int]) -> tuple[EncodedPrompt | None, int]:
         """Return the entry that shares the longest prefix with a prompt, and the length of that prefix.
 
         Prefixes are looked up block by block, so one shorter than a block is not found. A prompt's last token is
         never part of the prefix, because its logits are needed.
         """
-        best: Encoded | None = None
+        best: EncodedPrompt | None = None
         for key in _keys(prompt):
             owner = self._owners.get(key)
             if owner is None:
@@ -228,7 +228,7 @@ class PrefixStore:
         shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(best.tokens), len(prompt) - 1))
         return best, shared
 
-    def add(self, entry: Encoded) -> None:
+    def add(self, entry: EncodedPrompt) -> None:
         """Add an entry and evict the least recently used ones beyond the budget."""
         if entry.size > self._budget:
             return
@@ -251,7 +251,7 @@ def _keys(tokens: list[int]) -> Iterator[int]:
         yield key
 
 
-def gathered(found: list[tuple[Encoded | None, int]]) -> tuple[DynamicCache, int]:
+def gathered(found: list[tuple[EncodedPrompt | None, int]]) -> tuple[DynamicCache, int]:
     """Return a cache whose row r ends with the shared prefix of prompt r, and its width (0 if none is shared)."""
     cache = DynamicCache()
     width = max(length for _, length in found)
@@ -299,7 +299,7 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Model:
+class CausalModel:
     """A causal LM with the two calls that decoding needs, and a reference for ambiguous draws."""
 
     def __init__(self, model: PreTrainedModel, *, exact: bool) -> None:
@@ -378,16 +378,16 @@ class Model:
         return logits
 
 
-def _kept(prompt: list[int], prefilled: Prefilled, row: int) -> Encoded:
+def _kept(prompt: list[int], prefilled: Prefilled, row: int) -> EncodedPrompt:
     layers = prefilled.cache.layers
     at = torch.from_numpy(prefilled.columns[row, -len(prompt) :]).to(layers[0].keys.device)
-    return Encoded(prompt, [tuple(t[row].index_select(1, at) for t in (la.keys, la.values)) for la in layers])
+    return EncodedPrompt(prompt, [tuple(t[row].index_select(1, at) for t in (la.keys, la.values)) for la in layers])
 
 
-def check(model: Model, vocabulary: int) -> None:
+def check_padding(model: CausalModel, vocabulary: int) -> None:
     """Check that batched decoding with padding agrees with decoding one row at a time.
 
-    Disables `Model.shares` if only prefix sharing gives wrong results.
+    Disables `CausalModel.shares` if only prefix sharing gives wrong results.
 
     Raises:
         PolicyError: They disagree, as for architectures with more state than keys and values.

@@ -22,8 +22,8 @@ from mas_gym.policies.base import (
     refuse_extra_body,
 )
 from mas_gym.policies.local.chat import ChatFormat
-from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
-from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_for
+from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, DecodingJob
+from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, threads_for
 from mas_gym.policies.model_files import ModelSource, import_models
 from mas_gym.systems.prompts import ChatMessage
 
@@ -94,8 +94,8 @@ class TransformersPolicy(StreamingPolicy):
         lm, tokenizer = _load(str(model), _device(device), dtype, trust_remote_code)
         self._threads = lm.num_parameters(), threads
         with threads_for(*self._threads):
-            self._model = Model(lm, exact=_exact(lm, exact))
-            check(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
+            self._model = CausalModel(lm, exact=_exact(lm, exact))
+            check_padding(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
             if self._model.exact and not self._model.has_reference():
                 if exact:
                     raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
@@ -175,7 +175,7 @@ class TransformersSession:
         except PolicyError as error:
             self._refused.append((key, error))
         else:
-            self._decoder.submit(Job(key, request, prompt.ids, min(cap, prompt.room), prompt.dropped))
+            self._decoder.submit(DecodingJob(key, request, prompt.ids, min(cap, prompt.room), prompt.dropped))
         self._open[key] = len(request.seeds)
         self.pending += len(request.seeds)
 
@@ -197,7 +197,7 @@ class TransformersSession:
             self.pending -= self._open.pop(key)
         return done
 
-    def _reply(self, job: Job) -> SamplingReply | PolicyError:
+    def _reply(self, job: DecodingJob) -> SamplingReply | PolicyError:
         samples = []
         for written in job.written:
             if written is None or written.finish_reason == "error":

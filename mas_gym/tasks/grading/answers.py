@@ -29,7 +29,7 @@ from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
-from mas_gym.tasks.grading.expressions import compare, is_prose, read_expression
+from mas_gym.tasks.grading.expressions import compare_expressions, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
 from mas_gym.tasks.grading.numbers import last_number, read_number, same_number
 from mas_gym.tasks.grading.statements import statements
@@ -159,5 +159,5 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
     elif problem.kind == "number" and mode == "strict":
         verdict = "equal" if same_number(problem.answer, answer) else "different"
     else:
-        verdict = compare(problem.answer, answer, problem.kind, mode)
+        verdict = compare_expressions(problem.answer, answer, problem.kind, mode)
     return Grade(verdict == "equal", answer, verdict)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from string import ascii_uppercase
 
-from mas_gym.tasks.grading.numbers import MAX_CHARS, plain
+from mas_gym.tasks.grading.numbers import MAX_CHARS, plain_ascii
 from mas_gym.tasks.grading.statements import _TAIL
 
 # ------------------------------------------------------------------ options
@@ -39,7 +39,7 @@ _CLEAR_END = re.compile(r"\s*(?:$|[).:\]])")
 
 def undress(span: str) -> str:
     """Drop emphasis, quotes and LaTeX wrappers around a label or an option."""
-    return _DRESS.sub("", plain(span)).strip()
+    return _DRESS.sub("", plain_ascii(span)).strip()
 
 
 def read_label(span: str, options: Sequence[str] = ()) -> str | None:

@@ -1,6 +1,6 @@
 r"""The canonical form of mathematical answers, and tests for equality.
 
-`normalise` removes only parts that do not change the meaning: spacing, ``\left``,
+`normalise_expression` removes only parts that do not change the meaning: spacing, ``\left``,
 ``\dfrac``, ``\mbox``, units, degree signs and delimiters. Thus ``2\sqrt5`` becomes
 ``2\sqrt{5}``, and ``\text{Evelyn}`` remains a word.
 
@@ -34,7 +34,7 @@ from mas_gym.tasks.grading.numbers import (
     in_digits,
     is_rounded,
     parse_number,
-    plain,
+    plain_ascii,
     same_number,
 )
 
@@ -123,15 +123,18 @@ def words_key(text: str) -> str:
 
 
 @lru_cache(maxsize=8192)
-def normalise(text: str) -> str:
+def normalise_expression(text: str) -> str:
     r"""Return the canonical form of a mathematical answer; empty if it is longer than `MAX_CHARS`.
 
-    >>> normalise(r"$\left( \dfrac34 , 2\sqrt5 \right)$."), normalise(r"864 \mbox{ inches}^2"), normalise("$1,000.50")
-    ('(\\frac{3}{4},2\\sqrt{5})', '864', '1000.5')
+    >>> for answer in (r"$\left( \dfrac34 , 2\sqrt5 \right)$.", r"864 \mbox{ inches}^2", "$1,000.50"):
+    ...     print(normalise_expression(answer))
+    (\frac{3}{4},2\sqrt{5})
+    864
+    1000.5
     """
     if len(text) > MAX_CHARS:
         return ""
-    text = _WRAPPER.sub(r"\\text", _QUOTES.sub("", " ".join(in_digits(plain(text)).split())).rstrip(" .,;:"))
+    text = _WRAPPER.sub(r"\\text", _QUOTES.sub("", " ".join(in_digits(plain_ascii(text)).split())).rstrip(" .,;:"))
     text = _SIZE.sub("", _SMALL_FRAC.sub(r"\\frac", _JOINED.sub(",", text)))
     text = _CURRENCY.sub("", PERCENT.sub("", DEGREES.sub("", text)))
     text = _DELIMITERS.sub("", text).strip().rstrip(".,;:")
@@ -188,7 +191,7 @@ def read_expression(span: str) -> str | None:
     """
     if len(span) > MAX_CHARS:
         return None
-    text = in_digits(plain(span)).strip()
+    text = in_digits(plain_ascii(span)).strip()
     found = list(_MATH.finditer(text))
     formulas = [next(part for part in m.groups() if part is not None) for m in found]
     if formulas and not (len(formulas) == 1 and _is_price(text, found[0])):
@@ -201,10 +204,10 @@ def read_expression(span: str) -> str | None:
         stated = _STATED.match(text)
         # "the answer is 5!" is an exclamation, a bare "5!" a factorial
         text = text[stated.end() :].rstrip("!") if stated is not None else text
-    answer = normalise(_result(text))
+    answer = normalise_expression(_result(text))
     if not formulas and is_prose(answer):
         value = _VALUE_IN_PROSE.fullmatch(text.strip())
-        answer = answer if value is None else normalise(value["value"])
+        answer = answer if value is None else normalise_expression(value["value"])
     return answer or None
 
 
@@ -248,10 +251,10 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
     >>> answers_equal("1000", "$1,000.0"), answers_equal("0.5", r"\frac12"), answers_equal("A", "b", "choice")
     (True, True, False)
     """
-    return compare(reference, answer, kind, mode) == "equal"
+    return compare_expressions(reference, answer, kind, mode) == "equal"
 
 
-def compare(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict") -> Verdict:
+def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict") -> Verdict:
     """Compare two answers and return the reason if they are not equal; see `answers_equal`."""
     if mode == "paper":
         return "equal" if paper.same(reference, answer, kind) else "different"
@@ -261,8 +264,8 @@ def compare(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict
         return "equal" if reference.strip().casefold() == answer.strip().casefold() else "different"
     if kind == "number":
         return "equal" if same_number(reference, answer) else "different"
-    given_form = normalise(answer)
-    return _compare(normalise(reference), given_form, 0, is_rounded(reference, given_form), [])
+    given_form = normalise_expression(answer)
+    return _compare(normalise_expression(reference), given_form, 0, is_rounded(reference, given_form), [])
 
 
 _BASED = re.compile(r"\d+_(?:\{?\d+\}?)")
@@ -412,10 +415,10 @@ def _all(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def _ask(right: str, given: str, spent: list[float]) -> Verdict:
-    from mas_gym.tasks.grading.symbolic import CPU_SECONDS, judge
+    from mas_gym.tasks.grading.symbolic import CPU_SECONDS, equal_by_meaning
 
     if sum(spent) >= CPU_SECONDS:
         return "timed out"
-    judgement = judge(right, given)
+    judgement = equal_by_meaning(right, given)
     spent.append(judgement.seconds)
     return judgement.verdict

@@ -29,7 +29,7 @@ from typing import Any, Self
 from mas_gym.errors import ConfigError, MASGymError, UserCodeError, shown
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.internal.user_files import blame
+from mas_gym.internal.user_files import error_with_line
 from mas_gym.internal.workers import LineProcess, serve_lines
 from mas_gym.plugins import Registry
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
@@ -157,7 +157,7 @@ class FunctionGrader(OwnGrader):
             raise
         except (Exception, SystemExit) as error:
             file = self.function.__code__.co_filename if isinstance(self.function, FunctionType) else "grader"
-            raise UserCodeError(f"grader {_name(self.function)}: {blame(error, Path(file))}") from error
+            raise UserCodeError(f"grader {_name(self.function)}: {error_with_line(error, Path(file))}") from error
 
 
 class FileGrader(OwnGrader):

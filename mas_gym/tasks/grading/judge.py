@@ -31,7 +31,7 @@ ATTEMPTS = 3
 MAX_NEW_TOKENS = 512
 
 
-class Verdict(NamedTuple):
+class JudgeVerdict(NamedTuple):
     """A judge's verdict and its cost, including replies without a verdict."""
 
     correct: bool
@@ -64,7 +64,7 @@ class Judge:
         self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else as_policy(policy)
         self.prompt = prompt or (resources.files("mas_gym.tasks.grading") / "judge.md").read_text(encoding="utf-8")
         self.spent = Meter()
-        self._known: OrderedDict[tuple[str, str, str], Future[Verdict]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], Future[JudgeVerdict]] = OrderedDict()
         self._lock, self._policy_lock = threading.Lock(), threading.Lock()
 
     def identity(self) -> object:
@@ -98,7 +98,7 @@ class Judge:
         said = "judged correct" if correct else "judged incorrect"
         return Grade(correct, self.extract(problem, text), said, tokens, read)
 
-    def _once(self, key: tuple[str, str, str], problem: Problem) -> Verdict:
+    def _once(self, key: tuple[str, str, str], problem: Problem) -> JudgeVerdict:
         """Return the verdict on an answer; only the first caller requests it from the policy."""
         with self._lock:
             known = self._known.get(key)
@@ -115,7 +115,7 @@ class Judge:
                 mine.set_exception(error)
         return mine.result()
 
-    def _verdict(self, problem: Problem, answer: str) -> Verdict:
+    def _verdict(self, problem: Problem, answer: str) -> JudgeVerdict:
         asked = f"Question:\n{problem.question}\n\nReference answer:\n{problem.answer}\n\nAnswer to grade:\n{answer}"
         messages = (ChatMessage("system", self.prompt), ChatMessage("user", ask_verdict(asked, _WORDS)))
         said, tokens, read = "", 0, 0
@@ -134,7 +134,7 @@ class Judge:
                     self.spent.faults["no verdict"] += 1
                 self.spent.calls += verdict is not None
             if verdict is not None:
-                return Verdict(verdict == 0, tokens, read)
+                return JudgeVerdict(verdict == 0, tokens, read)
         first, second = verdict_lines(asked, _WORDS)
         raise PolicyError(
             f"judge {self.policy.name}: expected the last line {first!r} or {second!r} in one of {ATTEMPTS} replies, "

@@ -70,7 +70,7 @@ _MARKUP = re.compile(r"\\[()\[\]]|`|(?<![\d)])\*\*|\*\*(?![\d(])")
 TOLERANCE = Fraction(1, 1000)
 
 
-def plain(text: str) -> str:
+def plain_ascii(text: str) -> str:
     """Rewrite typographic signs, invisible characters and LaTeX spacing as plain ASCII where possible."""
     if not text.isascii():
         text = _ROOT_SIGN.sub(lambda m: rf"\sqrt{{{m[1] or m[2]}}}" if m[1] or m[2] else r"\sqrt", text)
@@ -226,13 +226,13 @@ def _spelled(match: re.Match[str]) -> str:
 
 
 def bare(text: str, letters: bool = False) -> str:
-    """Apply `plain` and `in_digits`, and drop currency, percent and degree signs, LaTeX delimiters and emphasis.
+    """Apply `plain_ascii` and `in_digits`, and drop currency, percent and degree signs, LaTeX delimiters and emphasis.
 
     Args:
         text: Any text.
         letters: Whether "5k" and "$5m" are numbers; in an expression the letter may be a variable.
     """
-    text = in_digits(plain(text))
+    text = in_digits(plain_ascii(text))
     if letters:
         text = _LETTERED.sub(_spelled, text)
     if "$" in text or not text.isascii():

@@ -80,7 +80,7 @@ class Limits:
     sandbox: Sandbox = field(default="bubblewrap", metadata={ADDED: True})
 
 
-class Verdict(NamedTuple):
+class CodeResult(NamedTuple):
     """The result of running code against its tests.
 
     Attributes:
@@ -148,7 +148,7 @@ def _case_result(line: bytes, token: str) -> CaseResult | None:
         return None
 
 
-def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
+def run_tests(code: str, tests: str, limits: Limits = Limits()) -> CodeResult:
     """Run code and then its tests; both are Python in one module ``__main__``, as in ``python file.py``.
 
     Args:
@@ -161,11 +161,11 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
         ConfigError: The sandbox cannot be set up.
     """
     if max(len(code), len(tests)) > MAX_CHARS:
-        return Verdict(False, "too complex")
+        return CodeResult(False, "too complex")
     said, late, status, token = _run({"code": code, "tests": tests}, limits, 1)
     # bubblewrap adds 128 to the number of a signal.
     if late or status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
-        return Verdict(False, "timed out")
+        return CodeResult(False, "timed out")
     return _verdict(said, token)
 
 
@@ -319,12 +319,12 @@ def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
     return said, False
 
 
-def _verdict(said: bytes, token: str) -> Verdict:
+def _verdict(said: bytes, token: str) -> CodeResult:
     try:
         report = json.loads(said)
         if report.get("token") == token:
-            return Verdict(True, "tests passed")
+            return CodeResult(True, "tests passed")
         error = one_line(str(report["error"])[:_SHOWN])[:_SHOWN]
-        return Verdict(False, f"tests failed: {error}")
+        return CodeResult(False, f"tests failed: {error}")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Verdict(False, "tests failed: the process ended before its tests did")
+        return CodeResult(False, "tests failed: the process ended before its tests did")

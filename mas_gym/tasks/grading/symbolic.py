@@ -108,7 +108,7 @@ class Judgement(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def judge(reference: str, answer: str) -> Judgement:
+def equal_by_meaning(reference: str, answer: str) -> Judgement:
     """Compare two normalised LaTeX expressions by meaning.
 
     Thread-safe. A comparison that runs out of time or memory is ``"timed out"``,
