@@ -23,7 +23,7 @@ import mas_gym
 import search
 from mas_gym.policies import load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
-from mas_gym.policies.traces import TraceTable, beside, traced
+from mas_gym.policies.traces import Traces, beside, traced
 
 
 def searched(policy: Any, problems: int, store: Path) -> float:
@@ -35,7 +35,7 @@ def searched(policy: Any, problems: int, store: Path) -> float:
     return time.process_time() - start
 
 
-def largest_gap(policy: Any, traces: TraceTable, rows: range) -> float:
+def largest_gap(policy: Any, traces: Traces, rows: range) -> float:
     """Return the largest difference between stored log-probabilities and those of a padded forward pass."""
     found = [traces[row].trace for row in rows]
     width = max(len(one.prompt) + len(one.completion) for one in found)
@@ -62,7 +62,7 @@ def main(problems: int, spec: str, folder: Path) -> None:
     store = folder / "traced.db"
     plain = searched(policy, problems, folder / "plain.db")
     recorded = searched(traced(policy, beside(store)), problems, store)
-    traces = TraceTable(beside(store))
+    traces = Traces(beside(store))
     size = sum(path.stat().st_size for path in beside(store).iterdir())
     print(
         f"{len(traces):,} calls; CPU {plain:.1f} s without traces, {recorded:.1f} s with ({recorded / plain:.2f} times)"

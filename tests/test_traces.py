@@ -25,7 +25,7 @@ from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
 from mas_gym.policies.openai_format import SEED_MASK, BadReply, parse_reply, payload
 from mas_gym.policies.per_agent import PerAgentPolicy
-from mas_gym.policies.traces import TraceTable, beside, traced
+from mas_gym.policies.traces import Traces, beside, traced
 from mas_gym.systems.prompts import chat_messages
 from search.planners.registry import load_planner, planner_spec
 
@@ -57,7 +57,7 @@ def store(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_traces_of_a_run_have_every_message_and_decode_to_its_text(store: Path, policy: Any) -> None:
     with search.open_store(store) as opened:
         [info] = opened.runs()
-        tokens = TraceTable(beside(store), digest_of(info.config["policy"]["identity"]))
+        tokens = Traces(beside(store), digest_of(info.config["policy"]["identity"]))
         seeds, checked = dict(opened.message_seeds()), 0
         for plan in opened.plans():
             for node in list(plan.tree)[1:]:
@@ -105,10 +105,10 @@ def test_traces_of_a_killed_run_contain_complete_batches(policy: Any, tmp_path: 
     while session.pending:
         session.step()
     [stream] = tmp_path.glob("*.arrows")
-    whole = len(TraceTable(tmp_path))
+    whole = len(Traces(tmp_path))
     # The file of a process that was killed while it wrote a batch.
     stream.write_bytes(stream.read_bytes()[:-100])
-    assert whole == 12 and 0 < len(TraceTable(tmp_path)) < whole
+    assert whole == 12 and 0 < len(Traces(tmp_path)) < whole
     session.close()
 
 
@@ -131,7 +131,7 @@ def test_full_disk_is_reported_and_keeps_written_traces(policy: Any, tmp_path: P
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, handler)
-    kept = TraceTable(tmp_path)
+    kept = Traces(tmp_path)
     assert written >= 4 and len(kept) >= written
     assert all(kept.find(seed) for seed in list(known)[: written // 2])
 
@@ -140,14 +140,14 @@ def test_traces_reject_folders_without_them_and_other_schemas(store: Path, tmp_p
     from pyarrow import parquet
 
     with pytest.raises(DataNotFoundError, match="--token-traces"):
-        TraceTable(tmp_path)
+        Traces(tmp_path)
     [file] = beside(store).glob("*.parquet")
     parquet.write_table(parquet.read_table(file).replace_schema_metadata({}), tmp_path / "other.parquet")
     with pytest.raises(DataError, match="schema 1"):
-        TraceTable(tmp_path)
+        Traces(tmp_path)
     (tmp_path / "other.parquet").write_bytes(file.read_bytes()[:1000])
     with pytest.raises(DataError, match="damaged"):
-        TraceTable(tmp_path)
+        Traces(tmp_path)
 
 
 def test_traces_of_cached_replies_are_rejected(policy: Any, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_traces_of_agents_with_their_own_policies_name_the_agent(policy: Any, tm
     recorded: Any = traced(team, tmp_path)
     [plan] = search.run("single", TASK[:1], mas="rpsv", policy=recorded)
     recorded.close()
-    tokens = TraceTable(tmp_path)
+    tokens = Traces(tmp_path)
     assert plan.error is None and {tokens[row].agent for row in range(len(tokens))} == {
         "Reader",
         "Planner",
@@ -176,7 +176,7 @@ def test_calls_of_a_program_are_traced_through_the_gateway(policy: Any, tmp_path
     pytest.importorskip("openai")
     program = str(Path(__file__).parents[1] / "examples" / "programs" / "plain_openai.py") + ":solve"
     plans = list(search.run("sc:2", TASK[:1], program=program, policy=traced(policy, tmp_path)))
-    assert plans[0].error is None and len(TraceTable(tmp_path)) == plans[0].usage.agent_calls
+    assert plans[0].error is None and len(Traces(tmp_path)) == plans[0].usage.agent_calls
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
@@ -187,7 +187,7 @@ def test_traces_through_a_server_equal_those_of_the_engine(policy: Any, tmp_path
         remote.close()
     with search.open_store(tmp_path / "r.db") as opened:
         seeds = dict(opened.message_seeds())[plan.problem_id]
-    found, model = TraceTable(tmp_path), plan.mas
+    found, model = Traces(tmp_path), plan.mas
     assert plan.error is None and len(found) == 30
     for node in list(plan.tree)[1:]:
         prompt = chat_messages(model, node.state.parent)
@@ -203,7 +203,7 @@ def test_traces_of_a_server_without_ids_have_its_logprobs(policy: Any, tmp_path:
         remote: Any = traced(load_policy(f"openai:served@{url}/v1"), tmp_path)
         [plan] = search.run("single", TASK[:1], mas="rpsv", policy=remote)
         remote.close()
-    found = [TraceTable(tmp_path)[row].trace for row in range(4)]
+    found = [Traces(tmp_path)[row].trace for row in range(4)]
     assert plan.error is None and all(not one.prompt and not one.completion and one.logprobs for one in found)
 
 

@@ -264,7 +264,7 @@ def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
 ) -> None:
     import mas_gym
     import search
-    from mas_gym.policies.traces import TraceTable, beside, traced
+    from mas_gym.policies.traces import Traces, beside, traced
 
     reference: Any = load_policy(f"transformers:{folder}")
     model = reference.model
@@ -276,7 +276,7 @@ def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
     recorded = traced(both[lora], beside(store))
     plans = list(search.run("siblings:2", task, mas="rpsv", policy=recorded, training=True, store=store))
     assert not any(plan.error for plan in plans)
-    found = TraceTable(beside(store))
+    found = Traces(beside(store))
     assert len(found) == sum(plan.usage.agent_calls for plan in plans) == 60
     with search.open_store(store) as opened:
         seeds = dict(opened.message_seeds())
@@ -290,14 +290,14 @@ def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
 def test_traces_of_a_server_equal_those_of_the_engine(
     folder: Path, server: str, both: tuple[VLLMPolicy, ...], tmp_path: Path
 ) -> None:
-    from mas_gym.policies.traces import TraceTable, traced
+    from mas_gym.policies.traces import Traces, traced
 
     requests = [request(i) for i in range(8)]
     for name, policy in (("engine", both[0]), ("server", load_policy(f"openai:served@{server}"))):
         recorded: Any = traced(policy, tmp_path / name)  # type: ignore[arg-type]
         ask(recorded, requests)
         recorded.close()
-    ours, theirs = TraceTable(tmp_path / "engine"), TraceTable(tmp_path / "server")
+    ours, theirs = Traces(tmp_path / "engine"), Traces(tmp_path / "server")
     assert len(ours) == len(theirs) == 24
     for seed in (seed for one in requests for seed in one.seeds):
         mine, other = ours.find(seed).trace, theirs.find(seed).trace

@@ -3,7 +3,7 @@
 `traced` wraps a policy of any kind. The wrapper requests a `TokenTrace` for each sample, writes it to a folder, and
 returns the policy's replies unchanged. A trace is written before its reply is returned, so every message in a run store
 has its trace, even after a crash. An open session writes an Arrow stream (``*.arrows``), which becomes a Parquet file
-when the session is closed. `TraceTable` reads both.
+when the session is closed. `Traces` reads both.
 
 Columns, one row per sample: ``seed`` (with ``policy``, the key), ``policy`` (digest of the policy's identity, which
 includes the weights), ``agent``, ``prompt_ids``, ``completion_ids``, ``logprobs`` (nats, at temperature 1 and without
@@ -252,7 +252,7 @@ class Traced(NamedTuple):
     top_p: float
 
 
-class TraceTable:
+class Traces:
     """The token traces of a folder as Arrow columns in memory, indexed by sample seed.
 
     Args:

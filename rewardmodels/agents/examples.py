@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.identity import digest_of
 from mas_gym.policies.base import TokenTrace
-from mas_gym.policies.traces import TraceTable
+from mas_gym.policies.traces import Traces
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import rule_of, same_rule
@@ -217,7 +217,7 @@ def sampled_messages(
     found: list[tuple[str, list[CreditedSample]]] = []
     with open_store(path) as store:
         for info in training_runs(store, run):
-            tokens = TraceTable(traces, digest_of(info.config["policy"]["identity"]))
+            tokens = Traces(traces, digest_of(info.config["policy"]["identity"]))
             plans = [plan for plan in store.plans(info.run) if plan.tree is not None]
             seeds = dict(store.message_seeds(info.run))
             value = None if critic is None or method not in VALUE_CREDITS else _values(plans, critic)

@@ -290,8 +290,3 @@ def _growth(
 def _ahead(check: int, checks: int) -> list[int]:
     """Return the checks that are 1, 2, 4, ... after a check, and the last one."""
     return sorted({min(check + 2**power, checks - 1) for power in range(checks.bit_length() + 1)} - {check})
-
-
-def stop_rule(calibration: Calibration) -> Confident:
-    """Return the rule to pass as ``stop=`` in Python, without a file."""
-    return Confident(calibration.map.threshold, calibration.map)
