@@ -23,7 +23,7 @@ from search.calibrated import METHODS
 from search.engine.run import run
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop
-from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
+from search.planners.stop_rules import FEATURES, Evidence, StopMap, StopRule
 from search.protocol import Critic, Planner, as_critic, planner_name
 
 FOLDS = 5
