@@ -135,7 +135,7 @@ when_imported("gymnasium.envs.registration", register_environments)
 _public, __dir__ = lazy_names(__name__, _HOMES)
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Import a public name from its module on first access; ``__version__`` is ``"unknown"`` if not installed."""
     return _installed() if name == "__version__" else _public(name)
 

@@ -112,7 +112,7 @@ class Spec(NamedTuple):
         """Return an error as one line of text, with the line of the spec's file that raised it."""
         return error_with_line(error, Path(self.file).expanduser()) if self.file else f"{type(error).__name__}: {error}"
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Return the options after ``#``.
 
         Raises:

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any
 
 from mas_gym.envs.critic_base import MessageStatistics, scores_of
 from mas_gym.errors import ConfigError, CriticError, unknown_name
@@ -228,7 +227,7 @@ class Combination(Critic):
         rows = zip(*votes, strict=True)
         values = [self.combined(context, row) for context, row in zip(contexts, rows, strict=True)]
 
-        def sums(costs: Iterable[Any]) -> list[int]:
+        def sums(costs: Iterable[object]) -> list[int]:
             return [sum(column) for column in zip(*costs, strict=True)]
 
         tokens, read = sums(vote.tokens for vote in votes), sums(vote.prompt_tokens for vote in votes)

@@ -222,7 +222,7 @@ class MASVectorEnv(SyncVectorEnv):
         observation, info = yield from resetting(env, None, None)
         return outcome._replace(observation=observation, info=info, final=(outcome.observation, outcome.info))
 
-    def _observed(self) -> Any:
+    def _observed(self) -> object:
         # A new batch each time, so that batches returned earlier do not change.
         batch: Any = create_empty_array(self.single_observation_space, self.num_envs, fn=np.zeros)
         return concatenate(self.single_observation_space, self._env_obs, batch)

@@ -103,7 +103,7 @@ class LineProcess:
                 self.stop()
                 raise
 
-    def _reply(self, number: int, seconds: float) -> Any:
+    def _reply(self, number: int, seconds: float) -> object:
         deadline = monotonic() + seconds
         while True:
             try:

@@ -141,7 +141,7 @@ def _received(
     return gateway.receive(request.method, path, headers, request.content, origin(gateway.at(path)), later)
 
 
-def _response(reply: Reply) -> Any:
+def _response(reply: Reply) -> object:
     return _HTTP.Response(reply.status, headers={"content-type": reply.kind}, content=reply.body)
 
 

@@ -135,7 +135,7 @@ class Use:
         self.result: Any = hits[0].result if hits else None
         self.world = hits[0].world if hits else ""
 
-    def keep(self, result: object) -> Any:
+    def keep(self, result: object) -> object:
         """Record the result and the world, and return the result."""
         self._tape.setdefault(self._key, []).append(RecordedUse(self._taken, result, self._snapshot()))
         return result

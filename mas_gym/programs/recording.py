@@ -36,7 +36,7 @@ class _RemoteUse:
         self.found = bool(reply["recorded"])
         self.result = reply.get("result")
 
-    def keep(self, result: object) -> Any:
+    def keep(self, result: object) -> object:
         """Record the result, which must be JSON-able, and return its JSON form, as later uses receive it."""
         self._send("PUT", {**self._sent, "result": result})
         return json.loads(json.dumps(result))

@@ -231,7 +231,7 @@ class Runner(Watcher):
         execution.activity.port = self._server.port
         return f"http://127.0.0.1:{self._server.port}/{execution.token}/v1"
 
-    def client(self, execution: Execution, asynchronous: bool) -> Any:
+    def client(self, execution: Execution, asynchronous: bool) -> object:
         """Return an OpenAI client that needs no socket. Raises `MissingDependencyError`."""
         need("openai", "a program with client=", "openai")
         from mas_gym.programs.clients import async_client, client_of, sync_client

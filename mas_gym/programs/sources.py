@@ -47,7 +47,7 @@ class Stage(Protocol):
     def url(self, execution: Execution) -> str:
         """Return the base URL for an execution's calls, on a loopback port."""
 
-    def client(self, execution: Execution, asynchronous: bool) -> Any:
+    def client(self, execution: Execution, asynchronous: bool) -> object:
         """Return an OpenAI client that works without a socket."""
 
     def on_loop(self, execution: Execution, work: Callable[[], object]) -> Callable[[], None]:

@@ -102,7 +102,7 @@ def _items(path: str, text: str) -> Iterator[RawRow]:
         number += 1
 
 
-def parsed(data: object) -> Any:
+def parsed(data: object) -> object:
     """Return the value of a JSON text, given as text or as bytes of UTF-8, or a `BadRow`; a `BadRow` is unchanged."""
     text = _text(data)
     if isinstance(text, BadRow):

@@ -142,7 +142,7 @@ def _train_one(
     device: str,
     resume: bool,
     log: Callable[[str], None],
-    overrides: Mapping[str, Any],
+    overrides: Mapping[str, object],
 ) -> JSONObject:
     import torch
 

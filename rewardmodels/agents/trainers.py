@@ -125,7 +125,7 @@ def make_trainer(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     device: str,
-    callbacks: list[Any],
+    callbacks: list[object],
 ) -> Guarded:
     """Return the trainer of a method."""
     size = min(config.batch_size, config.max_rows)

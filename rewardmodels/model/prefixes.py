@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ def attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     layout: _Layout | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend part by part; called by transformers in each layer.
 

@@ -120,7 +120,7 @@ def train(
 
 
 def open_backbone(
-    base: str, device: str, overrides: Mapping[str, Any]
+    base: str, device: str, overrides: Mapping[str, object]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, TrainingConfig]:
     """Load a backbone ready for training, with a new head and, if the config has them, NF4 and LoRA adapters.
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -287,7 +287,7 @@ class CriticTrainer(Guarded):
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
     def training_step(
-        self, model: PreTrainedModel, inputs: dict[str, Any], num_items_in_batch: Any = None
+        self, model: PreTrainedModel, inputs: dict[str, object], num_items_in_batch: object = None
     ) -> torch.Tensor:
         """Accumulate the gradients of a step's forward passes and return its loss.
 

@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from mas_gym.errors import (
     ConfigError,
@@ -365,7 +365,7 @@ def judge(
     prompt: str | None = None,
     temperature: float = 0.7,
     max_tokens: int = 256,
-    **policy: Any,
+    **policy: object,
 ) -> JudgeCritic:
     """An LLM's verdicts: ``"judge:POLICY"`` with any policy; further options are the policy's."""
     from mas_gym.policies import load_policy

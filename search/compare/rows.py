@@ -176,7 +176,7 @@ def named_critics(
     return found
 
 
-def _listed(parts: str | object | Iterable[object]) -> list[Any]:
+def _listed(parts: str | object | Iterable[object]) -> list[object]:
     return list(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else [parts]
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sized
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mas_gym.errors import ConfigError
 from search.budget import Budget, Cost, limits_of
@@ -184,7 +183,7 @@ def check_allocated(budget: Budget, each: Budget) -> None:
         raise ConfigError("allocate: expected a budget without seconds, because seconds depend on the machine's speed")
 
 
-def check_allocation(setup: Setup, problems: Any, budget: Budget) -> None:
+def check_allocation(setup: Setup, problems: object, budget: Budget) -> None:
     """Check that a run can allocate its budget.
 
     Raises:

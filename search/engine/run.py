@@ -148,7 +148,7 @@ def _opened(
 
 
 def _journal(
-    setup: Setup, problems: Iterable[Problem], record: RunRecord | None, listen: Listener | None, **facts: Any
+    setup: Setup, problems: Iterable[Problem], record: RunRecord | None, listen: Listener | None, **facts: object
 ) -> Journal:
     total = len(problems) if isinstance(problems, Sized) else None
     try:

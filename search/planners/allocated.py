@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mas_gym.errors import ConfigError
 from search.planners.registry import planner_spec, takes_stop
@@ -32,7 +32,7 @@ class Allocated(StopRule):
     rule: Confident
     size: int = 0
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the data that determines the decisions."""
         known = self.rule.calibrated
         assert known is not None

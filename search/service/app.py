@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -363,7 +363,7 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     # ASCII, so that a lone surrogate from a client cannot break the reply.
     return Response(json.dumps(content), status, headers, media_type="application/json")
 

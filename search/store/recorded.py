@@ -82,11 +82,11 @@ class Recorded(Sequence[Problem]):
         """Return a problem, or a list of problems for a slice."""
         return self._problems[index]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle the store's path; an unpickled copy reads the store again."""
         return partial(Recorded, distinct=self.distinct), (self.path, self.info.run)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the identity of the worlds: the run, its contents and the drawing mode."""
         return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
 
@@ -158,7 +158,7 @@ class RecordedRunPolicy(Policy):
         self.name = name
         self._stated = stated
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the identity of the recorded run."""
         return self._stated
 

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import MASGymError, StoreError
 from mas_gym.internal.database import transaction
@@ -283,5 +283,5 @@ def _nodes(text: str) -> Iterable[Node]:
     return ((node, answer, correct, reason) for node, answer, correct, reason in json.loads(text))
 
 
-def _whole(row: Sequence[Any]) -> bool:
+def _whole(row: Sequence[object]) -> bool:
     return bool(checksum(tuple(row[:-1])) == row[-1])

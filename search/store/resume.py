@@ -161,7 +161,7 @@ class RunRecord:
                 more,
             )
 
-    def _note(self, **facts: Any) -> None:
+    def _note(self, **facts: object) -> None:
         """Write the run's row."""
         self._facts = self._facts | facts
         row = (json.dumps(self._facts, sort_keys=True), self.run)

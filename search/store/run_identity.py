@@ -23,7 +23,7 @@ FORM = 2
 _FOLLOWING = {"place", "places", "values"}
 
 
-def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> JSONObject:
+def run_config(setup: Setup, problems: Iterable[Problem], policy: object) -> JSONObject:
     """Return everything that determines a run's results, in JSON-able form.
 
     Raises:
@@ -50,7 +50,7 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> JSONOb
     )
 
 
-def _allocation(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
+def _allocation(setup: Setup, problems: Iterable[Problem]) -> dict[str, object]:
     """Return the allocated budget and the problems that share it; empty for a run without allocation."""
     if setup.allocated is None:
         return {}
@@ -70,7 +70,7 @@ def engine_identity(role: str, engine: Any) -> JSONObject:
     return {"name": engine.name, "identity": identity}
 
 
-def _grading(problems: Iterable[Problem]) -> Any:
+def _grading(problems: Iterable[Problem]) -> object:
     """Return the identity of the grading, independent of the selection of problems."""
     if isinstance(problems, ProblemTask | ProceduralTask):
         return _stated("task", problems.identity())
@@ -82,7 +82,7 @@ def _grading(problems: Iterable[Problem]) -> Any:
     return "strict"
 
 
-def _stated(role: str, part: object) -> Any:
+def _stated(role: str, part: object) -> object:
     try:
         return identity_of(part)
     except IdentityError as error:
@@ -115,7 +115,7 @@ def config_differences(old: JSONMapping, new: JSONMapping) -> list[str]:
     return list(dict.fromkeys(_told(*entry) for entry in kept))
 
 
-def _unequal(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+def _unequal(old: object, new: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict) and path != ("mas",):
         for key in dict.fromkeys((*new, *old)):
             yield from _unequal(old.get(key), new.get(key), (*path, key))
@@ -123,7 +123,7 @@ def _unequal(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[
         yield path, old, new
 
 
-def _told(path: tuple[str, ...], old: Any, new: Any) -> str:
+def _told(path: tuple[str, ...], old: object, new: object) -> str:
     for kind, noun in (("files", "file"), ("packages", "package"), ("values", "variable")):
         if kind in path[1:-1]:
             what = f"the {path[0]}'s {noun} {path[path.index(kind) + 1]}"
