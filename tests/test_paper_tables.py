@@ -49,9 +49,10 @@ from mas_gym.policies import load_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action
 from rewardmodels import stored_trees
-from rewardmodels.training.train_critic import trees
+from rewardmodels.training.train_critic import ROLLOUTS, trees
 from search import ScoringContext
 from search.compare.first_errors import auc
+from search.compare.rows import Bench
 from search.results.intervals import Difference
 from search.store import open_store
 
@@ -64,9 +65,16 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     return Options(out, number=2, seeds=(42,), trees=8, dynamic_trees=4, dev_trees=3, settings=few, other_policy=other)
 
 
+class SmallLab(Lab):
+    """A lab with training searches of fewer simulations."""
+
+    def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> Bench:
+        return super().rollouts(setting, split, "mcts:12,3" if planner == ROLLOUTS else planner)
+
+
 @pytest.fixture(scope="module")
 def lab(options: Options) -> Lab:
-    return Lab(options)
+    return SmallLab(options)
 
 
 def text_of(lab: Lab, page: Page) -> str:
@@ -91,7 +99,7 @@ def assert_rivals(text: str, name: str) -> None:
 @pytest.mark.slow
 def test_siblings_differ_only_in_the_last_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task, store = mas_gym.load_task("arithmetic", split="dev")[:6], tmp_path / "dev.db"
-    run = search.run("mcts:12,3", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store)
+    run = search.run("mcts:8,3", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store)
     assert len(list(run)) == 6
     pairs = [pair for item in stored_trees(store) for pair in siblings.siblings(item, task.problem(item.problem_id))]
     assert len({pair.example.agent for pair in pairs}) > 1
@@ -143,7 +151,8 @@ def test_main_table_has_the_papers_rows_and_resumes(lab: Lab, options: Options) 
     assert text.count("MASPRM over") == 7
     assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")
     stores = {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")}
-    assert text_of(Lab(options), main.run(Lab(options))) == text
+    again = SmallLab(options)
+    assert text_of(again, main.run(again)) == text
     assert {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")} == stores
     document = json.loads((options.out / "results" / "main.json").read_text())
     assert len(document["rows"]) == 20
@@ -256,7 +265,7 @@ def test_critics_transfer_to_other_agents(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_critics_transfer_to_another_wording(options: Options) -> None:
-    lab = Lab(replace(options, trees=24))
+    lab = SmallLab(replace(options, trees=24))
     text = text_of(lab, wordings.run(lab))
     assert len(figures(text, "MASPRM of retold-3")) == 3
     assert_rivals(text, "arithmetic: ")
@@ -269,7 +278,7 @@ def test_critics_on_other_backbones_use_the_same_searches(
 ) -> None:
     shapes = zip(backbones.BACKBONES, [(64, 1), (128, 1), (128, 1, "audit"), (128, 2, "", 1e-3)], strict=True)
     monkeypatch.setattr(backbones, "BACKBONES", {name: TinyShape(*shape) for name, shape in shapes})
-    lab = Lab(replace(options, other_steps=2))
+    lab = SmallLab(replace(options, other_steps=2))
     text = text_of(lab, backbones.run(lab))
     counts = [int(figures(text, name)[1].replace(",", "")) for name in backbones.BACKBONES]
     assert counts[0] < counts[1] == counts[2] < counts[3] == 509_312
