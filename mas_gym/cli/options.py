@@ -622,9 +622,10 @@ def _cores() -> int:
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
     from mas_gym.internal.adapter import Adapter
-    from search.planners import Cascade, ChosenArms, ChosenRecipients
+    from search.planners import Cascade
+    from search.planners.wrapper import PlannerWrapper
 
-    if isinstance(planner, ChosenArms | ChosenRecipients):
+    if isinstance(planner, PlannerWrapper):
         return _is_shipped(planner.planner)
     if isinstance(planner, Cascade):
         return all(map(_is_shipped, planner.stages))

@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
 from mas_gym.policies.arms import check_arm
 from mas_gym.systems.state import MASState
-from search.planners.common import delegate, draw_normal
+from search.planners.common import draw_normal
 from search.planners.stop_rules import expected_excess
+from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import (
     Arm,
     Arms,
@@ -27,11 +28,9 @@ from search.protocol import (
     Evaluate,
     Model,
     PlanGenerator,
-    Planner,
     Propose,
     Request,
     Reward,
-    as_planner,
     planner_name,
     value_kind,
 )
@@ -49,7 +48,7 @@ SPREAD = 0.3
 
 
 @dataclass(frozen=True)
-class ChosenArms(Planner):
+class ChosenArms(PlannerWrapper):
     """A planner wrapper that chooses the arm for each message by a rule.
 
     The gain of a message is the value of its successor state minus the value of its state, which is 0 at the root. With
@@ -65,46 +64,27 @@ class ChosenArms(Planner):
         outcomes_only: Whether only terminal states have values; filled in for a run.
     """
 
-    planner: Planner
     arms: str
     outcomes_only: bool = False
 
     def __post_init__(self) -> None:
         """Check the rule."""
-        planner = as_planner(self.planner)
+        super().__post_init__()
         if isinstance(self.arms, str) and self.arms.startswith(ONLY):
             check_arm(self.arms.removeprefix(ONLY))
         elif self.arms not in LEARNED:
             raise ConfigError(f"expected arms to be {RULES}, got {self.arms!r}")
-        elif not planner.needs_critic:
+        elif not self.needs_critic:
             raise ConfigError(
-                f"arms={self.arms} learns from values, but {planner_name(planner)} requests none; leave out arms="
+                f"arms={self.arms} learns from values, but {planner_name(self.planner)} requests none; leave out arms="
             )
-        own = {
-            "planner": planner,
-            "needs_critic": planner.needs_critic,
-            "size_setting": planner.size_setting,
-            "needs_prices": planner.needs_prices or self.arms == "cost",
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        if self.arms == "cost":
+            object.__setattr__(self, "needs_prices", True)
 
     def for_run(self, critic: Critic | None, training: bool) -> ChosenArms:
         """Bind the planner."""
         outcomes_only = value_kind(critic, training) in ("outcome", "reward")
-        return replace(self, planner=as_planner(self.planner.for_run(critic, training)), outcomes_only=outcomes_only)
-
-    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> ChosenArms:
-        """Return a copy with the planner for an allocated budget."""
-        return replace(self, planner=self.planner.for_allocation(with_rule))
-
-    def current_size(self) -> int:
-        """Return the planner's size."""
-        return self.planner.current_size()
-
-    def resized(self, size: int) -> ChosenArms:
-        """Return a copy with a resized planner."""
-        return replace(self, planner=self.planner.resized(size))
+        return replace(super().for_run(critic, training), outcomes_only=outcomes_only)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and choose the arms of its messages."""

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mas_gym.errors import BudgetError, ConfigError, is_number, whole_number
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
-from search.plan import Candidate, Plan
+from search.plan import Candidate
 from search.protocol import (
     Critic,
     Evaluate,
     Model,
-    PlanGenerator,
     Propose,
     Remaining,
-    Request,
     Steps,
     ValueKind,
     value_kind,
@@ -253,27 +250,3 @@ def widen(tree: Tree, model: Model, wanted: Mapping[int, int], answered: bool) -
             if len(proposals) < served[node]:
                 wanted[node] = len(grown[node])
     return grown
-
-
-def delegate(inner: PlanGenerator, answer: Callable[[list[Request]], Steps[list[object]]]) -> PlanGenerator:
-    """Run a planner whose requests another function answers, and return its plan.
-
-    Args:
-        inner: The planner's search.
-        answer: Takes the requests of one round, yields requests to the scheduler, and returns the replies. A
-            `BudgetError` that it raises is raised in the planner.
-    """
-    resume: Callable[[], list[Request]] = partial(next, inner)
-    try:
-        while True:
-            try:
-                requests = resume()
-            except StopIteration as end:
-                plan: Plan = end.value
-                return plan
-            try:
-                resume = partial(inner.send, (yield from answer(requests)))
-            except BudgetError as error:
-                resume = partial(inner.throw, error)
-    finally:
-        inner.close()

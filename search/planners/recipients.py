@@ -6,27 +6,23 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.prompts import nameable
 from mas_gym.systems.state import Action, MASState
-from search.planners.common import (
-    delegate,
-    step_values,
-)
+from search.planners.common import step_values
+from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import (
     Critic,
     Evaluate,
     Model,
     PlanGenerator,
-    Planner,
     Propose,
     Request,
     Steps,
-    as_planner,
 )
 from search.tree import Proposal
 
@@ -39,7 +35,7 @@ _DRAW = "recipient"
 
 
 @dataclass(frozen=True)
-class ChosenRecipients(Planner):
+class ChosenRecipients(PlannerWrapper):
     """A planner wrapper that chooses the recipient of each message by a rule.
 
     Messages of agents without ``route: message`` are not affected. A message that names no legal recipient also gets
@@ -53,22 +49,15 @@ class ChosenRecipients(Planner):
             message names, then to the first.
     """
 
-    planner: Planner
     recipients: Rule
 
     def __post_init__(self) -> None:
         """Check the rule."""
+        super().__post_init__()
         if self.recipients not in get_args(Rule):
             raise ConfigError(f"expected recipients to be one of {RULES}, got {self.recipients!r}")
-        planner = as_planner(self.planner)
-        own = {
-            "planner": planner,
-            "needs_critic": planner.needs_critic or self.recipients == "critic",
-            "size_setting": planner.size_setting,
-            "needs_prices": planner.needs_prices,
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        if self.recipients == "critic":
+            object.__setattr__(self, "needs_critic", True)
 
     def for_run(self, critic: Critic | None, training: bool) -> ChosenRecipients:
         """Bind the planner; ``"critic"`` needs a critic that scores states after any turn."""
@@ -77,19 +66,7 @@ class ChosenRecipients(Planner):
             if critic is not None and critic.scores_actions:
                 problem = "policy likelihood does not depend on the recipients"
                 raise ConfigError(f"recipients=critic: {problem}; use a process critic, such as masprm")
-        return replace(self, planner=self.planner.for_run(critic, training))
-
-    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> ChosenRecipients:
-        """Return a copy with the planner for an allocated budget."""
-        return replace(self, planner=self.planner.for_allocation(with_rule))
-
-    def current_size(self) -> int:
-        """Return the planner's size."""
-        return self.planner.current_size()
-
-    def resized(self, size: int) -> ChosenRecipients:
-        """Return a copy with a resized planner."""
-        return replace(self, planner=self.planner.resized(size))
+        return super().for_run(critic, training)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and change the recipients of its proposals."""

@@ -13,6 +13,7 @@ from search import planners
 from search.planners.arms import TURNS
 from search.planners.recipients import OWN
 from search.planners.stop_rules import read_stop
+from search.planners.wrapper import PlannerWrapper
 from search.protocol import Planner, as_planner, planner_name
 
 _CASCADE = "cascade"
@@ -109,7 +110,7 @@ def whole_search(planner: Planner) -> Planner:
     """
     if isinstance(planner, planners.Cascade):
         return whole_search(planner.stages[-1])
-    if isinstance(planner, planners.ChosenArms | planners.ChosenRecipients):
+    if isinstance(planner, PlannerWrapper):
         return replace(planner, planner=whole_search(planner.planner))
     if not takes_stop(planner):
         return planner

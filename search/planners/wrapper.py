@@ -1,0 +1,70 @@
+"""Planners that answer the requests of another planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+from mas_gym.errors import BudgetError
+from search.plan import Plan
+from search.protocol import Critic, PlanGenerator, Planner, Request, Steps, as_planner
+
+
+@dataclass(frozen=True)
+class PlannerWrapper(Planner):
+    """Base class of planners that change the requests and replies of another planner.
+
+    Attributes:
+        planner: The wrapped planner; it determines critic, prices and size.
+    """
+
+    planner: Planner
+
+    def __post_init__(self) -> None:
+        """Adapt the planner and copy its attributes."""
+        planner = as_planner(self.planner)
+        object.__setattr__(self, "planner", planner)
+        for name in ("needs_critic", "needs_prices", "size_setting"):
+            object.__setattr__(self, name, getattr(planner, name))
+
+    def for_run(self, critic: Critic | None, training: bool) -> Self:
+        """Bind the planner."""
+        return replace(self, planner=self.planner.for_run(critic, training))
+
+    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Self:
+        """Return a copy with the planner for an allocated budget."""
+        return replace(self, planner=self.planner.for_allocation(with_rule))
+
+    def current_size(self) -> int:
+        """Return the planner's size."""
+        return self.planner.current_size()
+
+    def resized(self, size: int) -> Self:
+        """Return a copy with a resized planner."""
+        return replace(self, planner=self.planner.resized(size))
+
+
+def delegate(inner: PlanGenerator, answer: Callable[[list[Request]], Steps[list[object]]]) -> PlanGenerator:
+    """Run a planner whose requests another function answers, and return its plan.
+
+    Args:
+        inner: The planner's search.
+        answer: Takes the requests of one round, yields requests to the scheduler, and returns the replies. A
+            `BudgetError` that it raises is raised in the planner.
+    """
+    resume: Callable[[], list[Request]] = partial(next, inner)
+    try:
+        while True:
+            try:
+                requests = resume()
+            except StopIteration as end:
+                plan: Plan = end.value
+                return plan
+            try:
+                resume = partial(inner.send, (yield from answer(requests)))
+            except BudgetError as error:
+                resume = partial(inner.throw, error)
+    finally:
+        inner.close()
