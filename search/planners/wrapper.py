@@ -25,9 +25,14 @@ class PlannerWrapper(Planner):
     def __post_init__(self) -> None:
         """Adapt the planner and copy its attributes."""
         planner = as_planner(self.planner)
-        object.__setattr__(self, "planner", planner)
-        for name in ("needs_critic", "needs_prices", "size_setting"):
-            object.__setattr__(self, name, getattr(planner, name))
+        own = {
+            "planner": planner,
+            "needs_critic": planner.needs_critic,
+            "size_setting": planner.size_setting,
+            "needs_prices": planner.needs_prices,
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     def for_run(self, critic: Critic | None, training: bool) -> Self:
         """Bind the planner."""
