@@ -76,9 +76,10 @@ def store(whole: Path, tmp_path: Path) -> Path:
 
 
 def values_of(plan: Plan) -> TreeValues:
-    nodes = [] if plan.tree is None else list(plan.tree)
+    nodes = () if plan.tree is None else tuple(plan.tree)
     candidates = [(c.node, bool(c.correct)) for c in plan.candidates if c.node is not None]
-    return TreeValues([n.parent for n in nodes], [n.state.speaker for n in nodes], [n.value for n in nodes], candidates)
+    columns = zip(*((node.parent, node.state.speaker, node.value) for node in nodes), strict=True)
+    return TreeValues(*columns, candidates) if nodes else TreeValues((), (), (), ())
 
 
 @pytest.mark.parametrize("grading", [None, "odd"])

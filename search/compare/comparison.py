@@ -19,7 +19,6 @@ from search.compare.cost_matching import Match, calibrate
 from search.compare.rows import Bench, Row, measure, named_critics, named_planners, pair
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
-from search.results.outcomes import Outcome
 from search.results.summary import find_row, summarise
 from search.results.table import CalibratedSize
 from search.setup import ProgramSource, read_system
@@ -109,23 +108,12 @@ def compare(
         calibrated = [part for *_, part in pairs]
     listen = (lambda row, seed, now: progress(row.label, seed, now)) if callable(progress) else progress
     outcomes, stop = measure(rows, bench, listen=listen)
-    return _table(outcomes, stop, chosen, match, baseline, calibrated)
-
-
-def _table(
-    outcomes: Sequence[Outcome],
-    stop: BaseException | None,
-    chosen: Sequence[int],
-    match: str | None,
-    baseline: str,
-    calibrated: list[CalibratedSize],
-) -> Comparison:
     if stop is not None:
         raise stop
-    rows = tuple(summarise(outcomes))
-    name = find_row(rows, baseline).label if rows else ""
-    facts = {"problems": rows[0].problems if rows else 0, "seeds": chosen, "match": match, "baseline": name}
-    return Comparison(rows, tuple(outcomes), name, "", facts, tuple(calibrated))
+    table = tuple(summarise(outcomes))
+    name = find_row(table, baseline).label if table else ""
+    facts = {"problems": table[0].problems if table else 0, "seeds": chosen, "match": match, "baseline": name}
+    return Comparison(table, tuple(outcomes), name, "", facts, tuple(calibrated))
 
 
 def matched(

@@ -29,14 +29,7 @@ from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
 from search.compare.imported import read_labelled
 from search.compare.reliability import Bin, ScoredState, depth_bins, gap
-from search.compare.transcripts import (
-    NOBODY,
-    LabelledTranscript,
-    Scored,
-    ScoringCost,
-    divide,
-    score_transcripts,
-)
+from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, ScoringCost, divide, score_transcripts
 from search.protocol import Critic
 from search.results.intervals import Counts, Interval, bootstrap
 

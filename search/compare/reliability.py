@@ -78,7 +78,9 @@ class ScoredStates:
                 node = parents[node]
         for speaker, value, below, found in zip(tree.speakers, tree.values, graded, right, strict=True):
             if below and value is not None:
-                self.add(speaker, value, found / below)
+                values, shares = self._groups[speaker]
+                values.append(value)
+                shares.append(found / below)
 
     def bins(self) -> dict[int, list[Bin]]:
         """Return, for each group, at most `BINS` bins of about equally many states, in order of value.

@@ -22,14 +22,7 @@ from search.planners.common import (
     step_values,
 )
 from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
-from search.protocol import (
-    Critic,
-    Model,
-    PlanGenerator,
-    Planner,
-    Propose,
-    Steps,
-)
+from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Steps
 from search.tree import Tree
 
 

@@ -14,27 +14,9 @@ from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import (
-    check_at_least,
-    child_of,
-    evaluate,
-    path_scores,
-    ranked,
-    step_values,
-    turns_left,
-)
+from search.planners.common import check_at_least, child_of, evaluate, path_scores, ranked, step_values, turns_left
 from search.planners.stop_rules import Stop, Watch, pass_gain, read_stop, stop_for_run
-from search.protocol import (
-    Arms,
-    Critic,
-    Model,
-    PlanGenerator,
-    Planner,
-    Propose,
-    Remaining,
-    Steps,
-    ValueKind,
-)
+from search.protocol import Arms, Critic, Model, PlanGenerator, Planner, Propose, Remaining, Steps, ValueKind
 from search.tree import Tree
 
 ACTION = "message"

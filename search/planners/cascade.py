@@ -6,9 +6,9 @@ import math
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
 from mas_gym.systems.state import MASState
@@ -16,7 +16,18 @@ from search.plan import AnytimePoint, Plan
 from search.planners.common import evaluate
 from search.planners.stop_rules import Confident, Evidence, Watch, read_stop, stop_for_run
 from search.planners.wrapper import delegate
-from search.protocol import Continue, Critic, Model, PlanGenerator, Planner, Propose, Request, as_planner, value_kind
+from search.protocol import (
+    Continue,
+    Critic,
+    Model,
+    PlanGenerator,
+    Planner,
+    Propose,
+    Request,
+    Steps,
+    as_planner,
+    value_kind,
+)
 from search.tree import Proposal, Tree
 
 
@@ -132,7 +143,7 @@ class Cascade(Planner):
             earlier = plan
         return replace(plan, anytime=tuple(curve))
 
-    def _evidence(self, plan: Plan) -> Generator[list[Request], list[Any], Evidence]:
+    def _evidence(self, plan: Plan) -> Steps[Evidence]:
         """Score the answer of a stage if the stage has not, and return the evidence."""
         tree, ends = plan.tree, [candidate.node or 0 for candidate in plan.candidates]
         assert tree is not None
@@ -141,15 +152,12 @@ class Cascade(Planner):
         return (yield from Watch(None, tree, self.outcomes_only).evidence(ends[0], ends))
 
 
-class _Place(NamedTuple):
-    """A place to draw messages: a state and an arm."""
-
-    state: MASState
-    arm: str
+_Place = tuple[MASState, str]
+"""A place to draw messages: a state and an arm."""
 
 
 def _place(request: Propose) -> _Place:
-    return _Place(request.state, request.arm)
+    return request.state, request.arm
 
 
 class _Supply:
@@ -170,7 +178,7 @@ class _Supply:
         """Run a stage and return its plan."""
         used: Counter[_Place] = Counter()
 
-        def answer(requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
+        def answer(requests: list[Request]) -> Steps[list[object]]:
             try:
                 return (yield from self._answer(requests, used))
             except BudgetError as error:
@@ -179,9 +187,7 @@ class _Supply:
 
         return (yield from delegate(stage, answer))
 
-    def _answer(
-        self, requests: Sequence[Request], used: Counter[_Place]
-    ) -> Generator[list[Request], list[Any], list[Any]]:
+    def _answer(self, requests: Sequence[Request], used: Counter[_Place]) -> Steps[list[object]]:
         """Return the replies to a stage's requests; ``used`` counts the messages received at each place."""
         proposing = [request for request in requests if isinstance(request, Propose)]
         wanted = Counter({_place(request): used[_place(request)] for request in proposing})
@@ -189,7 +195,7 @@ class _Supply:
             wanted[_place(proposal)] += proposal.n
         missing = {place: n - len(self._drawn[place]) for place, n in wanted.items() if n > len(self._drawn[place])}
         others: list[Request] = [request for request in requests if not isinstance(request, Propose)]
-        asked = [*(Propose(place.state, n, place.arm) for place, n in missing.items()), *others]
+        asked = [*(Propose(state, n, arm) for (state, arm), n in missing.items()), *others]
         replies: list[Any]
         try:
             replies = (yield asked) if asked else []
@@ -202,7 +208,8 @@ class _Supply:
             self._drawn[place] += proposals
             self.calls += len(proposals)
             self.tokens += sum(proposal.tokens for proposal in proposals)
-        rest, answers = iter(replies[len(missing) :]), []
+        rest = iter(replies[len(missing) :])
+        answers: list[object] = []
         for request in requests:
             if isinstance(request, Propose):
                 place = _place(request)

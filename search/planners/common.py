@@ -11,16 +11,7 @@ from mas_gym.errors import BudgetError, ConfigError, is_number, whole_number
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
 from search.plan import Candidate
-from search.protocol import (
-    Critic,
-    Evaluate,
-    Model,
-    Propose,
-    Remaining,
-    Steps,
-    ValueKind,
-    value_kind,
-)
+from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Steps, ValueKind, value_kind
 from search.tree import Proposal, Tree
 
 

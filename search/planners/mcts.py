@@ -45,13 +45,7 @@ from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
-from search.planners.common import (
-    append_distinct,
-    check_at_least,
-    evaluate,
-    path_scores,
-    ranked,
-)
+from search.planners.common import append_distinct, check_at_least, evaluate, path_scores, ranked
 from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
@@ -120,8 +114,7 @@ class MCTS(Planner):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.stop is not None:
-            object.__setattr__(self, "stop", read_stop(self.stop))
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(
             self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel
         )
@@ -154,7 +147,7 @@ class MCTS(Planner):
         kind = value_kind(critic, training)
         if kind is None:
             raise ConfigError("MCTS needs a critic: pass critic=load_critic(...), or training=True for the true reward")
-        stop = None if self.stop is None else stop_for_run(self, self.stop, critic, training)
+        stop = stop_for_run(self, self.stop, critic, training)
         return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
@@ -211,17 +204,17 @@ class Search:
         self.terminals: list[int] = []
         self.calls = self.tokens = 0
         self.curve: list[AnytimePoint] = []
-        self.watch = None if planner.stop is None else Watch(planner.stop, self.tree, not self.steps)
+        self.watch = Watch(planner.stop, self.tree, not self.steps)
 
     def run(self) -> Steps[None]:
         """Run the simulations one after another."""
         for _ in range(self.planner.n_simulations):
-            if not (yield from self.simulate([0])) or (self.watch is not None and (yield from self.settled())):
+            if not (yield from self.simulate([0])) or (yield from self.settled()):
                 return
 
     def settled(self) -> Flight:
         """Return whether the stop rule ends the search; called between simulations."""
-        if self.watch is None:
+        if self.planner.stop is None:
             return False
         leader = self.chosen()
         gain = partial(simulation_gain, self.tree, leader or 0, self.terminals)
@@ -442,8 +435,8 @@ class Search:
         tree, chosen = self.tree, self.chosen()
         tree.visits[0] = sum(tree.visits[child] for child in tree.children(0))
         tree.totals[0] = math.fsum(tree.totals[child] for child in tree.children(0))
-        stopped = None if self.watch is None else self.watch.stopped
-        return Plan(ranked(tree, self.terminals, self.scores(), chosen), tree, tuple(self.curve), stopped=stopped)
+        candidates = ranked(tree, self.terminals, self.scores(), chosen)
+        return Plan(candidates, tree, tuple(self.curve), stopped=self.watch.stopped)
 
 
 class ParallelSearch(Search):

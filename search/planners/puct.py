@@ -6,13 +6,9 @@ import math
 from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
-from search.planners.common import (
-    check_positive,
-)
+from search.planners.common import check_positive
 from search.planners.mcts import MCTS, Flight, Search, check_serial
-from search.protocol import (
-    Model,
-)
+from search.protocol import Model
 
 
 @dataclass(frozen=True)

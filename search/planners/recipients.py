@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from mas_gym.errors import ConfigError, IllegalActionError
@@ -15,15 +16,7 @@ from mas_gym.systems.prompts import nameable
 from mas_gym.systems.state import Action, MASState
 from search.planners.common import step_values
 from search.planners.wrapper import PlannerWrapper, delegate
-from search.protocol import (
-    Critic,
-    Evaluate,
-    Model,
-    PlanGenerator,
-    Propose,
-    Request,
-    Steps,
-)
+from search.protocol import Critic, Evaluate, Model, PlanGenerator, Propose, Request, Steps
 from search.tree import Proposal
 
 Rule = Literal["schedule", "uniform", "critic"]
@@ -70,11 +63,11 @@ class ChosenRecipients(PlannerWrapper):
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and change the recipients of its proposals."""
-        rule = _RULES[self.recipients](rng)
+        choice = _Choice(self.recipients, rng)
 
         def answer(requests: list[Request]) -> Steps[list[Any]]:
             replies = yield requests
-            yield from _readdress(model, requests, replies, rule)
+            yield from choice.readdress(model, requests, replies)
             return replies
 
         return (yield from delegate(self.planner.plan(model, root, rng), answer))
@@ -88,23 +81,47 @@ class _Fan(NamedTuple):
     successors: Mapping[int, MASState]
 
 
-_Steps = Steps[list[int]]
-_Choose = Callable[[Sequence[_Fan]], _Steps]
+class _Choice:
+    """Chooses the recipients of one search's messages by a rule."""
 
+    def __init__(self, rule: Rule, rng: random.Random) -> None:
+        self._rule: Rule = rule
+        self._seed = rng.getrandbits(62) if rule == "uniform" else 0
+        self._drawn = Counter[bytes]()
 
-def _readdress(model: Model, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps[None]:
-    """Change the recipients of the proposals among the replies."""
-    places: list[tuple[list[Proposal], int]] = []
-    fans: list[_Fan] = []
-    for slot, request in enumerate(requests):
-        if isinstance(request, Propose) and nameable(model.mas, request.state):
-            replies[slot] = proposals = list(replies[slot])
-            for i, proposal in enumerate(proposals):
-                places.append((proposals, i))
-                fans.append(_fan(model, request.state, proposal.action))
-    recipients = (yield from choose(fans)) if fans else []
-    for (proposals, i), recipient in zip(places, recipients, strict=True):
-        proposals[i] = proposals[i]._replace(action=Action(proposals[i].action.text, recipient))
+    def readdress(self, model: Model, requests: Sequence[Request], replies: list[Any]) -> Steps[None]:
+        """Change the recipients of the proposals among the replies."""
+        places: list[tuple[list[Proposal], int]] = []
+        fans: list[_Fan] = []
+        for slot, request in enumerate(requests):
+            if isinstance(request, Propose) and nameable(model.mas, request.state):
+                replies[slot] = proposals = list(replies[slot])
+                for i, proposal in enumerate(proposals):
+                    places.append((proposals, i))
+                    fans.append(_fan(model, request.state, proposal.action))
+        recipients = (yield from self._recipients(fans)) if fans else []
+        for (proposals, i), recipient in zip(places, recipients, strict=True):
+            proposals[i] = proposals[i]._replace(action=Action(proposals[i].action.text, recipient))
+
+    def _recipients(self, fans: Sequence[_Fan]) -> Steps[list[int]]:
+        if self._rule == "schedule":
+            return [min(fan.successors, key=lambda r: (r <= fan.state.acting, r)) for fan in fans]
+        if self._rule == "uniform":
+            return [self._draw(fan) for fan in fans]
+        states = [state for fan in fans if len(fan.successors) > 1 for state in fan.successors.values()]
+        [found] = (yield [Evaluate(states)]) if states else [[]]
+        values = dict(zip(states, found, strict=True))
+
+        def preference(fan: _Fan, recipient: int) -> tuple[float, bool, int]:
+            return values.get(fan.successors[recipient], 0.0), (recipient,) == fan.named, -recipient
+
+        return [max(fan.successors, key=partial(preference, fan)) for fan in fans]
+
+    def _draw(self, fan: _Fan) -> int:
+        # Draw by state, so that choices at different states are independent.
+        number = derive_seed(self._seed, _DRAW, fan.state.digest, self._drawn[fan.state.digest])
+        self._drawn[fan.state.digest] += 1
+        return sorted(fan.successors)[number % len(fan.successors)]
 
 
 def _fan(model: Model, state: MASState, action: Action) -> _Fan:
@@ -114,43 +131,3 @@ def _fan(model: Model, state: MASState, action: Action) -> _Fan:
         with suppress(IllegalActionError):
             successors[recipient] = model.transition(state, Action(action.text, recipient))
     return _Fan(state, model.transition(state, action).recipients, successors or {action.recipient: state})
-
-
-def _schedule(rng: random.Random) -> _Choose:
-    def choose(fans: Sequence[_Fan]) -> _Steps:
-        yield from ()
-        return [min(fan.successors, key=lambda r: (r <= fan.state.acting, r)) for fan in fans]
-
-    return choose
-
-
-def _uniform(rng: random.Random) -> _Choose:
-    seed, drawn = rng.getrandbits(62), Counter[bytes]()
-
-    def choose(fans: Sequence[_Fan]) -> _Steps:
-        yield from ()
-        return [draw(fan) for fan in fans]
-
-    def draw(fan: _Fan) -> int:
-        # Draw by state, so that choices at different states are independent.
-        number = derive_seed(seed, _DRAW, fan.state.digest, drawn[fan.state.digest])
-        drawn[fan.state.digest] += 1
-        return sorted(fan.successors)[number % len(fan.successors)]
-
-    return choose
-
-
-def _critic(rng: random.Random) -> _Choose:
-    def choose(fans: Sequence[_Fan]) -> _Steps:
-        states = [state for fan in fans if len(fan.successors) > 1 for state in fan.successors.values()]
-        [found] = (yield [Evaluate(states)]) if states else [[]]
-        values = dict(zip(states, found, strict=True))
-        return [max(fan.successors, key=lambda r: preference(fan, r, values)) for fan in fans]
-
-    def preference(fan: _Fan, recipient: int, values: Mapping[MASState, float]) -> tuple[float, bool, int]:
-        return values.get(fan.successors[recipient], 0.0), (recipient,) == fan.named, -recipient
-
-    return choose
-
-
-_RULES: dict[str, Callable[[random.Random], _Choose]] = {"schedule": _schedule, "uniform": _uniform, "critic": _critic}

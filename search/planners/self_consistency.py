@@ -12,13 +12,7 @@ from mas_gym.errors import ConfigError, shown
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import (
-    check_at_least,
-    evaluate,
-    grow_chains,
-    path_scores,
-    ranked,
-)
+from search.planners.common import check_at_least, evaluate, grow_chains, path_scores, ranked
 from search.planners.voting import (
     largest_mean,
     leading_votes,

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import (
-    grow_chains,
-    ranked,
-)
+from search.planners.common import grow_chains, ranked
 from search.protocol import Model, PlanGenerator, Planner
 from search.tree import Tree
 

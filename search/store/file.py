@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
 from hashlib import blake2b
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from mas_gym.errors import StoreError
@@ -153,8 +155,8 @@ def contents_of(connection: sqlite3.Connection, searches: Sequence[int]) -> list
     found: dict[int, Content] = {search: [[] for _ in CONTENT] for search in searches}
     for place, (table, order) in enumerate(CONTENT.items()):
         query = f"SELECT * FROM {table} WHERE search IN ({marks}) ORDER BY search, {order}"
-        for row in connection.execute(query, searches):
-            found[row[0]][place].append(row)
+        for search, rows in groupby(connection.execute(query, searches), itemgetter(0)):
+            found[search][place] = list(rows)
     return list(found.values())
 
 

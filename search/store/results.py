@@ -94,16 +94,14 @@ def graded_outcome(outcome: Outcome, content: Content, grades: Grades | None) ->
 
 def tree_values(row: Row, content: Content) -> TreeValues:
     """Return the values in the tree of a search; empty if it failed."""
-    nodes, candidates, *_ = content if row["error"] is None else [[], []]
+    if row["error"] is not None:
+        return TreeValues((), (), (), ())
+    nodes, candidates, *_ = content
     for _, _, place, *_ in candidates:
         if not 0 <= place < len(nodes):
             raise Damage(f"node {place} is not in its tree")
-    return TreeValues(
-        [node[2] for node in nodes],
-        [node[3] for node in nodes],
-        [node[10] for node in nodes],
-        [(line[2], bool(line[5])) for line in candidates],
-    )
+    columns = list(zip(*nodes, strict=True))
+    return TreeValues(columns[2], columns[3], columns[10], [(line[2], bool(line[5])) for line in candidates])
 
 
 class Totals(NamedTuple):
