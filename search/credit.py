@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,7 @@ METHODS = (
 )
 
 StateFunction = Callable[[MASState], float]
+Sample = tuple[Plan, Tree]
 Floats = NDArray[np.float64]
 
 _EQUAL = 1e-9
@@ -103,29 +104,28 @@ def credit(
         raise unknown_name("credit method", method, METHODS)
     if method == "exact" and truth is None:
         raise ConfigError("credit: method 'exact' requires truth=, a function from a state to its expected reward")
-    trees = [_tree(plan) for plan in plans]
+    sampled = [(plan, tree) for plan in plans if (tree := _tree(plan)) is not None]
     if method == "exact":
-        found = _state_differences(plans, trees, truth, "truth")
+        found = _state_differences(sampled, truth, "truth")
     elif method == "value":
-        found = _state_differences(plans, trees, value, "value")
+        found = _state_differences(sampled, value, "value")
     else:
-        rewards = [_rewards(plan, tree, reward) for plan, tree in zip(plans, trees, strict=True)]
+        rewards = [_rewards(plan, tree, reward) for plan, tree in sampled]
         if method in ("shared-outcome", "per-agent", "per-agent-turn"):
-            found = _grouped(plans, trees, rewards, method, scale)
+            found = _grouped(sampled, rewards, method, scale)
         else:
             found = [
-                {} if tree is None else _compared(tree, dict(known), method, value, weight)
-                for tree, known in zip(trees, rewards, strict=True)
+                _compared(tree, dict(known), method, value, weight)
+                for (_, tree), known in zip(sampled, rewards, strict=True)
             ]
-    return [
-        ()
-        if tree is None
-        else tuple(
-            Credit(node, tree.states[node].speaker, tree.depth(node) - 1, advantages[node])
-            for node in sorted(advantages)
-        )
-        for tree, advantages in zip(trees, found, strict=True)
-    ]
+    advantages = iter(found)
+    return [() if plan.tree is None else _credits(plan.tree, next(advantages)) for plan in plans]
+
+
+def _credits(tree: Tree, advantages: dict[int, float]) -> tuple[Credit, ...]:
+    return tuple(
+        Credit(node, tree.states[node].speaker, tree.depth(node) - 1, advantages[node]) for node in sorted(advantages)
+    )
 
 
 def shared_outcome(rewards: ArrayLike, questions: Sequence[Hashable], *, scale: bool = True) -> Floats:
@@ -374,10 +374,8 @@ def _tree(plan: Plan) -> Tree | None:
     return plan.tree
 
 
-def _rewards(plan: Plan, tree: Tree | None, reward: StateFunction | None) -> list[tuple[int, float]]:
+def _rewards(plan: Plan, tree: Tree, reward: StateFunction | None) -> list[tuple[int, float]]:
     """Return the terminal node and the reward of each transcript."""
-    if tree is None:
-        return []
     if reward is not None:
         return [(node, float(reward(tree.states[node]))) for node in range(len(tree)) if tree.is_terminal(node)]
     known = []
@@ -393,25 +391,22 @@ def _values(tree: Tree, value: StateFunction | None) -> list[float]:
     return list(tree.values) if value is None else [float(value(state)) for state in tree.states]
 
 
-def _state_differences(
-    plans: Sequence[Plan], trees: Sequence[Tree | None], function: StateFunction | None, name: str
-) -> list[dict[int, float]]:
+def _state_differences(sampled: Sequence[Sample], function: StateFunction | None, name: str) -> list[dict[int, float]]:
     """Return the differences of values between each state and the one before it.
 
     If a question's initial state has no value, the mean value after its first messages is used.
     """
-    values = [[] if tree is None else _values(tree, function) for tree in trees]
+    values = [_values(tree, function) for _, tree in sampled]
     first: dict[str, list[float]] = defaultdict(list)
-    for plan, tree, known in zip(plans, trees, values, strict=True):
-        if tree is not None:
-            first[plan.problem_id] += [known[child] for child in tree.children(0) if not math.isnan(known[child])]
+    for (plan, tree), known in zip(sampled, values, strict=True):
+        first[plan.problem_id] += [known[child] for child in tree.children(0) if not math.isnan(known[child])]
     found = []
-    for plan, tree, known in zip(plans, trees, values, strict=True):
-        if known and math.isnan(known[0]) and first[plan.problem_id]:
+    for (plan, tree), known in zip(sampled, values, strict=True):
+        if math.isnan(known[0]) and first[plan.problem_id]:
             known[0] = math.fsum(first[plan.problem_id]) / len(first[plan.problem_id])
-        differences = value_differences(known, [] if tree is None else tree.parents).tolist()
+        differences = value_differences(known, tree.parents).tolist()
         found.append({node: one for node, one in enumerate(differences) if not math.isnan(one)})
-    if plans and not any(found):
+    if sampled and not any(found):
         raise ConfigError(f"credit: expected states with values, got none; search with a critic or pass {name}=")
     return found
 
@@ -433,33 +428,28 @@ def _compared(
 
 
 def _grouped(
-    plans: Sequence[Plan],
-    trees: Sequence[Tree | None],
-    rewards: Iterable[list[tuple[int, float]]],
-    method: str,
-    scale: bool,
+    sampled: Sequence[Sample], rewards: Sequence[list[tuple[int, float]]], method: str, scale: bool
 ) -> list[dict[int, float]]:
     """Return the mean advantage of each node over the transcripts that pass through it."""
     transcripts = [
         (place, one, tree.path(node)[1:])
-        for place, (tree, known) in enumerate(zip(trees, rewards, strict=True))
-        if tree is not None
+        for place, ((_, tree), known) in enumerate(zip(sampled, rewards, strict=True))
         for node, one in known
     ]
     messages = [(place, node) for place, _, path in transcripts for node in path]
     lengths = [len(path) for _, _, path in transcripts]
     outcomes = [one for _, one, _ in transcripts]
-    questions = [plans[place].problem_id for place, _, _ in transcripts]
-    states = [trees[place].states[node] for place, node in messages]  # type: ignore[union-attr]
+    questions = [sampled[place][0].problem_id for place, _, _ in transcripts]
+    states = [sampled[place][1].states[node] for place, node in messages]
     if method == "shared-outcome":
         advantages = np.repeat(shared_outcome(outcomes, questions, scale=scale), lengths)
     elif method == "per-agent":
         advantages = per_agent(np.repeat(outcomes, lengths), [state.speaker for state in states], scale=scale)
     else:
-        asked = [plans[place].problem_id for place, _ in messages]
+        asked = [sampled[place][0].problem_id for place, _ in messages]
         agents, turns = [state.speaker for state in states], [state.depth - 1 for state in states]
         advantages = per_agent_and_turn(np.repeat(outcomes, lengths), asked, agents, turns, scale=scale)
-    passing: list[dict[int, list[float]]] = [defaultdict(list) for _ in plans]
+    passing: list[dict[int, list[float]]] = [defaultdict(list) for _ in sampled]
     for (place, node), one in zip(messages, advantages.tolist(), strict=True):
         passing[place][node].append(one)
     return [{node: math.fsum(ones) / len(ones) for node, ones in nodes.items()} for nodes in passing]

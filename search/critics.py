@@ -173,11 +173,9 @@ class RandomCritic(Critic):
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return one value per state, in order."""
-        return [self._draw(context.state.digest) for context in contexts]
-
-    def _draw(self, digest: bytes) -> float:
-        bits = blake2b(digest, digest_size=8, key=str(self.seed).encode()[:64]).digest()
-        return int.from_bytes(bits, "big") / 2**63 - 1
+        key = str(self.seed).encode()[:64]
+        drawn = (blake2b(context.state.digest, digest_size=8, key=key).digest() for context in contexts)
+        return [int.from_bytes(bits, "big") / 2**63 - 1 for bits in drawn]
 
 
 class Combination(Critic):

@@ -213,9 +213,9 @@ class _Supply:
         for request in requests:
             if isinstance(request, Propose):
                 place = _place(request)
-                start = used[place]
-                answers.append(self._drawn[place][start : start + request.n])
-                used[place] += len(answers[-1])
+                messages = self._drawn[place][used[place] : used[place] + request.n]
+                used[place] += len(messages)
+                answers.append(messages)
             else:
                 answers.append(next(rest))
         return answers
