@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
@@ -149,12 +148,13 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
     """
     places = _places(mas)
     pitch = _WIDTH + (_LABEL_GAP if any(edge.condition for edge in mas.edges) else _GAP_X)
-    arcs = list(_arcs(mas, places))
+    arcs = [_arc(edge, places[edge.source], places[edge.target]) for edge in drawn_edges(mas)]
     above = max(0, *(-arc.bend for arc in arcs))
     below = max(0, *(arc.bend for arc in arcs))
     rows = 1 + max(row for _, row in places.values())
     width = 2 * _MARGIN + max(c for c, _ in places.values()) * pitch + _WIDTH
-    height = 2 * _MARGIN + rows * (_HEIGHT + _GAP_Y) - _GAP_Y + above + below
+    depth = rows * (_HEIGHT + _GAP_Y) - _GAP_Y
+    height = 2 * _MARGIN + depth + above + below
     turns = state.turns if state is not None else ()
     used = {(turn.speaker, target) for turn in turns for target in turn.recipients}
     last = {(turns[-1].speaker, target) for target in turns[-1].recipients} if turns else set()
@@ -170,7 +170,7 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
     for arc in arcs:
         key = (arc.edge.source, arc.edge.target)
         level = 2 if key in last else 1 if key in used else 0
-        drawn[level].append(_edge_svg(arc, ("", " used", " last")[level], pitch, above))
+        drawn[level].append(_edge_svg(arc, ("", " used", " last")[level], pitch, above, depth))
     # Draw the edges used by the episode above the others.
     parts += itertools.chain(*drawn)
     for node, (column, row) in places.items():
@@ -206,27 +206,22 @@ class _Arc(NamedTuple):
     start: tuple[int, int]
     end: tuple[int, int]
     bend: int
-    base: int
 
 
-def _arcs(mas: MAS, places: dict[int, tuple[int, int]]) -> Iterator[_Arc]:
-    rows = 1 + max(row for _, row in places.values())
-    depth = rows * (_HEIGHT + _GAP_Y) - _GAP_Y
-    for edge in drawn_edges(mas):
-        start, end = places[edge.source], places[edge.target]
-        hops = end[0] - start[0]
-        reach = 14 + 10 * abs(hops)
-        straight = hops == 1
-        # Edges from the question and backward edges pass below the rows, forward edges between agents above them.
-        bend = 0 if straight else reach if edge.source == Q or hops <= 0 else -reach
-        yield _Arc(edge, start, end, bend, depth)
+def _arc(edge: Edge, start: tuple[int, int], end: tuple[int, int]) -> _Arc:
+    hops = end[0] - start[0]
+    if hops == 1:
+        return _Arc(edge, start, end, 0)
+    reach = 14 + 10 * abs(hops)
+    # Edges from the question and backward edges pass below the rows, forward edges between agents above them.
+    return _Arc(edge, start, end, reach if edge.source == Q or hops < 1 else -reach)
 
 
 def _corner(column: int, row: int, pitch: int, above: int) -> tuple[int, int]:
     return _MARGIN + column * pitch, _MARGIN + above + row * (_HEIGHT + _GAP_Y)
 
 
-def _edge_svg(arc: _Arc, kind: str, pitch: int, above: int) -> str:
+def _edge_svg(arc: _Arc, kind: str, pitch: int, above: int, depth: int) -> str:
     (x0, y0), (x1, y1) = _corner(*arc.start, pitch, above), _corner(*arc.end, pitch, above)
     ahead = arc.end[0] > arc.start[0]
     if not arc.bend:
@@ -239,7 +234,7 @@ def _edge_svg(arc: _Arc, kind: str, pitch: int, above: int) -> str:
         edge_of = _HEIGHT if arc.bend > 0 else 0
         a = (x0 + _WIDTH // 2 + shift, y0 + edge_of)
         b = (x1 + _WIDTH // 2 - shift, y1 + edge_of + (1 if arc.bend > 0 else -1))
-        level = _MARGIN + above + arc.base + arc.bend if arc.bend > 0 else _MARGIN + above + arc.bend
+        level = _MARGIN + above + arc.bend + (depth if arc.bend > 0 else 0)
         step = 30 if ahead else -30
         path = (
             f"M{a[0]} {a[1]}C{a[0]} {level} {a[0]} {level} {a[0] + step} {level}"
