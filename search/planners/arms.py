@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from search.protocol import (
     Propose,
     Request,
     Reward,
+    Steps,
     planner_name,
     value_kind,
 )
@@ -134,7 +135,7 @@ class _Choice:
     values: dict[MASState, float] = field(default_factory=dict)
     best: dict[MASState, float] = field(default_factory=dict)
 
-    def answer(self, requests: list[Request]) -> Generator[list[Request], list[Any], list[Any]]:
+    def answer(self, requests: list[Request]) -> Steps[list[Any]]:
         """Return the replies to a planner's requests; `Propose` requests are split by arm."""
         states = [request.state for request in requests if isinstance(request, Propose)]
         unknown = {state.acting: state for state in states if state.acting not in self.arms}
