@@ -222,21 +222,32 @@ def save_folder(
     """
 
     def write(fresh: Path) -> None:
-        nonlocal model, info
+        nonlocal info
         with quiet():
-            if has_adapters(model):
-                model.save_pretrained(fresh / "adapter", save_embedding_layers=False)
-                (fresh / "adapter" / "README.md").unlink(missing_ok=True)
-                model = merged(model)
-            model.save_pretrained(fresh)
-            tokenizer.save_pretrained(fresh)
-        (fresh / "README.md").write_text(card, encoding="utf-8")
+            write_model(model, tokenizer, fresh, card, merged)
         info = replace(info, weights=digest_of_weights(fresh))
         text = json.dumps(info.to_dict(), indent=2, ensure_ascii=False)
         (fresh / META).write_text(text + "\n", encoding="utf-8")
 
     replace_files(folder, write, META, "critic")
     return info
+
+
+def write_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    card: str,
+    merge: Callable[[PreTrainedModel], PreTrainedModel],
+) -> None:
+    """Write a model, its tokenizer and its card; ``merge`` makes a plain model of one with adapters."""
+    if has_adapters(model):
+        model.save_pretrained(folder / "adapter", save_embedding_layers=False)
+        (folder / "adapter" / "README.md").unlink(missing_ok=True)
+        model = merge(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: str) -> None:
