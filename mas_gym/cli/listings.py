@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json as jsonlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -63,35 +63,29 @@ def planners(json: AsJSON = False) -> None:
     """List the planners for --planner, with their settings in order."""
     from search.planners.registry import planner_makers
 
-    made = (_entry(name, make) for name, make in planner_makers().items())
     arms = "With several models (--policy arms:...), arms=thompson, cost or only:NAME chooses the model of each message"
-    _show(made, json, f"--planner NAME:SETTINGS, such as mcts:10,3,leaf=bootstrap\n{arms}", "planner")
+    _show(
+        _entries(planner_makers()),
+        json,
+        f"--planner NAME:SETTINGS, such as mcts:10,3,leaf=bootstrap\n{arms}",
+        "planner",
+    )
 
 
 def critics(json: AsJSON = False) -> None:
     """List the critics for --critic, in addition to trained folders."""
     from search.catalogue import critic_makers
 
-    made = (_entry(name, make) for name, make in sorted(critic_makers().items()))
-    _show(
-        made,
-        json,
-        "--critic NAME or NAME:ARGUMENT, or a folder saved by training; options follow as #name=value",
-        "critic",
-    )
+    usage = "--critic NAME or NAME:ARGUMENT, or a folder saved by training; options follow as #name=value"
+    _show(_entries(dict(sorted(critic_makers().items()))), json, usage, "critic")
 
 
 def policies(json: AsJSON = False) -> None:
     """List the policies for --policy, with their options."""
     from mas_gym.policies.registry import policy_makers
 
-    made = (_entry(name, make) for name, make in policy_makers().items())
-    _show(
-        made,
-        json,
-        "--policy NAME:ARGUMENT#option=value&option=value, such as transformers:PATH#dtype=bfloat16",
-        "policy",
-    )
+    usage = "--policy NAME:ARGUMENT#option=value&option=value, such as transformers:PATH#dtype=bfloat16"
+    _show(_entries(policy_makers()), json, usage, "policy")
 
 
 def tasks(json: AsJSON = False) -> None:
@@ -102,9 +96,13 @@ def tasks(json: AsJSON = False) -> None:
         Entry(name, f"{benchmark.hub.path} from the hub, or a local file with --data", [])
         for name, benchmark in BENCHMARKS.items()
     ]
-    made += [_entry(name, make) for name, make in task_makers().items()]
+    made += _entries(task_makers())
     own = "Your data: --task FILE.csv (or JSONL, Parquet, a folder, or OWNER/NAME on the hub), with --columns, --kind"
     _show(made, json, f"--task NAME:SETTINGS, such as arithmetic:difficulty=5, or -o option=value\n{own}", "task")
+
+
+def _entries(makers: Mapping[str, Callable[..., object]]) -> list[Entry]:
+    return [_entry(name, make) for name, make in makers.items()]
 
 
 def _entry(name: str, make: Callable[..., object]) -> Entry:
@@ -119,16 +117,15 @@ def _entry(name: str, make: Callable[..., object]) -> Entry:
     return Entry(name, lines[0].replace("`", "") if lines else "", settings)
 
 
-def _show(entries: Iterable[Entry], json: bool, usage: str, own: str) -> None:
+def _show(entries: Sequence[Entry], json: bool, usage: str, own: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    found = list(entries)
     if json:
-        typer.echo(jsonlib.dumps([entry._asdict() for entry in found], indent=2))
+        typer.echo(jsonlib.dumps([entry._asdict() for entry in entries], indent=2))
         return
     console = stdout()
-    for entry in found:
+    for entry in entries:
         console.print(Text(one_line(entry.name), style="bold"))
         for text, style in ((entry.summary, ""), (", ".join(entry.settings), "dim")):
             if text:

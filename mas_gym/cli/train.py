@@ -19,7 +19,6 @@ from mas_gym.errors import ConfigError, choice
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
-    from rewardmodels.agents.examples import CreditedSample, Demonstration, Preference
     from search import Plan
     from search.compare.rows import Row
 
@@ -228,23 +227,17 @@ def agents(
     setting: Sets = None,
 ) -> None:
     """Train the agents with TRL on the results of searches with true rewards."""
-    from mas_gym.policies.traces import beside
     from rewardmodels import load_critic
-    from rewardmodels.agents import agent_config, credited_samples, demonstrations, sibling_pairs, train_agents
+    from rewardmodels.agents import agent_config, train_agents
+    from rewardmodels.agents.examples import read_examples
 
     settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
     # Invalid settings end the command before the store is read.
     config = agent_config(method, 0, settings)
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
-    examples: Sequence[Demonstration | Preference | CreditedSample]
-    if method == "sft":
-        examples = demonstrations(store, config.best, run)
-    elif method == "dpo":
-        examples = sibling_pairs(store, config.least, run)
-    else:
-        values = None if critic is None else load_critic(critic)
-        examples = credited_samples(store, beside(store), credit, values, run)
+    values = None if critic is None or method != "grpo" else load_critic(critic)
+    examples = read_examples(store, config, run, values)
     counts = Counter(one.agent for one in examples)
     say(f"{len(examples):,} examples: " + ", ".join(f"{agent} {number:,}" for agent, number in counts.items()))
     trained = train_agents(examples, out, method, base, device=device, log=say, **settings)
@@ -268,8 +261,7 @@ def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
 class _Harvest:
     """Counts over the trees of a run."""
 
-    def __init__(self) -> None:
-        self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
+    trees = failed = nodes = right = wrong = mixed = 0
 
     def add(self, row: Row, plan: Plan) -> None:
         """Count one search; failed searches have no tree."""
