@@ -146,12 +146,10 @@ class _BestTree:
 
 
 def _next(out: Path, trained: bool) -> None:
-    from rich.text import Text
-
     lines = [
         f"Open {out / 'tree.html'} in a browser to explore a search tree; the plot is {out / 'accuracy-tokens.png'}.",
         "Next: mas-gym solve --task arithmetic --tree tree.html, or mas-gym eval --help",
     ]
     if trained:
         lines.insert(1, f"Training curves of both critics: tensorboard --logdir {out}")
-    stdout().print(Text("\n".join(lines)))
+    stdout().print("\n".join(lines))

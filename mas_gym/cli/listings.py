@@ -126,14 +126,14 @@ def _show(entries: Sequence[Entry], json: bool, usage: str, own: str) -> None:
         return
     console = stdout()
     for entry in entries:
-        console.print(Text(one_line(entry.name), style="bold"))
+        console.print(one_line(entry.name), style="bold")
         for text, style in ((entry.summary, ""), (", ".join(entry.settings), "dim")):
             if text:
                 console.print(Padding(Text(one_line(text), style=style), (0, 0, 0, 4)))
-    console.print(Text(f"\n{usage}"))
+    console.print(f"\n{usage}")
     if own:
-        console.print(Text(f"Custom: --{own} FILE.py:NAME:SETTINGS, a class or function in a Python file."))
-        console.print(Text("Grammar of these specs: python -m pydoc mas_gym.plugins"))
+        console.print(f"Custom: --{own} FILE.py:NAME:SETTINGS, a class or function in a Python file.")
+        console.print("Grammar of these specs: python -m pydoc mas_gym.plugins")
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:
@@ -172,8 +172,6 @@ _PACE = ("Searches", "Failed", "Active", "Per min", "TOK/s", "Seconds", "Last")
 
 def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]) -> None:
     """Show the runs of a store: progress, speed, accuracy, cost, and why searches failed."""
-    from rich.text import Text
-
     from search import open_store
 
     with open_store(store) as opened:
@@ -181,20 +179,18 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
         damaged = bool(opened.damaged)
     console = stdout()
     if not found:
-        console.print(Text(f"{store} has no runs yet."))
+        console.print(f"{store} has no runs yet.")
         return
     paid = any("money" in run.facts for run, _ in found)
     console.print(_table(_RESULTS, 4, ((run, _results(run, figures)) for run, figures in found)))
-    console.print(
-        Text("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
-    )
+    console.print("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
     pace = (*_PACE, "Cost") if paid else _PACE
     console.print(_table(pace, 1, ((run, _pace(run, figures, paid)) for run, figures in found)))
     words = "Rates are per active time, with at least one search running; seconds are per successful search."
-    console.print(Text(words + " Cost: charges of the servers, including retries." * paid, style="dim"))
+    console.print(words + " Cost: charges of the servers, including retries." * paid, style="dim")
     for run, figures in found:
         for reason, number in by_cause(figures.reasons):
-            console.print(Text(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow"))
+            console.print(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow")
     if damaged:
         # The log lists the runs.
         raise typer.Exit(1)

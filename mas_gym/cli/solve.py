@@ -104,7 +104,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
         verdict = ("right", "green") if plan.correct else (f"wrong; the reference is {one_line(reference)}", "red")
         answer.append(f"  ({verdict[0]})", style=verdict[1])
     console.print(answer)
-    console.print(Text(_cost(plan), style="dim"))
+    console.print(_cost(plan), style="dim")
     opt.note_order(plan.order_varied)
 
 

@@ -242,12 +242,10 @@ def agents(
     say(f"{len(examples):,} examples: " + ", ".join(f"{agent} {number:,}" for agent, number in counts.items()))
     trained = train_agents(examples, out, method, base, device=device, log=say, **settings)
     if first:
-        from rich.text import Text
-
         for agent, weights in trained.weights.items():
             name = "" if agent == "*" else f"{agent}: "
-            stdout().print(Text(f"{name}weights {weights[:12]} in {trained.folders[agent]}"))
-        stdout().print(Text(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim"))
+            stdout().print(f"{name}weights {weights[:12]} in {trained.folders[agent]}")
+        stdout().print(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim")
 
 
 def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
@@ -318,8 +316,6 @@ def rollouts(
 
 
 def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
-    from rich.text import Text
-
     leaves = harvest.right + harvest.wrong
     share = f", {100 * harvest.right / leaves:.1f}% of {leaves:,} leaves right" if leaves else ""
     failed = f", {harvest.failed:,} searches failed" if harvest.failed else ""
@@ -327,6 +323,6 @@ def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
         f"{harvest.trees:,} of {wanted:,} trees with {harvest.nodes:,} nodes in {store}{share}; "
         f"{harvest.mixed:,} trees have right and wrong leaves{failed}."
     )
-    stdout().print(Text(line))
+    stdout().print(line)
     if not harvest.failed and harvest.trees == wanted:
-        stdout().print(Text(f"Next: mas-gym train masprm --store {store} --out models/masprm", style="dim"))
+        stdout().print(f"Next: mas-gym train masprm --store {store} --out models/masprm", style="dim")
