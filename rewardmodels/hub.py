@@ -12,13 +12,12 @@ from pathlib import Path
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need, shown
 from mas_gym.internal.text import one_line
+from rewardmodels.data.cards import PLACEHOLDER
 from rewardmodels.model.folder import META, check_folder, model_card, read_info
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "README.md")
 _CARD = "README.md"
-PLACEHOLDER = "PATH/TO/THIS/FOLDER"
-"""Placeholder in a model card's example until the critic has a name."""
 
 
 def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message: str = "Upload critic") -> str:

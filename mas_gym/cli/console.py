@@ -120,17 +120,13 @@ def show_error(message: str) -> None:
 
 def show_traceback(error: BaseException) -> None:
     """Print an unexpected error with its traceback."""
-    from rich.text import Text
-
-    stderr().print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
+    stderr().print("".join(traceback.format_exception(error)).rstrip(), soft_wrap=True)
 
 
 def note(message: str, style: str = "dim") -> None:
     """Print a remark to stderr: wrapped between words in a terminal, as one line elsewhere."""
-    from rich.text import Text
-
     console = stderr()
-    console.print(Text(message, style=style), soft_wrap=not console.is_terminal)
+    console.print(message, style=style, soft_wrap=not console.is_terminal)
 
 
 class _Formatter(logging.Formatter):

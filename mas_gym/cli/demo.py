@@ -71,9 +71,8 @@ def demo(
         show(outcomes, title, files, {"command": "demo", "seeds": [seed], "critics": list(specs)})
     except MissingDependencyError as error:
         note(str(error), "yellow")
-    if (best := trees_seen.best()) is not None:
-        row, plan = best
-        write_page(plan, bench, row, out / "tree.html", POLICY, graded=True)
+    if (plan := trees_seen.best()) is not None:
+        write_page(plan, bench, trees_seen.row, out / "tree.html", POLICY, graded=True)
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {out}")
     _next(out, from_scratch)
@@ -124,34 +123,33 @@ class _BestTree:
     """Selects the tree to show from the last MCTS row: the largest that corrects the single pass, else the largest."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = {row.label: row for row in rows if row.name.startswith("mcts")}
+        self.row = [row for row in rows if row.name.startswith("mcts")][-1]
         self._single: dict[str, bool] = {}
-        self._plans: list[Plan] = []
+        self._plans: list[tuple[int, Plan]] = []
 
     def look(self, row: Row, plan: Plan) -> None:
         """Record one finished search."""
         if row.name == "single":
             self._single[plan.problem_id] = bool(plan.correct)
-        if row.label == list(self._rows)[-1] and plan.tree is not None and plan.error is None:
-            self._plans.append(plan)
+        if row.label == self.row.label and plan.tree is not None and plan.error is None:
+            self._plans.append((len(plan.tree), plan))
 
-    def best(self) -> tuple[Row, Plan] | None:
-        """Return the row and the plan of the tree to show; None if there is none."""
+    def best(self) -> Plan | None:
+        """Return the plan of the tree to show; None if there is none."""
 
-        def rank(plan: Plan) -> tuple[bool, int, str]:
+        def rank(item: tuple[int, Plan]) -> tuple[bool, int, str]:
+            size, plan = item
             corrects = bool(plan.correct) and not self._single.get(plan.problem_id, True)
-            return corrects, 0 if plan.tree is None else len(plan.tree), plan.problem_id
+            return corrects, size, plan.problem_id
 
-        return (list(self._rows.values())[-1], max(self._plans, key=rank)) if self._plans else None
+        return max(self._plans, key=rank)[1] if self._plans else None
 
 
 def _next(out: Path, trained: bool) -> None:
-    from rich.text import Text
-
     lines = [
         f"Open {out / 'tree.html'} in a browser to explore a search tree; the plot is {out / 'accuracy-tokens.png'}.",
         "Next: mas-gym solve --task arithmetic --tree tree.html, or mas-gym eval --help",
     ]
     if trained:
         lines.insert(1, f"Training curves of both critics: tensorboard --logdir {out}")
-    stdout().print(Text("\n".join(lines)))
+    stdout().print("\n".join(lines))

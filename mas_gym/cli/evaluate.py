@@ -19,7 +19,6 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
-    from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Budget, Plan
     from search.compare.cost_matching import Match
@@ -113,37 +112,50 @@ def evaluate(
         raise ConfigError("expected --recorded FILE with --run or --distinct; add it, or leave them out")
     if recorded is not None:
         _check_recorded(source, agents, options, workers)
-        bench, name = _recorded_bench(recorded, run, distinct, source.number)
-        bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
-        bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
-        _evaluate_recorded(rows, bench, name, target, baseline, files, options)
-        return
-    problems = source.load()
-    system, code = agents.load(problems)
-    spec = agents.spec(system)
-    opt.warn_of_misuse(spec, source.task, system)
-    alone: dict[str, object] = {
-        "--ray": options.ray,
-        "--cache": agents.cache,
-        "--log-json": options.log_json,
-        "--match": match,
-    }
-    alone |= {"--actors": options.actors, "--gpus-per-actor": options.gpus_per_actor}
-    alone |= {"--traces": Spans.current, "--judge": source.judge, "--token-traces": options.token_traces or None}
-    shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, rows, len(problems), len(numbers)))
-    local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
-    opt.load_weights(rows if local is not None else [])
-    bench = Bench(problems, system, local, numbers, options.concurrency, store, remote, *limits)
-    bench = replace(bench, workers=shared, program=code, allocate=allocate, prices=costs)
+        bench, title = _recorded_bench(recorded, run, distinct, source.number)
+        opt.load_weights(rows)
+        meta = _meta(bench, numbers, recorded=bench.recorded.identity())  # type: ignore[union-attr]
+    else:
+        problems = source.load()
+        system, code = agents.load(problems)
+        spec = agents.spec(system)
+        opt.warn_of_misuse(spec, source.task, system)
+        alone: dict[str, object] = {
+            "--ray": options.ray,
+            "--cache": agents.cache,
+            "--log-json": options.log_json,
+            "--match": match,
+            "--actors": options.actors,
+            "--gpus-per-actor": options.gpus_per_actor,
+            "--traces": Spans.current,
+            "--judge": source.judge,
+            "--token-traces": options.token_traces or None,
+        }
+        shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, rows, len(problems), len(numbers)))
+        local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
+        opt.load_weights(rows if local is not None else [])
+        bench = Bench(problems, system, local, (), remote=remote, workers=shared, program=code)
+        policy = opt.policy_label(spec)
+        title = f"{source.label}, {system.name}, policy {policy}"
+        task = {"task": source.task, "split": problems.split, "grading": problems.grading}
+        meta = _meta(bench, numbers, **task, mas=system.name, policy=policy)
+    bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
+    bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
     if target is not None:
-        rows, baseline = _resize(rows, bench, target, _dev(source, problems), baseline)
+        dev = _dev(source, bench.task) if recorded is None else bench.task
+        rows, baseline = _resize(rows, bench, target, dev, baseline)
     with options.watched() as watch:
         outcomes, stop = measure(rows, bench, watch=watch)
-    show(
-        outcomes, _title(source, system.name, spec), files, _meta(bench, source.task, opt.policy_label(spec)), baseline
-    )
-    opt.note_costs(local)
-    opt.note_judge(problems)
+    curves = None if recorded is None or stop is not None else _curves(rows, bench)
+    if recorded is not None:
+        meta["selection"] = [] if curves is None else curves.to_dicts()
+    show(outcomes, title, files, meta, baseline)
+    if curves is not None:
+        console = stdout()
+        console.print(f"\n{curves.text(console.width)}")
+    if recorded is None:
+        opt.note_costs(bench.policy)
+        opt.note_judge(bench.task)
     if stop is not None:
         end_early(stop, f"the table shows the finished searches; {_goes_on(store)}")
 
@@ -176,50 +188,14 @@ def _check_recorded(
 
 
 def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | None) -> tuple[Bench, str]:
-    """Return the bench of a recorded run, and the run's name."""
+    """Return the bench of a recorded run, and a title."""
     from search import Recorded
     from search.compare.rows import Bench
 
     source = Recorded(path, run, distinct=distinct)
     if number is not None and number > len(source):
         raise ConfigError(f"expected -n of at most {len(source):,}, the problems of {path}, got {number:,}")
-    return Bench(source[:number], source.mas, None, (), recorded=source), source.name
-
-
-def _evaluate_recorded(
-    rows: Sequence[Row],
-    bench: Bench,
-    name: str,
-    target: Match | None,
-    baseline: str,
-    files: Files,
-    options: opt.RunOptions,
-) -> None:
-    import mas_gym
-
-    assert bench.recorded is not None
-    opt.load_weights(rows)
-    if target is not None:
-        rows, baseline = _resize(rows, bench, target, bench.task, baseline)
-    with options.watched() as watch:
-        outcomes, stop = measure(rows, bench, watch=watch)
-    curves = None if stop is not None else _curves(rows, bench)
-    meta = {
-        "recorded": bench.recorded.identity(),
-        "problems": len(bench.task),
-        "seeds": list(bench.seeds),
-        "selection": [] if curves is None else curves.to_dicts(),
-        "mas_gym": mas_gym.__version__,
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    show(outcomes, f"recorded run {one_line(name)}", files, meta, baseline)
-    if curves is not None:
-        console = stdout()
-        console.print(f"\n{curves.text(console.width)}")
-    if stop is not None:
-        end_early(
-            stop, f"the table shows the finished searches; {_goes_on(Path(bench.store) if bench.store else None)}"
-        )
+    return Bench(source[:number], source.mas, None, (), recorded=source), f"recorded run {one_line(source.name)}"
 
 
 def _curves(rows: Sequence[Row], bench: Bench) -> Selection | None:
@@ -235,10 +211,6 @@ def _curves(rows: Sequence[Row], bench: Bench) -> Selection | None:
     critics = {row.critic_name: row.critic for row in chosen if row.critic is not None and not row.critic.reads_peers}
     # Not stored: the searches of a curve are not rows of a report.
     return select(bench.recorded, critics, problems=bench.task, concurrency=bench.concurrency)
-
-
-def _title(source: opt.TaskSource, system: str, policy: PolicySpec) -> str:
-    return f"{source.label}, {system}, policy {opt.policy_label(policy)}"
 
 
 def _checked(files: Files, log: Path | None) -> Files:
@@ -397,17 +369,13 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
             note(f"wrote {path}")
 
 
-def _meta(bench: Bench, task: str | None, policy: str) -> JSONObject:
+def _meta(bench: Bench, seeds: Sequence[int], **facts: object) -> JSONObject:
     import mas_gym
 
     return {
-        "task": task,
-        "split": bench.task.split,
-        "grading": bench.task.grading,
+        **facts,
         "problems": len(bench.task),
-        "mas": bench.mas.name,
-        "policy": policy,
-        "seeds": list(bench.seeds),
+        "seeds": list(seeds),
         "mas_gym": mas_gym.__version__,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

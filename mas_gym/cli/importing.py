@@ -81,23 +81,21 @@ def _preview(files: list[Path], format: str | None) -> None:
 
 
 def _show_transcript(one: Transcript) -> None:
-    from rich.text import Text
-
     console = stdout()
-    console.print(Text("Question", style="bold"))
-    console.print(Text(cut(one.question, _TEXT)))
-    console.print(Text(f"Agents ({len(one.speakers)}): " + ", ".join(map(one_line, one.speakers)), style="bold"))
+    console.print("Question", style="bold")
+    console.print(cut(one.question, _TEXT))
+    console.print(f"Agents ({len(one.speakers)}): " + ", ".join(map(one_line, one.speakers)), style="bold")
     for number, message in enumerate(one.messages, 1):
         label = "" if message.label is None else f", label {message.label}"
         value = "" if message.value is None else f", value {message.value:g}"
-        console.print(Text(f"{number}. {one_line(message.speaker)}{label}{value}", style="bold"))
-        console.print(Text(cut(message.said, _TEXT)))
+        console.print(f"{number}. {one_line(message.speaker)}{label}{value}", style="bold")
+        console.print(cut(message.said, _TEXT))
     correct = "unknown" if one.correct is None else str(one.correct).lower()
     facts = {"answer": one.answer, "reference": one.reference, "correct": correct, "score": one.score, **one.facts}
     shown = [f"{one_line(key)}: {one_line(value)}" for key, value in facts.items() if value is not None]
-    console.print(Text("\n".join(shown)))
+    console.print("\n".join(shown))
     dropped = ", ".join(f"{one_line(what)} ({number})" for what, number in one.dropped.items())
-    console.print(Text(f"Dropped: {dropped or 'nothing'}"))
+    console.print(f"Dropped: {dropped or 'nothing'}")
 
 
 def _show(found: Imported, store: Path) -> None:

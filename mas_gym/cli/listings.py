@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json as jsonlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -63,35 +63,29 @@ def planners(json: AsJSON = False) -> None:
     """List the planners for --planner, with their settings in order."""
     from search.planners.registry import planner_makers
 
-    made = (_entry(name, make) for name, make in planner_makers().items())
     arms = "With several models (--policy arms:...), arms=thompson, cost or only:NAME chooses the model of each message"
-    _show(made, json, f"--planner NAME:SETTINGS, such as mcts:10,3,leaf=bootstrap\n{arms}", "planner")
+    _show(
+        _entries(planner_makers()),
+        json,
+        f"--planner NAME:SETTINGS, such as mcts:10,3,leaf=bootstrap\n{arms}",
+        "planner",
+    )
 
 
 def critics(json: AsJSON = False) -> None:
     """List the critics for --critic, in addition to trained folders."""
     from search.catalogue import critic_makers
 
-    made = (_entry(name, make) for name, make in sorted(critic_makers().items()))
-    _show(
-        made,
-        json,
-        "--critic NAME or NAME:ARGUMENT, or a folder saved by training; options follow as #name=value",
-        "critic",
-    )
+    usage = "--critic NAME or NAME:ARGUMENT, or a folder saved by training; options follow as #name=value"
+    _show(_entries(dict(sorted(critic_makers().items()))), json, usage, "critic")
 
 
 def policies(json: AsJSON = False) -> None:
     """List the policies for --policy, with their options."""
     from mas_gym.policies.registry import policy_makers
 
-    made = (_entry(name, make) for name, make in policy_makers().items())
-    _show(
-        made,
-        json,
-        "--policy NAME:ARGUMENT#option=value&option=value, such as transformers:PATH#dtype=bfloat16",
-        "policy",
-    )
+    usage = "--policy NAME:ARGUMENT#option=value&option=value, such as transformers:PATH#dtype=bfloat16"
+    _show(_entries(policy_makers()), json, usage, "policy")
 
 
 def tasks(json: AsJSON = False) -> None:
@@ -102,9 +96,13 @@ def tasks(json: AsJSON = False) -> None:
         Entry(name, f"{benchmark.hub.path} from the hub, or a local file with --data", [])
         for name, benchmark in BENCHMARKS.items()
     ]
-    made += [_entry(name, make) for name, make in task_makers().items()]
+    made += _entries(task_makers())
     own = "Your data: --task FILE.csv (or JSONL, Parquet, a folder, or OWNER/NAME on the hub), with --columns, --kind"
     _show(made, json, f"--task NAME:SETTINGS, such as arithmetic:difficulty=5, or -o option=value\n{own}", "task")
+
+
+def _entries(makers: Mapping[str, Callable[..., object]]) -> list[Entry]:
+    return [_entry(name, make) for name, make in makers.items()]
 
 
 def _entry(name: str, make: Callable[..., object]) -> Entry:
@@ -119,24 +117,23 @@ def _entry(name: str, make: Callable[..., object]) -> Entry:
     return Entry(name, lines[0].replace("`", "") if lines else "", settings)
 
 
-def _show(entries: Iterable[Entry], json: bool, usage: str, own: str) -> None:
+def _show(entries: Sequence[Entry], json: bool, usage: str, own: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    found = list(entries)
     if json:
-        typer.echo(jsonlib.dumps([entry._asdict() for entry in found], indent=2))
+        typer.echo(jsonlib.dumps([entry._asdict() for entry in entries], indent=2))
         return
     console = stdout()
-    for entry in found:
-        console.print(Text(one_line(entry.name), style="bold"))
+    for entry in entries:
+        console.print(one_line(entry.name), style="bold")
         for text, style in ((entry.summary, ""), (", ".join(entry.settings), "dim")):
             if text:
                 console.print(Padding(Text(one_line(text), style=style), (0, 0, 0, 4)))
-    console.print(Text(f"\n{usage}"))
+    console.print(f"\n{usage}")
     if own:
-        console.print(Text(f"Custom: --{own} FILE.py:NAME:SETTINGS, a class or function in a Python file."))
-        console.print(Text("Grammar of these specs: python -m pydoc mas_gym.plugins"))
+        console.print(f"Custom: --{own} FILE.py:NAME:SETTINGS, a class or function in a Python file.")
+        console.print("Grammar of these specs: python -m pydoc mas_gym.plugins")
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:
@@ -175,8 +172,6 @@ _PACE = ("Searches", "Failed", "Active", "Per min", "TOK/s", "Seconds", "Last")
 
 def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]) -> None:
     """Show the runs of a store: progress, speed, accuracy, cost, and why searches failed."""
-    from rich.text import Text
-
     from search import open_store
 
     with open_store(store) as opened:
@@ -184,20 +179,18 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
         damaged = bool(opened.damaged)
     console = stdout()
     if not found:
-        console.print(Text(f"{store} has no runs yet."))
+        console.print(f"{store} has no runs yet.")
         return
     paid = any("money" in run.facts for run, _ in found)
     console.print(_table(_RESULTS, 4, ((run, _results(run, figures)) for run, figures in found)))
-    console.print(
-        Text("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
-    )
+    console.print("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
     pace = (*_PACE, "Cost") if paid else _PACE
     console.print(_table(pace, 1, ((run, _pace(run, figures, paid)) for run, figures in found)))
     words = "Rates are per active time, with at least one search running; seconds are per successful search."
-    console.print(Text(words + " Cost: charges of the servers, including retries." * paid, style="dim"))
+    console.print(words + " Cost: charges of the servers, including retries." * paid, style="dim")
     for run, figures in found:
         for reason, number in by_cause(figures.reasons):
-            console.print(Text(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow"))
+            console.print(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow")
     if damaged:
         # The log lists the runs.
         raise typer.Exit(1)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner, Prices
     from search.compare.rows import Remote, Row, Workers
-    from search.engine.fleet import Fleet
     from search.service.telemetry import Watch
 
 LIKELIHOOD = "policy-likelihood"
@@ -298,19 +297,17 @@ class AgentSource:
         from mas_gym.tasks.catalogue import default_mas, mas_of_kind
 
         own = {
-            "--program-file": self.program_file or None,
-            "--program-temperature": self.program_temperature,
-            "--program-agent": self.program_agent or None,
-            "--isolate": self.isolate or None,
+            "files": ("--program-file", self.program_file or None),
+            "temperature": ("--program-temperature", self.program_temperature),
+            "agents": ("--program-agent", self.program_agent or None),
+            "isolate": ("--isolate", self.isolate or None),
         }
+        given = {name: value for name, (_, value) in own.items() if value is not None}
         if self.program is not None:
-            names = ("files", "temperature", "agents", "isolate")
-            given = {"mas": self.mas or None, **dict(zip(names, own.values(), strict=True))}
-            loaded = load_program(self.program, **{name: value for name, value in given.items() if value is not None})
+            loaded = load_program(self.program, **({"mas": self.mas} if self.mas else {}), **given)
             return loaded.mas, loaded
-        for option, value in own.items():
-            if value is not None:
-                raise ConfigError(f"{option}: expected --program as well, got none")
+        for name in given:
+            raise ConfigError(f"{own[name][0]}: expected --program as well, got none")
         if self.mas is not None:
             return load_mas(self.mas), None
         return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
@@ -347,12 +344,24 @@ class RunOptions:
         self, spec: PolicySpec, cache: Path | None, store: Path | None
     ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
         """Load the policy in this process, or describe how a fleet's actors load it."""
+        from mas_gym.policies.traces import beside
         from search.compare.rows import Remote
+        from search.engine.fleet import Fleet
 
-        fleet = read_fleet(self.ray, self.actors, self.gpus_per_actor)
-        traces = traces_folder(self.token_traces, store, cache)
-        if fleet is None:
+        if self.ray is None and (self.actors is not None or self.gpus_per_actor is not None):
+            raise ConfigError("--actors and --gpus-per-actor need a Ray fleet: add --ray local, or --ray ADDRESS")
+        traces = None
+        if self.token_traces:
+            if store is None:
+                raise ConfigError("--token-traces: expected --store, because traces are written next to the store")
+            if cache is not None:
+                raise ConfigError("--token-traces: expected no --cache, because cached replies contain no tokens")
+            traces = beside(store)
+        if self.ray is None:
             return read_policy(spec, cache, traces), None
+        fleet = Fleet(
+            actors=2 if self.actors is None else self.actors, gpus=self.gpus_per_actor or 0.0, address=self.ray
+        )
         shared = [None if path is None else path.absolute() for path in (cache, traces)]
         return None, Remote(fleet, partial(read_policy, spec, *shared), critic_maker)
 
@@ -531,19 +540,6 @@ def read_policy(
     return policy if traces is None else traced(policy, traces)
 
 
-def traces_folder(wanted: bool, store: Path | None, cache: Path | None) -> Path | None:
-    """Return the folder for token traces next to a store; None if traces are not requested."""
-    from mas_gym.policies.traces import beside
-
-    if not wanted:
-        return None
-    if store is None:
-        raise ConfigError("--token-traces: expected --store, because traces are written next to the store")
-    if cache is not None:
-        raise ConfigError("--token-traces: expected no --cache, because cached replies contain no tokens")
-    return beside(store)
-
-
 def note_order(searches: int) -> None:
     """Print the number of searches in which the order of a program's concurrent calls depended on their speed."""
     if searches:
@@ -558,21 +554,6 @@ def note_costs(policy: Policy | AsyncPolicy | None) -> None:
     """Print each engine's calls, tokens, faults and cost."""
     for name, meter in (policy.meters if policy is not None else {}).items():
         note(f"{name}: {meter}")
-
-
-def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet | None:
-    """Return the Ray fleet to search on; None to search in this process.
-
-    Raises:
-        ConfigError: Fleet options are given without ``--ray``.
-    """
-    if ray is None:
-        if actors is not None or gpus is not None:
-            raise ConfigError("--actors and --gpus-per-actor need a Ray fleet: add --ray local, or --ray ADDRESS")
-        return None
-    from search.engine.fleet import Fleet
-
-    return Fleet(actors=2 if actors is None else actors, gpus=gpus or 0.0, address=ray)
 
 
 def read_workers(

@@ -99,10 +99,9 @@ def _episode(
     others: Policy | AsyncPolicy | None,
     seed: int,
 ) -> None:
-    from rich.text import Text
 
     console = stdout()
-    console.print(Text(one_line(f"{info['problem_id']}, {env.mas.name}: {_order(env, mine)}"), style="bold"))
+    console.print(one_line(f"{info['problem_id']}, {env.mas.name}: {_order(env, mine)}"), style="bold")
     over, reward = False, 0.0
     while not over:
         acting = observation["acting"]
@@ -115,7 +114,7 @@ def _episode(
         before = env.state
         observation, reward, over, _, info = env.step(action)
         if "invalid_action" in info:
-            console.print(Text(f"Not possible: {info['invalid_action']}.", style="red"))
+            console.print(f"Not possible: {info['invalid_action']}.", style="red")
         elif acting not in mine:
             reached = tuple(sorted(set(env.state.recipients)))
             hidden = not mine & set(reached) and env.state.acting != env.sink
@@ -154,28 +153,26 @@ def _show_view(env: MASEnv, observation: Observation) -> None:
     for message in heard:
         console.print(message_panel(env.mas, message.speaker, (message.recipient,), message.text))
     if not heard and not env.mas.sees_question[acting]:
-        console.print(Text("No message has reached you.", style="dim"))
+        console.print("No message has reached you.", style="dim")
 
 
 def _ask(env: MASEnv, info: Info) -> tuple[str, int]:
-    from rich.text import Text
-
     console = stdout()
     legal = [node for node, allowed in enumerate(info["action_mask"]) if allowed]
     named = ", ".join(f"{node} = {env.mas.node_name(node)}" for node in legal)
-    console.print(Text(f"You may write to: {one_line(named)}", style="dim"))
-    console.print(Text("Your message, then an empty line:", style="bold"))
+    console.print(f"You may write to: {one_line(named)}", style="dim")
+    console.print("Your message, then an empty line:", style="bold")
     text = "\n".join(_lines())
     if len(legal) <= 2:
         return text, env.ALL
     while True:
         others = "the one that your message names" if env.mas.agents[env.state.acting].route == "message" else "ALL"
-        console.print(Text(f"To (empty for {others}): ", style="bold"), end="")
+        console.print(f"To (empty for {others}): ", style="bold", end="")
         answer = _line().strip()
         recipient = _recipient(env, legal, answer)
         if recipient is not None:
             return text, recipient
-        console.print(Text(f"expected one of {one_line(named)}, got {answer!r}", style="red"))
+        console.print(f"expected one of {one_line(named)}, got {answer!r}", style="red")
 
 
 def _recipient(env: MASEnv, legal: list[int], answer: str) -> int | None:
@@ -229,12 +226,10 @@ def answer(policy: Policy | AsyncPolicy, request: SamplingRequest) -> str:
 
 
 def _finish(env: MASEnv, info: Info, reward: float) -> None:
-    from rich.text import Text
-
     read = "no answer" if info.get("extracted") is None else f"answer {one_line(info['extracted'])}"
     reference = env.task.problem(env.problem_id).answer
     verdict = "right" if info.get("correct") else f"wrong; the reference is {one_line(reference)}"
     style = "bold green" if info.get("correct") else "bold red"
-    stdout().print(Text(f"The end: {read}, {verdict} (reward {reward:+g}).", style=style))
+    stdout().print(f"The end: {read}, {verdict} (reward {reward:+g}).", style=style)
     if info.get("invalid_action"):
         note(f"Ended by: {info['invalid_action']}")

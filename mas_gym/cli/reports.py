@@ -234,18 +234,14 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
 
 
 def _show_regrade(result: Regrade, most: int, label: str) -> None:
-    from rich.text import Text
-
     console = stdout()
     share = [100 * count / result.searches if result.searches else 0.0 for count in (result.before, result.after)]
     head = f"{_name(result.run)}: {result.searches:,} searches, Hit@1 {share[0]:.1f} before, {share[1]:.1f} by {label}"
     right = sum(change.new_correct > change.correct for change in result.changes)
     wrong = sum(change.new_correct < change.correct for change in result.changes)
     same = len(result.changes) - right - wrong
-    console.print(Text(one_line(head), style="bold"))
-    console.print(
-        Text(f"{right:,} newly right, {wrong:,} newly wrong, {same:,} with another answer and the same grade")
-    )
+    console.print(one_line(head), style="bold")
+    console.print(f"{right:,} newly right, {wrong:,} newly wrong, {same:,} with another answer and the same grade")
     if result.changes and most:
         # Changed grades first.
         listed = sorted(result.changes, key=lambda change: change.correct == change.new_correct)[:most]
@@ -257,10 +253,7 @@ def _show_regrade(result: Regrade, most: int, label: str) -> None:
         console.print(table(("Problem", "Answer before", "", "Answer now", ""), rows, words=5))
         if len(result.changes) > most:
             console.print(
-                Text(
-                    f"and {len(result.changes) - most:,} more; use --show to list more, or --json FILE for all",
-                    style="dim",
-                )
+                f"and {len(result.changes) - most:,} more; use --show to list more, or --json FILE for all", style="dim"
             )
     for problem, reason in list(result.failed.items())[:most]:
         note(f"{problem} could not be graded: {one_line(reason)}", "yellow")

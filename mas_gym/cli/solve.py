@@ -52,7 +52,8 @@ def solve(
     if question is not None:
         problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
     else:
-        problems = _known(source.load(), problem_id)
+        problems = source.load()
+        problems = problems[:1] if problem_id is None else problems.only(problem_id)
     system, code = agents.load(None if task is None else problems, source.kind)
     spec = agents.spec(system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
@@ -80,10 +81,6 @@ def _own(question: str, kind: str | None) -> Task:
     return ProblemTask.of([Problem("question", question.strip(), "", opt.check_kind(kind))], grader=Ungraded())
 
 
-def _known(task: Task, problem_id: str | None) -> Task:
-    return task[:1] if problem_id is None else task.only(problem_id)
-
-
 def show(plan: Plan, bench: Bench, graded: bool) -> None:
     """Print the chosen transcript, the answer and the usage of a plan.
 
@@ -104,7 +101,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
         verdict = ("right", "green") if plan.correct else (f"wrong; the reference is {one_line(reference)}", "red")
         answer.append(f"  ({verdict[0]})", style=verdict[1])
     console.print(answer)
-    console.print(Text(_cost(plan), style="dim"))
+    console.print(_cost(plan), style="dim")
     opt.note_order(plan.order_varied)
 
 

@@ -19,7 +19,6 @@ from mas_gym.errors import ConfigError, choice
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
-    from rewardmodels.agents.examples import CreditedSample, Demonstration, Preference
     from search import Plan
     from search.compare.rows import Row
 
@@ -228,33 +227,25 @@ def agents(
     setting: Sets = None,
 ) -> None:
     """Train the agents with TRL on the results of searches with true rewards."""
-    from mas_gym.policies.traces import beside
     from rewardmodels import load_critic
-    from rewardmodels.agents import agent_config, credited_samples, demonstrations, sibling_pairs, train_agents
+    from rewardmodels.agents import agent_config, train_agents
+    from rewardmodels.agents.examples import read_examples
 
     settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
     # Invalid settings end the command before the store is read.
     config = agent_config(method, 0, settings)
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
-    examples: Sequence[Demonstration | Preference | CreditedSample]
-    if method == "sft":
-        examples = demonstrations(store, config.best, run)
-    elif method == "dpo":
-        examples = sibling_pairs(store, config.least, run)
-    else:
-        values = None if critic is None else load_critic(critic)
-        examples = credited_samples(store, beside(store), credit, values, run)
+    values = None if critic is None or method != "grpo" else load_critic(critic)
+    examples = read_examples(store, config, run, values)
     counts = Counter(one.agent for one in examples)
     say(f"{len(examples):,} examples: " + ", ".join(f"{agent} {number:,}" for agent, number in counts.items()))
     trained = train_agents(examples, out, method, base, device=device, log=say, **settings)
     if first:
-        from rich.text import Text
-
         for agent, weights in trained.weights.items():
             name = "" if agent == "*" else f"{agent}: "
-            stdout().print(Text(f"{name}weights {weights[:12]} in {trained.folders[agent]}"))
-        stdout().print(Text(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim"))
+            stdout().print(f"{name}weights {weights[:12]} in {trained.folders[agent]}")
+        stdout().print(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim")
 
 
 def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
@@ -268,8 +259,7 @@ def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
 class _Harvest:
     """Counts over the trees of a run."""
 
-    def __init__(self) -> None:
-        self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
+    trees = failed = nodes = right = wrong = mixed = 0
 
     def add(self, row: Row, plan: Plan) -> None:
         """Count one search; failed searches have no tree."""
@@ -326,8 +316,6 @@ def rollouts(
 
 
 def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
-    from rich.text import Text
-
     leaves = harvest.right + harvest.wrong
     share = f", {100 * harvest.right / leaves:.1f}% of {leaves:,} leaves right" if leaves else ""
     failed = f", {harvest.failed:,} searches failed" if harvest.failed else ""
@@ -335,6 +323,6 @@ def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
         f"{harvest.trees:,} of {wanted:,} trees with {harvest.nodes:,} nodes in {store}{share}; "
         f"{harvest.mixed:,} trees have right and wrong leaves{failed}."
     )
-    stdout().print(Text(line))
+    stdout().print(line)
     if not harvest.failed and harvest.trees == wanted:
-        stdout().print(Text(f"Next: mas-gym train masprm --store {store} --out models/masprm", style="dim"))
+        stdout().print(f"Next: mas-gym train masprm --store {store} --out models/masprm", style="dim")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rewardmodels.agents.config import AgentConfig
-from rewardmodels.model.folder import facts_table
+from rewardmodels.data.cards import PLACEHOLDER, facts_table, markdown, metadata
 
 _LEARNED = {
     "sft": "the messages of the best correct transcripts that search found (expert iteration)",
@@ -15,41 +15,24 @@ _LEARNED = {
 def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int, versions: dict[str, str]) -> str:
     """Return the card as Markdown, with the metadata header of model hubs."""
     credit = f" Credit: `{config.credit}`." if config.method == "grpo" else ""
-    return "\n".join(
-        [
-            "---",
-            "library_name: transformers",
-            "pipeline_tag: text-generation",
-            "tags: [mas-gym, multi-agent, trl]",
-            "---",
-            "",
-            f"# Agents trained by {config.method.upper()}: {', '.join(agents)}",
-            "",
-            f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} Correctness was "
-            "determined by the reference answers of the training split.",
-            "",
-            "```console",
-            "mas-gym eval --policy transformers:PATH/TO/THIS/FOLDER",
-            "```",
-            "",
-            "The folder contains complete weights, which transformers and vLLM can load"
-            + ("; `adapter/` contains only the LoRA adapter." if config.lora_rank else "."),
-            "",
-            "## Examples",
-            "",
-            *facts_table(agents),
-            "",
-            "## Settings",
-            "",
-            *facts_table(config.to_dict()),
-            "",
-            "## Versions",
-            "",
-            *(f"- {package} {number}" for package, number in versions.items()),
-            "",
-            "## Limits",
-            "",
-            "The agents were trained with one task, graph and set of prompts, and were not evaluated with others.",
-            "",
-        ]
+    return markdown(
+        metadata(
+            library_name="transformers",
+            pipeline_tag="text-generation",
+            tags="[mas-gym, multi-agent, trl]",
+        ),
+        f"# Agents trained by {config.method.upper()}: {', '.join(agents)}",
+        f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} Correctness was "
+        "determined by the reference answers of the training split.",
+        f"```console\nmas-gym eval --policy transformers:{PLACEHOLDER}\n```",
+        "The folder contains complete weights, which transformers and vLLM can load"
+        + ("; `adapter/` contains only the LoRA adapter." if config.lora_rank else "."),
+        "## Examples",
+        facts_table(agents),
+        "## Settings",
+        facts_table(config.to_dict()),
+        "## Versions",
+        "\n".join(f"- {package} {number}" for package, number in versions.items()),
+        "## Limits",
+        "The agents were trained with one task, graph and set of prompts, and were not evaluated with others.",
     )

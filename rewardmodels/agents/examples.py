@@ -10,11 +10,11 @@ from typing import NamedTuple
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.identity import digest_of
 from mas_gym.policies.base import TokenTrace
-from mas_gym.policies.traces import Traces
+from mas_gym.policies.traces import Traces, beside
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import rule_of, same_rule
-from rewardmodels.agents.config import VALUE_CREDITS
+from rewardmodels.agents.config import VALUE_CREDITS, AgentConfig
 from search.credit import credit
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
@@ -93,6 +93,22 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
             "reward: run mas-gym rollouts"
         )
     return chosen
+
+
+def read_examples(
+    path: str | Path, config: AgentConfig, run: str | None = None, critic: Critic | None = None
+) -> Sequence[Example]:
+    """Return the examples of a config's method from a store, with its token traces next to it.
+
+    Raises:
+        ConfigError: The method needs a critic.
+        DataError: There are no examples or no training run.
+    """
+    if config.method == "sft":
+        return demonstrations(path, config.best, run)
+    if config.method == "dpo":
+        return sibling_pairs(path, config.least, run)
+    return credited_samples(path, beside(path), config.credit, critic, run)
 
 
 def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[Demonstration]:

@@ -16,7 +16,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
-from rewardmodels.agents.examples import Example, credited_samples, demonstrations, sibling_pairs
+from rewardmodels.agents.examples import Example, read_examples
 from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents
 from rewardmodels.model.folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
@@ -31,6 +31,7 @@ from search.results.summary import ResultRow, summarise
 from search.store import open_store
 
 if TYPE_CHECKING:
+    from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Task
 
 ROUNDS = "rounds.json"
@@ -149,10 +150,13 @@ def improve(
     for number in range(config.rounds + 1):
         policy = policy_spec(models)
         log(f"generation {number}: {policy}")
-        stage = _Stage(bench, held_out, out, config, start, number, policy, listen)
-        stage.search(log)
-        stage.train_critic(log)
-        rounds.append(stage.evaluate(rounds, log))
+        agents = load_policy(policy)
+        problems = bench.task[number * config.problems : (number + 1) * config.problems]
+        own = replace(bench, task=problems, policy=agents, store=out / STORE, seeds=(config.seed,))
+        stage = _Stage(own, agents, held_out, out, config, start, number, policy, log, listen)
+        stage.search()
+        stage.train_critic()
+        rounds.append(stage.evaluate(rounds))
         _report(out, rounds)
         if number < config.rounds:
             log(f"training the agents of generation {number + 1}")
@@ -164,50 +168,45 @@ def improve(
     return rounds
 
 
+@dataclass
 class _Stage:
     """The stages of one generation; each returns immediately if its result exists."""
 
-    def __init__(
-        self,
-        bench: Bench,
-        held_out: Task,
-        out: Path,
-        config: ImproveConfig,
-        start: str,
-        number: int,
-        policy: str,
-        listen: Callable[[Progress], None] | bool,
-    ) -> None:
-        self.config, self.start, self.number, self.held_out, self.listen = config, start, number, held_out, listen
-        self.folder, self.store, self.spec = out / f"generation-{number}", out / STORE, policy
-        self.policy = load_policy(policy)
-        first = number * config.problems
-        problems = bench.task[first : first + config.problems]
-        self.bench = replace(bench, task=problems, policy=self.policy, store=self.store, seeds=(config.seed,))
+    bench: Bench
+    policy: Policy | AsyncPolicy
+    held_out: Task
+    out: Path
+    config: ImproveConfig
+    start: str
+    number: int
+    spec: str
+    log: Callable[[str], None]
+    listen: Callable[[Progress], None] | bool
 
-    def search(self, log: Callable[[str], None]) -> None:
+    def search(self) -> None:
         """Search training problems with the true reward."""
         planner = self.config.planner or PLANNERS[self.config.method]
-        log(f"searching {len(self.bench.task):,} training problems by {planner}")
-        traces = self.config.method == "grpo"
-        policy = traced(self.policy, beside(self.store)) if traces else self.policy
-        stop = grow(replace(self.bench, policy=policy), planner, self.listen)
+        self.log(f"searching {len(self.bench.task):,} training problems by {planner}")
+        bench = self.bench
+        if self.config.method == "grpo":
+            bench = replace(bench, policy=traced(self.policy, beside(self.out / STORE)))
+        stop = grow(bench, planner, self.listen)
         if stop is not None:
             raise stop
 
-    def train_critic(self, log: Callable[[str], None]) -> None:
+    def train_critic(self) -> None:
         """Train a MASPRM on the searches."""
-        log("training a critic on them")
+        self.log("training a critic on them")
         settings = dict(self.config.critic)
-        teach(lambda: trees(self.bench), self.critic, "masprm", "bt", self.start, log=log, **settings)
+        teach(lambda: trees(self.bench), self.critic, "masprm", "bt", self.start, log=self.log, **settings)
 
     @property
     def critic(self) -> Path:
-        return self.folder / "masprm"
+        return self.out / f"generation-{self.number}" / "masprm"
 
-    def evaluate(self, earlier: Sequence[Round], log: Callable[[str], None]) -> Round:
+    def evaluate(self, earlier: Sequence[Round]) -> Round:
         """Measure a single pass and search with the critic on the held-out problems."""
-        log(f"evaluating on {len(self.held_out):,} held-out problems")
+        self.log(f"evaluating on {len(self.held_out):,} held-out problems")
         critic = load_critic(str(self.critic))
         planners = named_planners(["single", self.config.search])
         rows = [
@@ -226,7 +225,7 @@ class _Stage:
         outcomes, stop = measure(rows, bench, look, heard)
         if stop is not None:
             raise stop
-        first = critic if not self.number else load_critic(str(self.folder.with_name("generation-0") / "masprm"))
+        first = critic if not self.number else load_critic(str(self.out / "generation-0" / "masprm"))
         # In a fixed order, so that sums are bitwise equal.
         plans = [passes[name] for name in sorted(passes)]
         values = {
@@ -234,32 +233,27 @@ class _Stage:
             "critic": _mean(_ends(plans, critic)),
             "first critic": _mean(_ends(plans, first)),
         }
-        tokens = self._spent() + (earlier[-1].tokens if earlier else 0)
+        [info] = grown(self.bench)
+        with open_store(self.out / STORE) as store:
+            spent = store.totals(info.run).tokens
+        tokens = spent + (earlier[-1].tokens if earlier else 0)
         found = Round(
-            self.number, self.spec, digest_of(identity_of(self.policy)), tokens, tuple(summarise(outcomes)), values,
-            tuple(outcomes),
+            self.number, self.spec, digest_of(identity_of(self.policy)), tokens, tuple(summarise(outcomes)),
+            values, tuple(outcomes),
         )  # fmt: skip
         for row in found.rows:
             low, high = 100 * row.interval.low, 100 * row.interval.high
             hit = 100 * row.hits[1].mean
-            log(f"  {row.label}: Hit@1 {hit:.1f} [{low:.1f}, {high:.1f}], TOK {row.tokens.mean:,.0f}")
+            self.log(f"  {row.label}: Hit@1 {hit:.1f} [{low:.1f}, {high:.1f}], TOK {row.tokens.mean:,.0f}")
         return found
-
-    def _spent(self) -> int:
-        [info] = grown(self.bench)
-        with open_store(self.store) as store:
-            return store.totals(info.run).tokens
 
     def examples(self) -> Sequence[Example]:
         """Return the training examples of the agents."""
         [info] = grown(self.bench)
         settings = agent_config(self.config.method, 0, dict(self.config.agents))
-        if self.config.method == "sft":
-            return demonstrations(self.store, settings.best, info.run)
-        if self.config.method == "dpo":
-            return sibling_pairs(self.store, settings.least, info.run)
-        critic = load_critic(str(self.critic)) if settings.credit in VALUE_CREDITS else None
-        return credited_samples(self.store, beside(self.store), settings.credit, critic, info.run)
+        valued = self.config.method == "grpo" and settings.credit in VALUE_CREDITS
+        critic = load_critic(str(self.critic)) if valued else None
+        return read_examples(self.out / STORE, settings, info.run, critic)
 
 
 def _ends(plans: Sequence[Plan], critic: Critic) -> list[float]:

@@ -18,8 +18,8 @@ from rewardmodels.agents.card import agent_card
 from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference
 from rewardmodels.data.dataset import fingerprint
-from rewardmodels.model.backbone import base_path, has_adapters, load_pretrained, load_tokenizer, quiet
-from rewardmodels.model.folder import digest_of_weights, replace_files, write_whole
+from rewardmodels.model.backbone import base_path, load_pretrained, load_tokenizer, quiet
+from rewardmodels.model.folder import digest_of_weights, replace_files, write_model, write_whole
 from rewardmodels.training.train_critic import RUN, claim_folder
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _train_one(
         "settings": config.to_dict(),
         "data": fingerprint(str(len(examples)), examples),
         "base": base,
-        "start": _start(source),
+        "start": digest_of_weights(Path(source)) if Path(source).is_dir() else source,
     }
     state = out / STATE
     claim_folder(out, state / RUN, settings, resume)
@@ -185,11 +185,6 @@ def _train_one(
     return metrics
 
 
-def _start(source: str) -> str:
-    """Return a digest of the initial weights of a run."""
-    return digest_of_weights(Path(source)) if Path(source).is_dir() else source
-
-
 def _fit(
     config: AgentConfig,
     rows: list[dict[str, Any]],
@@ -202,14 +197,10 @@ def _fit(
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Train, save the model, and return the logged losses and the drift of the log-probabilities."""
     from rewardmodels.agents.trainers import CreditTrainer, make_trainer
-    from rewardmodels.training.guards import Curves, last_checkpoint
+    from rewardmodels.training.guards import Curves
 
-    checkpoints = out / STATE / "checkpoints"
     curves = Curves(out / STATE / "curves", log)
-    trainer = make_trainer(config, rows, model, tokenizer, checkpoints, device, [curves])
-    last = last_checkpoint(checkpoints)
-    if last is not None:
-        log(f"resuming from {last.name}")
+    trainer = make_trainer(config, rows, model, tokenizer, out / STATE / "checkpoints", device, [curves])
     drift: dict[str, float] = {}
     if isinstance(trainer, CreditTrainer):
         gaps = trainer.drift(rows, config.max_rows)
@@ -226,30 +217,21 @@ def _fit(
                 drift["mean"],
                 config.max_drift,
             )
-    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    trainer.resume(log)
     history = [
         {key: value for key, value in line.items() if isinstance(value, int | float)}
         for line in trainer.state.log_history
         if "loss" in line
     ]
     if trainer.is_world_process_zero():
-        _save(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
+        trained = trainer.accelerator.unwrap_model(trainer.model)
+
+        def write(fresh: Path) -> None:
+            write_model(trained, tokenizer, fresh, card, lambda adapted: adapted.merge_and_unload())
+
+        replace_files(out, write, "config.json", "model")
     trainer.accelerator.wait_for_everyone()
     return history, drift
-
-
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, card: str) -> None:
-    def write(fresh: Path) -> None:
-        plain = model
-        if has_adapters(model):
-            model.save_pretrained(fresh / "adapter", save_embedding_layers=False)
-            (fresh / "adapter" / "README.md").unlink(missing_ok=True)
-            plain = model.merge_and_unload()
-        plain.save_pretrained(fresh)
-        tokenizer.save_pretrained(fresh)
-        (fresh / "README.md").write_text(card, encoding="utf-8")
-
-    replace_files(out, write, "config.json", "model")
 
 
 def _encoded(

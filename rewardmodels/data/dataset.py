@@ -24,6 +24,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, rule_of, same_rule
 from rewardmodels.data import mining
+from rewardmodels.data.cards import markdown, metadata
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
 from rewardmodels.data.mining import Labelled, Pair
 from search.plan import Plan
@@ -451,24 +452,12 @@ def _card(data: RewardData) -> str:
     tasks = ", ".join(dict.fromkeys(e.task for e in data.examples))
     by = [f"| {name} | {count} |" for part in ("depth", "agent") for name, count in counts[part].items()]
     columns = [f"- {name}: {what}" for name, what in _COLUMNS.items() if data.kind == "pairs" or "rejected" not in name]
-    return "\n".join(
-        [
-            "---",
-            "tags: [mas-gym, reward-model, multi-agent]",
-            "---",
-            "",
-            f"# {data.kind.capitalize()} from search over {', '.join(data.graphs)} on {tasks}",
-            "",
-            f"{len(data)} {data.kind} of {problems} problems, mined from {data.trees} trees of a search with the true "
-            f"terminal reward. States are in text format {FORMAT}, {data.view} view.",
-            "",
-            "| depth or agent | rows |",
-            "|---|---|",
-            *by,
-            "",
-            "Columns:",
-            "",
-            *columns,
-            "",
-        ]
+    return markdown(
+        metadata(tags="[mas-gym, reward-model, multi-agent]"),
+        f"# {data.kind.capitalize()} from search over {', '.join(data.graphs)} on {tasks}",
+        f"{len(data)} {data.kind} of {problems} problems, mined from {data.trees} trees of a search with the true "
+        f"terminal reward. States are in text format {FORMAT}, {data.view} view.",
+        "\n".join(["| depth or agent | rows |", "|---|---|", *by]),
+        "Columns:",
+        "\n".join(columns),
     )

@@ -11,7 +11,7 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -28,6 +28,7 @@ from mas_gym.errors import (
     whole_number,
 )
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from rewardmodels.data.cards import LOADING, facts_table, markdown, metadata
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
 from rewardmodels.model.backbone import has_adapters, load_scalar, load_tokenizer, quiet
@@ -221,21 +222,32 @@ def save_folder(
     """
 
     def write(fresh: Path) -> None:
-        nonlocal model, info
+        nonlocal info
         with quiet():
-            if has_adapters(model):
-                model.save_pretrained(fresh / "adapter", save_embedding_layers=False)
-                (fresh / "adapter" / "README.md").unlink(missing_ok=True)
-                model = merged(model)
-            model.save_pretrained(fresh)
-            tokenizer.save_pretrained(fresh)
-        (fresh / "README.md").write_text(card, encoding="utf-8")
+            write_model(model, tokenizer, fresh, card, merged)
         info = replace(info, weights=digest_of_weights(fresh))
         text = json.dumps(info.to_dict(), indent=2, ensure_ascii=False)
         (fresh / META).write_text(text + "\n", encoding="utf-8")
 
     replace_files(folder, write, META, "critic")
     return info
+
+
+def write_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    card: str,
+    merge: Callable[[PreTrainedModel], PreTrainedModel],
+) -> None:
+    """Write a model, its tokenizer and its card; ``merge`` makes a plain model of one with adapters."""
+    if has_adapters(model):
+        model.save_pretrained(folder / "adapter", save_embedding_layers=False)
+        (folder / "adapter" / "README.md").unlink(missing_ok=True)
+        model = merge(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: str) -> None:
@@ -335,55 +347,32 @@ def model_card(info: CriticInfo) -> str:
         else "the local view of the agent that wrote the last message"
     )
     states = "every state after an action" if info.kind == "masprm" else "only terminal states"
-    return "\n".join(
-        [
-            "---",
-            "library_name: transformers",
-            "pipeline_tag: text-classification",
-            "tags: [mas-gym, reward-model, multi-agent]",
-            "---",
-            "",
-            f"# {name} for {', '.join(info.tasks)} on {', '.join(info.graphs)}",
-            "",
-            f"Scores {states} of a multi-agent system in [-1, 1]: `tanh` of the logit of a sequence classifier on "
-            f"the backbone {info.base}. Its input is {sees}, in MAS-Gym's text format 1, up to "
-            f"{info.max_length} tokens. It was trained on {_TARGETS[info.head]}.",
-            "",
-            "```python",
-            "from rewardmodels import load_critic",
-            "",
-            'critic = load_critic("PATH/TO/THIS/FOLDER")',
-            "```",
-            "",
-            "`AutoModelForSequenceClassification.from_pretrained` also loads it.",
-            "",
-            "## Graphs",
-            "",
-            *map(_graph_line, info.graphs.values()),
-            "",
-            "## Training data",
-            "",
-            *facts_table(info.data),
-            "",
-            "## On held-out problems",
-            "",
-            *facts_table(info.metrics),
-            "",
-            "## Settings",
-            "",
-            *facts_table(info.settings),
-            "",
-            "## Versions",
-            "",
-            *facts_table(info.versions),
-            "",
-            "## Limits",
-            "",
-            f"The labels are {_source(info)}. No human judgements were used: a score "
-            "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
-            "graphs, agents or tasks; MAS-Gym rejects other graphs without `force=True`.",
-            "",
-        ]
+    return markdown(
+        metadata(
+            library_name="transformers",
+            pipeline_tag="text-classification",
+            tags="[mas-gym, reward-model, multi-agent]",
+        ),
+        f"# {name} for {', '.join(info.tasks)} on {', '.join(info.graphs)}",
+        f"Scores {states} of a multi-agent system in [-1, 1]: `tanh` of the logit of a sequence classifier on "
+        f"the backbone {info.base}. Its input is {sees}, in MAS-Gym's text format 1, up to "
+        f"{info.max_length} tokens. It was trained on {_TARGETS[info.head]}.",
+        LOADING,
+        "`AutoModelForSequenceClassification.from_pretrained` also loads it.",
+        "## Graphs",
+        "\n".join(map(_graph_line, info.graphs.values())),
+        "## Training data",
+        facts_table(info.data),
+        "## On held-out problems",
+        facts_table(info.metrics),
+        "## Settings",
+        facts_table(info.settings),
+        "## Versions",
+        facts_table(info.versions),
+        "## Limits",
+        f"The labels are {_source(info)}. No human judgements were used: a score "
+        "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
+        "graphs, agents or tasks; MAS-Gym rejects other graphs without `force=True`.",
     )
 
 
@@ -399,21 +388,3 @@ def _source(info: CriticInfo) -> str:
 def _graph_line(graph: JSONMapping) -> str:
     loops = [f"{name} {graph[name]}" for name in LOOPS if name in graph]
     return f"- {graph['name']}: {' -> '.join(graph['agents'])}{''.join(f', {text}' for text in loops)}"
-
-
-def facts_table(values: JSONMapping) -> list[str]:
-    """Return names and values as the lines of a Markdown table, for model cards."""
-    rows = ["| name | value |", "|---|---|"]
-    for name, value in values.items():
-        rows += [f"| {key} | {shown} |" for key, shown in _flat(name, value)]
-    return rows
-
-
-def _flat(name: str, value: object) -> list[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        return [item for key, part in value.items() for item in _flat(f"{name}, {key}", part)]
-    if isinstance(value, float):
-        return [(name, f"{value:.4g}")]
-    if isinstance(value, list | tuple):
-        return [(name, " to ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value))]
-    return [(name, str(value))]

@@ -127,13 +127,12 @@ class LearnedCritic(ModelCritic):
 
         self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.concurrent = self._device != "cpu" if self._concurrent is None else self._concurrent
-        if self._dtype is None:
-            self._dtype = self._default_dtype() if self._device == "cpu" else "bfloat16"
+        if self._dtype is None and self._device != "cpu":
+            self._dtype = "bfloat16"
+        elif self._dtype is None:
+            weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
+            self._dtype = "float64" if weights <= _EXACT_BYTES else "float32"
         return self._device, self._dtype
-
-    def _default_dtype(self) -> DType:
-        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
-        return "float64" if weights <= _EXACT_BYTES else "float32"
 
     @property
     def counts(self) -> Counts:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.text import one_line
+from rewardmodels.data.cards import LOADING, facts_table, markdown
 from rewardmodels.model.features import FEATURES, FILE, FeatureModel, features_of
-from rewardmodels.model.folder import facts_table, write_whole
+from rewardmodels.model.folder import write_whole
 from search.store import RecordedState
 
 FOLDS = 5
@@ -122,25 +123,13 @@ def _cell(name: str) -> str:
 def _card(model: FeatureModel) -> str:
     states = "only terminal states" if model.kind == "orm" else "every state after a message"
     order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
-    return "\n".join(
-        [
-            "# A critic on features, without a language model",
-            "",
-            f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the other "
-            "samples. It was fitted to recorded outcomes; metrics are for held-out questions, by five-fold "
-            "cross-validation.",
-            "",
-            "```python",
-            "from rewardmodels import load_critic",
-            "",
-            'critic = load_critic("PATH/TO/THIS/FOLDER")',
-            "```",
-            "",
-            *facts_table({**model.data, **model.metrics}),
-            "",
-            "| feature | weight, per standard deviation |",
-            "|---|---:|",
-            *(f"| {_cell(name)} | {weight:+.3f} |" for name, weight in order),
-            "",
-        ]
+    weights = [f"| {_cell(name)} | {weight:+.3f} |" for name, weight in order]
+    return markdown(
+        "# A critic on features, without a language model",
+        f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the other "
+        "samples. It was fitted to recorded outcomes; metrics are for held-out questions, by five-fold "
+        "cross-validation.",
+        LOADING,
+        facts_table({**model.data, **model.metrics}),
+        "\n".join(["| feature | weight, per standard deviation |", "|---|---:|", *weights]),
     )

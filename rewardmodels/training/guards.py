@@ -108,6 +108,13 @@ def common_arguments(settings: JSONObject, folder: Path, updates: int, device: s
 class Guarded(Trainer):  # type: ignore[misc]
     """A Trainer that stops if the loss or weights are not finite, and never leaves partial checkpoints."""
 
+    def resume(self, log: Callable[[str], None]) -> None:
+        """Train, from the newest complete checkpoint if there is one."""
+        last = last_checkpoint(Path(self.args.output_dir))
+        if last is not None:
+            log(f"resuming from {last.name}")
+        self.train(resume_from_checkpoint=None if last is None else str(last))
+
     def check_loss(self, loss: float) -> None:
         """Raise `TrainingError` if the loss of this step is not a number."""
         if not math.isfinite(loss):

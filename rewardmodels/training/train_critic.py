@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rewardmodels.data.dataset import DataKind
-    from rewardmodels.training.trainer import Bundle, HeldOut
+    from rewardmodels.training.trainer import Bundle
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -112,10 +112,10 @@ def train(
     if (warning := continuation_warning(data)) is not None:
         log(warning)
     prints = [part.fingerprint() for part in (data, points if config.anchor else None) if part is not None]
-    done = _claim(out, {"settings": config.to_dict(), "data": prints, "base": base}, resume)
-    if done is not None:
+    claim_folder(out, out / RUN, {"settings": config.to_dict(), "data": prints, "base": base}, resume)
+    if (out / META).exists():
         log(f"{out} is already trained")
-        return done
+        return Trained(out, read_info(out), _history(out))
     return _run(model, tokenizer, config, data, points, out, base, device, log)
 
 
@@ -167,12 +167,6 @@ def open_backbone(
     return model.to(device), tokenizer, config
 
 
-def _claim(out: Path, run: JSONObject, resume: bool) -> Trained | None:
-    """Claim a folder for this run, or return the result if the run has finished."""
-    claim_folder(out, out / RUN, run, resume)
-    return Trained(out, read_info(out), _history(out)) if (out / META).exists() else None
-
-
 def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
     """Claim a folder for one training run, by writing the run's description to its file ``mark``.
 
@@ -218,7 +212,8 @@ def _run(
     log: Callable[[str], None],
 ) -> Trained:
     from mas_gym.policies.local.forward import threads_for
-    from rewardmodels.training.guards import Curves, last_checkpoint
+    from rewardmodels.training.guards import Curves
+    from rewardmodels.training.metrics import point_metrics
     from rewardmodels.training.trainer import (
         CriticTrainer,
         HeldOut,
@@ -241,23 +236,21 @@ def _run(
         f"{len(learned)} {data.kind} of {data.trees} trees for training, {len(held)} held out; {len(order)} steps; "
         f"{'shared prefixes are encoded once' if share else 'states are encoded separately'}"
     )
-    checkpoints = out / CHECKPOINTS
-    last = last_checkpoint(checkpoints)
-    if last is not None:
-        log(f"resuming from {last.name}")
     with quiet(), threads_for(sum(p.numel() for p in model.parameters())):
         trainer = CriticTrainer(
             config,
             StepData(found, order, *rest),
             held_out,
             model=model,
-            args=arguments(config, checkpoints, len(order), device),
+            args=arguments(config, out / CHECKPOINTS, len(order), device),
             callbacks=[Curves(out / CURVES, log)],
         )
-        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+        trainer.resume(log)
     metrics = held_out.metrics(model, config)
     if points is not None and data.kind == "pairs":
-        metrics["points"] = _calibration(points, config, encoder, rest, model)
+        labelled = split(points, config.held_out)[1].examples
+        calibrated = HeldOut(bundles(labelled, encoder, config.batch_size, config.max_tokens), *rest)
+        metrics["points"] = point_metrics(calibrated.examples, calibrated.logits(model)[0])
     info = _info(config, data, learned, held, base, metrics, found)
     history = trainer.history
     if trainer.is_world_process_zero():
@@ -266,17 +259,6 @@ def _run(
         info = save_folder(model, tokenizer, out, info, model_card(info))
     trainer.accelerator.wait_for_everyone()
     return Trained(out, info, history)
-
-
-def _calibration(
-    points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: PreTrainedModel
-) -> JSONObject:
-    from rewardmodels.training.metrics import point_metrics
-    from rewardmodels.training.trainer import HeldOut, bundles
-
-    examples = split(points, config.held_out)[1].examples
-    held: HeldOut = HeldOut(bundles(examples, encoder, config.batch_size, config.max_tokens), *rest)
-    return point_metrics(held.examples, held.logits(model)[0])
 
 
 def _info(

@@ -65,7 +65,9 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of Qwen2.5-Math-PRM."""
 
-_STEP = {"qwen": "<extra_0>", "shepherd": "ки", "skywork": "\n"}
+STEP_MARKS = {"qwen": "<extra_0>", "shepherd": "ки", "skywork": "\n"}
+"""The mark after a step, by format."""
+
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 _MARK = re.compile(r"<.+>|\[.+\]")
 
@@ -236,7 +238,7 @@ class StepRewardModel(_Published):
         turns = context.state.path()[1:]
         if not turns:
             raise CriticError(f"{self.name}: expected a state with at least one message, got one without")
-        tag = _STEP.get(self.format, "")
+        tag = STEP_MARKS.get(self.format, "")
         texts = [self._clean(turn.text, tag) for turn in turns]
         steps = self._write(self._clean(context.state.question, tag), texts)
         if len(steps.places) != len(texts):
@@ -257,12 +259,23 @@ class StepRewardModel(_Published):
         return ids
 
 
+def qwen_chat(question: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the turns, each with its role, of a transcript in the format ``qwen``."""
+    answer = "".join(text + STEP_MARKS["qwen"] for text in texts)
+    return [("system", SYSTEM), ("user", question), ("assistant", answer)]
+
+
+def shepherd_text(question: str, texts: Sequence[str]) -> str:
+    """Return a transcript in the format ``shepherd``."""
+    lines = [f"Step {number}: {text} {STEP_MARKS['shepherd']}" for number, text in enumerate(texts, 1)]
+    return f"{question} " + "\n".join(lines)
+
+
 def _qwen(prm: StepRewardModel) -> tuple[Write, Read]:
-    step, run, apply = prm._id(_STEP["qwen"]), *_with_head(prm, ("score.0", "score.2"))
+    step, run, apply = prm._id(STEP_MARKS["qwen"]), *_with_head(prm, ("score.0", "score.2"))
 
     def write(question: str, texts: Sequence[str]) -> Steps:
-        answer = "".join(f"{text}{_STEP['qwen']}" for text in texts)
-        ids = prm._rendered([("system", SYSTEM), ("user", question), ("assistant", answer)])
+        ids = prm._rendered(qwen_chat(question, texts))
         return Steps(ids, [place for place, token in enumerate(ids) if token == step])
 
     def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -272,7 +285,7 @@ def _qwen(prm: StepRewardModel) -> tuple[Write, Read]:
 
 
 def _skywork(prm: StepRewardModel) -> tuple[Write, Read]:
-    line, run, apply = prm._id(_STEP["skywork"]), *_with_head(prm, ("v_head.summary",))
+    line, run, apply = prm._id(STEP_MARKS["skywork"]), *_with_head(prm, ("v_head.summary",))
     first = prm._tokenizer.bos_token or ""
 
     def write(question: str, texts: Sequence[str]) -> Steps:
@@ -290,21 +303,17 @@ def _skywork(prm: StepRewardModel) -> tuple[Write, Read]:
 
 
 def _shepherd(prm: StepRewardModel) -> tuple[Write, Read]:
-    model, tag, words = _language_model(prm), prm._id(_STEP["shepherd"]), prm._two("+ -")
+    tag, words = prm._id(STEP_MARKS["shepherd"]), prm._two("+ -")
 
     def write(question: str, texts: Sequence[str]) -> Steps:
-        lines = [f"Step {number}: {text} {_STEP['shepherd']}" for number, text in enumerate(texts, 1)]
-        ids = prm._encode(f"{question} " + "\n".join(lines), special=True)
+        ids = prm._encode(shepherd_text(question, texts), special=True)
         return Steps(ids, [place for place, token in enumerate(ids) if token == tag])
 
-    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., words].softmax(dim=-1)[..., 0]
-
-    return write, read
+    return write, _first_of_two(prm, words)
 
 
 def _rlhflow(prm: StepRewardModel) -> tuple[Write, Read]:
-    model, words = _language_model(prm), [prm._id("+"), prm._id("-")]
+    words = [prm._id("+"), prm._id("-")]
 
     def write(question: str, texts: Sequence[str]) -> Steps:
         turns: list[tuple[str, str]] = []
@@ -321,10 +330,7 @@ def _rlhflow(prm: StepRewardModel) -> tuple[Write, Read]:
             places.append(len(ids) - 2 - ids[::-1].index(words[0]))
         return Steps(ids, places)
 
-    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., words].softmax(dim=-1)[..., 0]
-
-    return write, read
+    return write, _first_of_two(prm, words)
 
 
 FORMATS: dict[str, Callable[[StepRewardModel], tuple[Write, Read]]] = {
@@ -336,11 +342,14 @@ FORMATS: dict[str, Callable[[StepRewardModel], tuple[Write, Read]]] = {
 """By format, a function that loads the model and returns its transcript formatter and its scoring function."""
 
 
-def _language_model(prm: StepRewardModel) -> PreTrainedModel:
-    model, info = load_pretrained("AutoModelForCausalLM", prm.folder, prm._dtype)
-    _nothing_missing(prm, info["missing_keys"])
-    prm._start(model)
-    return model
+def _first_of_two(prm: StepRewardModel, words: list[int]) -> Read:
+    """Load a language model; return a function that computes the probability of the first of two tokens."""
+    model = _loaded(prm, "AutoModelForCausalLM")
+
+    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., words].softmax(dim=-1)[..., 0]
+
+    return read
 
 
 def _with_head(prm: StepRewardModel, layers: Sequence[str]) -> tuple[Read, Callable[[torch.Tensor], torch.Tensor]]:
@@ -348,9 +357,7 @@ def _with_head(prm: StepRewardModel, layers: Sequence[str]) -> tuple[Read, Calla
     import torch
 
     tensors = head_tensors(Path(prm.folder), layers)
-    model, info = load_pretrained("AutoModel", prm.folder, prm._dtype)
-    _nothing_missing(prm, info["missing_keys"])
-    prm._start(model)
+    model = _loaded(prm, "AutoModel")
     weights = [
         tensors[f"{name}.{part}"].to(model.device, model.dtype) for name in layers for part in ("weight", "bias")
     ]
@@ -367,12 +374,15 @@ def _with_head(prm: StepRewardModel, layers: Sequence[str]) -> tuple[Read, Calla
     return run, apply
 
 
-def _nothing_missing(prm: StepRewardModel, missing: Sequence[str]) -> None:
-    if missing:
+def _loaded(prm: StepRewardModel, kind: str) -> PreTrainedModel:
+    model, info = load_pretrained(kind, prm.folder, prm._dtype)
+    if missing := info["missing_keys"]:
         raise DataError(
             f"{prm.folder}: the weights lack {', '.join(sorted(missing))[:200]}: the model does not have the format "
             f"{prm.format}; set format=, or download it again"
         )
+    prm._start(model)
+    return model
 
 
 def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_number, shown, unknown_name
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.model.scored import rounded
-from rewardmodels.verifiers.published import AGGREGATES, SYSTEM, Aggregate
+from rewardmodels.verifiers.published import AGGREGATES, STEP_MARKS, Aggregate, qwen_chat, shepherd_text
 from search.protocol import Critic, Scores, ScoringContext
 
 ENDPOINTS = ("pooling", "classify", "score")
-FORMATS = {"qwen": ("<extra_0>", 1), "shepherd": ("ки", 0), "skywork": ("\n", 0)}
-"""Formats of step reward models: the mark after a step, and the column with its score in the step's row."""
+COLUMNS = {"qwen": 1, "shepherd": 0, "skywork": 0}
+"""Column with the score in a step's row, by format of step reward models."""
 
 
 class ServerCritic(Critic):
@@ -76,8 +76,8 @@ class ServerCritic(Critic):
             raise ConfigError(f"expected http://HOST:PORT/ENDPOINT with one of {', '.join(ENDPOINTS)}, got {url!r}")
         if not model:
             raise ConfigError(f"critic {url}: expected #model=NAME, as the server's /v1/models lists it")
-        if format not in FORMATS:
-            raise unknown_name("format", format, FORMATS)
+        if format not in COLUMNS:
+            raise unknown_name("format", format, COLUMNS)
         if aggregate not in AGGREGATES:
             raise unknown_name("aggregate", aggregate, AGGREGATES)
         if not is_number(scale) or scale <= 0:
@@ -129,7 +129,7 @@ class ServerCritic(Critic):
         """Break step marks and chat markup in a text with a space."""
         from mas_gym.policies.openai_format import defuse
 
-        mark, _ = FORMATS[self._format]
+        mark = STEP_MARKS[self._format]
         if self._endpoint == "pooling":
             text = " ".join(text.split("\n")) if mark == "\n" else text.replace(mark, f"{mark[0]} {mark[1:]}")
         return defuse(text.strip())
@@ -141,13 +141,11 @@ class ServerCritic(Critic):
         if self._endpoint == "classify":
             turns = [("user", question), ("assistant", answer)]
             return {"messages": _turns(turns), "add_generation_prompt": False, "use_activation": False}
-        mark, _ = FORMATS[self._format]
         if self._format == "qwen":
-            turns = [("system", SYSTEM), ("user", question), ("assistant", "".join(text + mark for text in texts))]
-            return {"messages": _turns(turns), "add_generation_prompt": False}
+            return {"messages": _turns(qwen_chat(question, texts)), "add_generation_prompt": False}
         if self._format == "shepherd":
-            return {"input": f"{question} " + "\n".join(f"Step {n}: {text} {mark}" for n, text in enumerate(texts, 1))}
-        return {"input": f"{question}\n" + "".join(text + mark for text in texts)}
+            return {"input": shepherd_text(question, texts)}
+        return {"input": "".join(f"{line}\n" for line in (question, *texts))}
 
     def _value(self, reply: JSONObject, steps: int) -> float:
         """Return the value in a reply. Raises `ValueError` with the reason if there is none."""
@@ -168,7 +166,7 @@ class ServerCritic(Critic):
                 f"expected {steps} rows, one per step, got {got}; serve the model with step pooling "
                 "(--pooler-config with its step tag)"
             )
-        _, column = FORMATS[self._format]
+        column = COLUMNS[self._format]
         shares = []
         for row in rows:
             values = row if isinstance(row, list) else [row]
