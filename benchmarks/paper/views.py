@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.paper.held_out import pair_accuracy, pair_cells
-from benchmarks.paper.lab import (
-    MASPRM,
-    MCTS,
-    SCORE_HEADER,
-    Lab,
-    Recipe,
-    command,
-    keep_rows,
-    row_of,
-    score_cells,
-)
+from benchmarks.paper.lab import MASPRM, MCTS, SCORE_HEADER, Lab, Recipe, command, keep_rows, row_of, score_cells
 from benchmarks.paper.page import Page
 from benchmarks.paper.published import LOCAL, MAIN, ORDER, lead, shown
 from benchmarks.paper.rivals import compared, rivals

@@ -30,15 +30,7 @@ from benchmarks.real.game24_critic import (
 from benchmarks.real.game24_recorded import CALLS, SOURCE, Recording, State, read_recordings, scaled
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action, MASState
-from mas_gym.tasks.generated.game24 import (
-    Game24,
-    Numbers,
-    after,
-    can_make,
-    moves,
-    read_left,
-    write_move,
-)
+from mas_gym.tasks.generated.game24 import Game24, Numbers, after, can_make, moves, read_left, write_move
 from search.results.intervals import bootstrap, mean_interval, paired_difference
 from search.results.summary import ResultRow
 

@@ -19,15 +19,7 @@ from gymnasium.core import ActType, ObsType
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
-from mas_gym.envs.batching import (
-    Asking,
-    AskingWrapper,
-    SampleRequest,
-    Scoring,
-    Step,
-    resetting,
-    stepping,
-)
+from mas_gym.envs.batching import Asking, AskingWrapper, SampleRequest, Scoring, Step, resetting, stepping
 from mas_gym.envs.critic_base import Critic, ScoringContext, as_critic
 from mas_gym.envs.env import Info, MASEnv, Observation, Snapshot
 from mas_gym.envs.spaces import Records, utf8_length

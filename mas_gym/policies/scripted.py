@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mas_gym.policies.base import (
-    Policy,
-    Sample,
-    SamplingReply,
-    SamplingRequest,
-)
+from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest
 
 Script = Callable[[SamplingRequest, int], str | Sample]
 

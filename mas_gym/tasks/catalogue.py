@@ -32,15 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import (
-    ConfigError,
-    DataError,
-    DataNotFoundError,
-    UnknownNameError,
-    choice,
-    shown,
-    whole_number,
-)
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, UnknownNameError, choice, shown, whole_number
 from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS as ALL_KINDS
 from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task

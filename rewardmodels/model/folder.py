@@ -17,16 +17,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from mas_gym.errors import (
-    ConfigError,
-    DataError,
-    DataNotFoundError,
-    TrainingError,
-    choice,
-    need,
-    shown,
-    whole_number,
-)
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, choice, need, shown, whole_number
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from rewardmodels.data.cards import LOADING, facts_table, markdown, metadata
 from rewardmodels.data.dataset import LOOPS, DataKind

@@ -214,14 +214,7 @@ def _run(
     from mas_gym.policies.local.forward import threads_for
     from rewardmodels.training.guards import Curves
     from rewardmodels.training.metrics import point_metrics
-    from rewardmodels.training.trainer import (
-        CriticTrainer,
-        HeldOut,
-        StepData,
-        arguments,
-        bundles,
-        schedule,
-    )
+    from rewardmodels.training.trainer import CriticTrainer, HeldOut, StepData, arguments, bundles, schedule
 
     learned, held = split(data, config.held_out)
     encoder = Encoder(tokenizer, config.max_length, config.view)

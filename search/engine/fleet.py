@@ -35,15 +35,7 @@ from search.planners.registry import load_planner
 from search.prices import Prices, PricesSource, as_prices
 from search.protocol import Critic, Planner, as_critic
 from search.sampling import SampleRecord, Sampling
-from search.setup import (
-    ProgramSource,
-    Setup,
-    check_training,
-    make_setup,
-    priced_setup,
-    read_system,
-    resolve_policy,
-)
+from search.setup import ProgramSource, Setup, check_training, make_setup, priced_setup, read_system, resolve_policy
 from search.store import Store
 from search.store.resume import open_record
 from search.store.run_identity import engine_identity

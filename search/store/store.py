@@ -33,26 +33,8 @@ from search.results.outcomes import Outcome, RunSums
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, explained
 from search.store.regrading import Grading, Regraded, apply_grades, find_grading, grades_of, gradings, regraded
-from search.store.results import (
-    Row,
-    Totals,
-    TreeValues,
-    graded_outcome,
-    outcome_of_row,
-    run_sums,
-    totals,
-    tree_values,
-)
-from search.store.rows import (
-    CandidateRow,
-    NodeRow,
-    Reader,
-    read_run,
-    recipients_of,
-    search_id,
-    show_id,
-    usage_of_row,
-)
+from search.store.results import Row, Totals, TreeValues, graded_outcome, outcome_of_row, run_sums, totals, tree_values
+from search.store.rows import CandidateRow, NodeRow, Reader, read_run, recipients_of, search_id, show_id, usage_of_row
 from search.tree import Node, Tree
 from search.usage import Usage
 

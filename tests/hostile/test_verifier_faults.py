@@ -16,16 +16,7 @@ pytest.importorskip("transformers", reason="local models need the extra 'local'"
 
 import torch
 from search_worlds import verdict
-from test_reward_models import (
-    CONTEXTS,
-    RPSV,
-    add_tensors,
-    context,
-    language_model,
-    qwen_prm,
-    replying,
-    scalar_model,
-)
+from test_reward_models import CONTEXTS, RPSV, add_tensors, context, language_model, qwen_prm, replying, scalar_model
 
 import mas_gym
 import search
