@@ -104,7 +104,7 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
             if execution is None or args or (call := _plain(gateway, execution, named)) is None:
                 return super().create(*args, **named)
             texts = execution.ask(call, _of_thread(execution), in_thread)
-            return ChatCompletion.model_validate(unstreamed_reply(call, given(texts)))
+            return ChatCompletion.model_validate(unstreamed_reply(call, execution.wait_for(texts)))
 
     class GatewayChat(Chat):
         @cached_property
@@ -123,8 +123,8 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
         got = _received(gateway, request, _of_thread, in_thread)
         if isinstance(got, Reply):
             return _response(got)
-        call, texts, _ = got
-        return _response(reply_to(call, given(texts)))
+        call, texts, execution = got
+        return _response(reply_to(call, execution.wait_for(texts)))
 
     http = _HTTP.Client(transport=_HTTP.MockTransport(answer), trust_env=False, timeout=None)
     return Client(base_url=_URL, api_key="none", max_retries=0, http_client=http)

@@ -15,12 +15,13 @@ agent and text. It therefore depends only on the concurrent calls, and not on th
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -37,6 +38,66 @@ class DivergenceError(MASGymError, RuntimeError):
 
 class ProgramStopped(BaseException):
     """Raised inside a program after the end of its execution; not an `Exception`, so that programs do not catch it."""
+
+
+def raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread, by its identifier, when it next runs Python code; None cancels it."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+
+
+class Interrupt:
+    """Stops a program's thread by raising `ProgramStopped` in it, but only while it runs the program's code.
+
+    A thread also runs the library's code: in its calls, it may report a decision for which a search waits. An exception
+    there would lose the report.
+    """
+
+    def __init__(self) -> None:
+        """Start outside of the program's code."""
+        self._lock = threading.Lock()
+        self._thread = 0
+        self._due = False
+
+    def request(self) -> None:
+        """Stop the thread, now or when it next enters the program's code; safe to call on any thread."""
+        with self._lock:
+            self._due = True
+            if self._thread:
+                raise_in(self._thread, ProgramStopped)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Run the program's code on this thread. Raises `ProgramStopped` if a stop was requested before."""
+        self._enter(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Run the library's code on this thread; a stop requested meanwhile is raised at the end."""
+        thread = threading.get_ident()
+        if thread != self._thread:
+            yield
+            return
+        self._leave()
+        try:
+            yield
+        finally:
+            self._enter(thread)
+
+    def _enter(self, thread: int) -> None:
+        with self._lock:
+            if self._due:
+                raise ProgramStopped
+            self._thread = thread
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._thread and self._due:
+                raise_in(self._thread, None)
+            self._thread = 0
 
 
 class Origin(Enum):
@@ -154,17 +215,16 @@ class Host(Protocol):
         """Free the slot of an execution that waits for a reply, or is over and must end its program."""
 
 
-def given(texts: list[str] | Future[list[str]]) -> list[str]:
-    """Return a call's replies, waiting for them if necessary.
+def given(texts: list[str]) -> list[str]:
+    """Return a call's replies.
 
     Raises:
         ProgramStopped: The execution is over.
     """
-    found = texts.result() if isinstance(texts, Future) else texts
-    if not found:
-        # Raised here, because an exception in the future would keep every frame of the program alive.
+    if not texts:
+        # Raised here, because an exception in a future would keep every frame of the program alive.
         raise ProgramStopped
-    return found
+    return texts
 
 
 class Later(Protocol):
@@ -220,6 +280,7 @@ class Execution:
         place: The loop that it runs on, if it shares one; set by its runner.
         observed: Whether its threads and tasks can be observed; set by its source.
         activity: Its activity besides open calls.
+        interrupt: Stops the thread of its program, if it has its own.
         copy: The name of its copy of the program's world; None if it has none.
     """
 
@@ -253,6 +314,7 @@ class Execution:
         self.place: Place | None = None
         self.observed = False
         self.activity = Activity()
+        self.interrupt = Interrupt()
         self.copy: str | None = None
         self._world = world
         self._host, self._report = host, report
@@ -371,6 +433,10 @@ class Execution:
         Raises:
             ProgramStopped: The execution is over.
         """
+        with self.interrupt.deferred():
+            return self._ask(call, origin, later)
+
+    def _ask(self, call: Call, origin: Origin, later: Callable[[Execution], L]) -> list[str] | L:
         if self.copy is not None and json.dumps(self.copy)[1:-1] in call.text:
             self._abort(
                 DivergenceError(
@@ -402,6 +468,12 @@ class Execution:
             return item.texts
         self._host.watch(self)
         return reply
+
+    def wait_for(self, texts: list[str] | Future[list[str]]) -> list[str]:
+        """Return the result of `ask`, waiting for it on this thread if necessary. Raises `ProgramStopped`."""
+        # An exception inside of a wait could leave the future's lock acquired.
+        with self.interrupt.deferred():
+            return given(texts.result() if isinstance(texts, Future) else texts)
 
     def use(self, key: str) -> Use:
         """Return the next use of a recorded tool with these arguments."""

@@ -227,7 +227,7 @@ class Server:
                 left.cancel()
                 waits.cancel()
                 await asyncio.gather(left, return_exceptions=True)
-            texts = given(texts)
+            texts = given(texts.result())
         await _send(writer, reply_to(call, texts), stays)
         return path if stays else None
 

@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from mas_gym.programs.background import CURRENT, job_of
-from mas_gym.programs.execution import Execution, ProgramStopped
-from mas_gym.programs.sources import failed, interrupt
+from mas_gym.programs.execution import Execution, ProgramStopped, raise_in
+from mas_gym.programs.sources import failed
 
 _BUSY_SECONDS = 0.3
 _MAX_THREADS = 4096
@@ -312,6 +312,7 @@ class Loop:
         context.run(CURRENT.set, None)
         context.run(self.soon, begin)
         if not wait:
-            interrupt(self._thread)
+            if self._thread.ident is not None:
+                raise_in(self._thread.ident, ProgramStopped)
         else:
             self._thread.join(_CLOSE_SECONDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import http.client
 import inspect
 import json
@@ -25,7 +24,7 @@ from mas_gym.internal.identity import identity_of
 from mas_gym.internal.text import name_of
 from mas_gym.plugins import Registry
 from mas_gym.programs.background import CURRENT, ProgramThread
-from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
+from mas_gym.programs.execution import Ended, Execution, Failed
 from mas_gym.programs.worlds import WORLD_VARIABLE
 
 PROGRAMS = Registry("program", "mas_gym.programs", {})
@@ -147,7 +146,7 @@ class FunctionSource:
             threading.Thread(target=_in_world, args=(execution, thread), name="mas-gym-world", daemon=True).start()
         else:
             thread.start()
-        return lambda: interrupt(thread)
+        return execution.interrupt.request
 
     def _arguments(self, execution: Execution, stage: Stage) -> dict[str, object]:
         given: dict[str, object] = {}
@@ -183,7 +182,9 @@ class FunctionSource:
         try:
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
-            execution.finish(ended(self.function(execution.question, **given)))
+            with execution.interrupt.allowed():
+                answer = self.function(execution.question, **given)
+            execution.finish(ended(answer))
         except BaseException as error:
             execution.finish(failed(error))
 
@@ -205,12 +206,6 @@ def left(execution: Execution) -> None:
     """Remove the copy on a thread, because the loop must not wait for it and may be closing."""
     if execution.has_world:
         threading.Thread(target=execution.leave, name="mas-gym-world", daemon=True).start()
-
-
-def interrupt(thread: threading.Thread) -> None:
-    """Raise `ProgramStopped` in a thread that still runs; it takes effect when the thread next runs Python code."""
-    if thread.is_alive() and thread.ident is not None and thread is not threading.current_thread():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(ProgramStopped))
 
 
 class CommandSource:

@@ -26,7 +26,7 @@ import search
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Program, Runner, gateway
 from mas_gym.programs.calls import CallError, read_call
-from mas_gym.programs.execution import Execution
+from mas_gym.programs.execution import Execution, Script, Waiting
 from mas_gym.tasks.base import Problem
 from search import Plan
 
@@ -663,7 +663,30 @@ def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
         runner.close()
 
 
-def _nothing() -> Any:
-    from mas_gym.programs.execution import Script
+def test_drop_does_not_interrupt_the_report_of_a_decision() -> None:
+    def once(question: str, client: OpenAI) -> str:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
+        return "1"
 
+    reported, done = list[Any](), threading.Event()
+
+    def report(execution: Execution, outcome: Any) -> None:
+        # A report runs on the program's thread. Another search may drop the parked execution meanwhile.
+        dropper = threading.Thread(target=execution.drop)
+        dropper.start()
+        dropper.join()
+        reported.append((outcome, execution.over))
+        done.set()
+
+    runner = Runner(program_of(once))
+    try:
+        runner.start("q", Script(), report)
+        assert done.wait(20)
+        [(outcome, over)] = reported
+        assert isinstance(outcome, Waiting) and over
+    finally:
+        runner.close()
+
+
+def _nothing() -> Any:
     return Script(), lambda execution, outcome: None
