@@ -42,7 +42,7 @@ from benchmarks.tiny.stories import generated
 from benchmarks.tiny.truth import first_error
 from mas_gym.errors import DataError
 from mas_gym.policies import load_policy
-from mas_gym.policies.traces import beside, traced
+from mas_gym.policies.traces import traced, traces_folder
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks import ProblemTask
 from rewardmodels.agents import CreditedSample, credited_samples, demonstrations, sibling_pairs, train_agents
@@ -170,7 +170,7 @@ def samples(row: Method, store: Path, policy: str) -> list[CreditedSample]:
     """Return the samples of a round of GRPO with their advantages; ``policy`` wrote the messages."""
     reward = load_critic(row.reward) if row.reward else None
     critic: Critic = Truth(store, policy) if row.exact else load_critic(SHIPPED)
-    return credited_samples(store, beside(store), row.settings["credit"], critic, reward=reward)
+    return credited_samples(store, traces_folder(store), row.settings["credit"], critic, reward=reward)
 
 
 class Truth:
@@ -210,7 +210,7 @@ def explore(row: Method, last: Point, store: Path, budget: int, seed: int, task:
     while count:
         start = last.problems + done
         bench = bench_of(last.policy, "train", start + count, (seed,), store, task)
-        policy = traced(bench.policy, beside(store)) if row.method == "grpo" else bench.policy
+        policy = traced(bench.policy, traces_folder(store)) if row.method == "grpo" else bench.policy
         if (stop := grow(replace(bench, task=bench.task[start:], policy=policy), row.planner)) is not None:
             raise stop
         done += count

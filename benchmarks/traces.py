@@ -23,7 +23,7 @@ import mas_gym
 import search
 from mas_gym.policies import load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
-from mas_gym.policies.traces import Traces, beside, traced
+from mas_gym.policies.traces import Traces, traced, traces_folder
 
 
 def searched(policy: Any, problems: int, store: Path) -> float:
@@ -61,9 +61,9 @@ def main(problems: int, spec: str, folder: Path) -> None:
     searched(policy, 8, folder / "warm.db")
     store = folder / "traced.db"
     plain = searched(policy, problems, folder / "plain.db")
-    recorded = searched(traced(policy, beside(store)), problems, store)
-    traces = Traces(beside(store))
-    size = sum(path.stat().st_size for path in beside(store).iterdir())
+    recorded = searched(traced(policy, traces_folder(store)), problems, store)
+    traces = Traces(traces_folder(store))
+    size = sum(path.stat().st_size for path in traces_folder(store).iterdir())
     print(
         f"{len(traces):,} calls; CPU {plain:.1f} s without traces, {recorded:.1f} s with ({recorded / plain:.2f} times)"
     )

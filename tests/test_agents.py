@@ -28,7 +28,7 @@ from mas_gym import tiny
 from mas_gym.errors import ConfigError, DataError, TrainingError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
-from mas_gym.policies.traces import beside, traced
+from mas_gym.policies.traces import traced, traces_folder
 from rewardmodels.agents import (
     CreditedSample,
     TrainedAgents,
@@ -56,7 +56,7 @@ QUICK: dict[str, Any] = {"batch_size": 8, "max_rows": 8, "checkpoints": 4, "epoc
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "runs.db"
-    policy = traced(load_policy("tiny"), beside(path))
+    policy = traced(load_policy("tiny"), traces_folder(path))
     for plan in search.run("siblings:2", TASK, mas="rpsv", policy=policy, training=True, store=path):
         assert plan.error is None
     return path
@@ -64,7 +64,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def samples(store: Path) -> list[CreditedSample]:
-    return credited_samples(store, beside(store), "leave-one-out")
+    return credited_samples(store, traces_folder(store), "leave-one-out")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_credited_samples_take_rewards_from_a_critic(store: Path) -> None:
         def score(self, contexts: Any) -> list[float]:
             return [float(ord(context.state.text.split()[-1][0])) for context in contexts]
 
-    found = dict(sampled_messages(store, beside(store), "leave-one-out", reward=First()))  # type: ignore[arg-type]
+    found = dict(sampled_messages(store, traces_folder(store), "leave-one-out", reward=First()))  # type: ignore[arg-type]
     with search.open_store(store) as opened:
         for plan in opened.plans():
             scores = {one.node: float(ord(one.state.text.split()[-1][0])) for one in plan.candidates}
@@ -144,8 +144,8 @@ def test_value_based_credits_require_a_critic(store: Path, method: str) -> None:
     from rewardmodels import load_critic
 
     with pytest.raises(ConfigError, match="--critic"):
-        credited_samples(store, beside(store), method)
-    assert credited_samples(store, beside(store), method, load_critic("tiny-masprm"))
+        credited_samples(store, traces_folder(store), method)
+    assert credited_samples(store, traces_folder(store), method, load_critic("tiny-masprm"))
 
 
 def test_examples_need_a_training_run_and_traces(store: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from search_worlds import noise
 import mas_gym
 import search
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
-from mas_gym.policies.traces import beside, traced
+from mas_gym.policies.traces import traced, traces_folder
 from mas_gym.programs import Program
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
@@ -299,10 +299,10 @@ def test_langgraph_program_searches_train_the_agents(tmp_path: Path) -> None:
 
     program = Program(f"{EXAMPLES}/langgraph_agents.py:solve", agents=AGENTS)
     store, task = tmp_path / "runs.db", mas_gym.load_task("arithmetic", split="train", limit=2)
-    policy: Any = traced(load_policy("tiny"), beside(store))
+    policy: Any = traced(load_policy("tiny"), traces_folder(store))
     plans = list(search.run("siblings:2", task, program=program, policy=policy, training=True, store=store))
     assert not any(plan.error for plan in plans)
-    samples = credited_samples(store, beside(store), "leave-one-out")
+    samples = credited_samples(store, traces_folder(store), "leave-one-out")
     assert {sample.agent for sample in samples} <= set(AGENTS)
     quick: Any = {"batch_size": 8, "max_rows": 8, "epochs": 1.0}
     found = train_agents(samples, tmp_path / "agents", "grpo", device="cpu", **quick)

@@ -25,7 +25,7 @@ from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
 from mas_gym.policies.openai_format import SEED_MASK, BadReply, parse_reply, payload
 from mas_gym.policies.per_agent import PerAgentPolicy
-from mas_gym.policies.traces import Traces, beside, traced
+from mas_gym.policies.traces import Traces, traced, traces_folder
 from mas_gym.systems.prompts import chat_messages
 from search.planners.registry import load_planner, planner_spec
 
@@ -48,7 +48,7 @@ def policy() -> Any:
 @pytest.fixture(scope="module")
 def store(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "runs.db"
-    recorded = traced(policy, beside(path))
+    recorded = traced(policy, traces_folder(path))
     for plan in search.run("siblings:2", TASK, mas="rpsv", policy=recorded, training=True, store=path):
         assert plan.error is None
     return path
@@ -57,7 +57,7 @@ def store(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_traces_of_a_run_have_every_message_and_decode_to_its_text(store: Path, policy: Any) -> None:
     with search.open_store(store) as opened:
         [info] = opened.runs()
-        tokens = Traces(beside(store), digest_of(info.config["policy"]["identity"]))
+        tokens = Traces(traces_folder(store), digest_of(info.config["policy"]["identity"]))
         seeds, checked = dict(opened.message_seeds()), 0
         for plan in opened.plans():
             for node in list(plan.tree)[1:]:
@@ -141,7 +141,7 @@ def test_traces_reject_folders_without_them_and_other_schemas(store: Path, tmp_p
 
     with pytest.raises(DataNotFoundError, match="--token-traces"):
         Traces(tmp_path)
-    [file] = beside(store).glob("*.parquet")
+    [file] = traces_folder(store).glob("*.parquet")
     parquet.write_table(parquet.read_table(file).replace_schema_metadata({}), tmp_path / "other.parquet")
     with pytest.raises(DataError, match="schema 1"):
         Traces(tmp_path)

@@ -264,7 +264,7 @@ def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
 ) -> None:
     import mas_gym
     import search
-    from mas_gym.policies.traces import Traces, beside, traced
+    from mas_gym.policies.traces import Traces, traced, traces_folder
 
     reference: Any = load_policy(f"transformers:{folder}")
     model = reference.model
@@ -273,10 +273,10 @@ def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
         model = peft.PeftModel.from_pretrained(model, adapters[0]).eval()
     task = mas_gym.load_task("arithmetic", split="train", limit=2)
     store = tmp_path / "runs.db"
-    recorded = traced(both[lora], beside(store))
+    recorded = traced(both[lora], traces_folder(store))
     plans = list(search.run("siblings:2", task, mas="rpsv", policy=recorded, training=True, store=store))
     assert not any(plan.error for plan in plans)
-    found = Traces(beside(store))
+    found = Traces(traces_folder(store))
     assert len(found) == sum(plan.usage.agent_calls for plan in plans) == 60
     with search.open_store(store) as opened:
         seeds = dict(opened.message_seeds())

@@ -113,8 +113,9 @@ def evaluate(
     if recorded is not None:
         _check_recorded(source, agents, options, workers)
         bench, title = _recorded_bench(recorded, run, distinct, source.number)
+        assert bench.recorded is not None
         opt.load_weights(rows)
-        meta = _meta(bench, numbers, recorded=bench.recorded.identity())  # type: ignore[union-attr]
+        meta = _meta(bench, numbers, recorded=bench.recorded.identity())
     else:
         problems = source.load()
         system, code = agents.load(problems)

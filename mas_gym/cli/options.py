@@ -344,7 +344,7 @@ class RunOptions:
         self, spec: PolicySpec, cache: Path | None, store: Path | None
     ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
         """Load the policy in this process, or describe how a fleet's actors load it."""
-        from mas_gym.policies.traces import beside
+        from mas_gym.policies.traces import traces_folder
         from search.compare.rows import Remote
         from search.engine.fleet import Fleet
 
@@ -356,7 +356,7 @@ class RunOptions:
                 raise ConfigError("--token-traces: expected --store, because traces are written next to the store")
             if cache is not None:
                 raise ConfigError("--token-traces: expected no --cache, because cached replies contain no tokens")
-            traces = beside(store)
+            traces = traces_folder(store)
         if self.ray is None:
             return read_policy(spec, cache, traces), None
         fleet = Fleet(

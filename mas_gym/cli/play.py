@@ -99,7 +99,6 @@ def _episode(
     others: Policy | AsyncPolicy | None,
     seed: int,
 ) -> None:
-
     console = stdout()
     console.print(one_line(f"{info['problem_id']}, {env.mas.name}: {_order(env, mine)}"), style="bold")
     over, reward = False, 0.0

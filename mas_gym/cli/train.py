@@ -259,7 +259,8 @@ def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
 class _Harvest:
     """Counts over the trees of a run."""
 
-    trees = failed = nodes = right = wrong = mixed = 0
+    def __init__(self) -> None:
+        self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
 
     def add(self, row: Row, plan: Plan) -> None:
         """Count one search; failed searches have no tree."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def beside(store: str | Path) -> Path:
+def traces_folder(store: str | Path) -> Path:
     """Return the folder of the token traces of a run store."""
     return Path(f"{store}.traces")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.identity import digest_of
 from mas_gym.policies.base import TokenTrace
-from mas_gym.policies.traces import Traces, beside
+from mas_gym.policies.traces import Traces, traces_folder
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import rule_of, same_rule
@@ -108,7 +108,7 @@ def read_examples(
         return demonstrations(path, config.best, run)
     if config.method == "dpo":
         return sibling_pairs(path, config.least, run)
-    return credited_samples(path, beside(path), config.credit, critic, run)
+    return credited_samples(path, traces_folder(path), config.credit, critic, run)
 
 
 def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[Demonstration]:

@@ -14,7 +14,7 @@ from mas_gym.errors import ConfigError, TrainingError, choice, need, whole_numbe
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies import load_policy
-from mas_gym.policies.traces import beside, traced
+from mas_gym.policies.traces import traced, traces_folder
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
 from rewardmodels.agents.examples import Example, read_examples
 from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents
@@ -189,7 +189,7 @@ class _Stage:
         self.log(f"searching {len(self.bench.task):,} training problems by {planner}")
         bench = self.bench
         if self.config.method == "grpo":
-            bench = replace(bench, policy=traced(self.policy, beside(self.out / STORE)))
+            bench = replace(bench, policy=traced(self.policy, traces_folder(self.out / STORE)))
         stop = grow(bench, planner, self.listen)
         if stop is not None:
             raise stop
