@@ -204,7 +204,9 @@ def test_unreachable_server_ends_the_run(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where a full backlog drops who knocks")
-def test_unresponsive_host_ends_the_run() -> None:
+def test_unresponsive_host_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A call's own limit stays far above the limit of a connection, so that a busy machine cannot swap the two.
+    monkeypatch.setattr("mas_gym.policies.openai._CONNECT_SECONDS", 0.3)
     with socket.socket() as silent, contextlib.ExitStack() as stack:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
@@ -212,7 +214,7 @@ def test_unresponsive_host_ends_the_run() -> None:
             knocking = stack.enter_context(socket.socket())
             knocking.setblocking(False)
             knocking.connect_ex(silent.getsockname())
-        policy = policy_at(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", timeout=0.6, patience=0.5)
+        policy = policy_at(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", timeout=60, patience=0.5)
         with pytest.raises(EngineUnavailableError, match=r"does not respond.*no connection"):
             ask(policy, [request()])
 
