@@ -43,7 +43,7 @@ import search
 from benchmarks.paper.lab import weights_file
 from benchmarks.stopping import Scores, against
 from mas_gym.policies import load_policy
-from mas_gym.policies.arms import ArmsPolicy
+from mas_gym.policies.arms_policy import ArmsPolicy
 from rewardmodels import load_critic
 from search.protocol import Critic, Planner, ScoringContext
 from search.results.intervals import accuracy_interval

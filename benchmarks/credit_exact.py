@@ -52,9 +52,9 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem, Task
 from rewardmodels.training.train_critic import grow, teach, trees
 from search import Critic, Plan, Proposal, ScoringContext, Tree
-from search.catalogue import load_critic
-from search.compare.rows import Bench
+from search.compare.comparison_runs import Bench
 from search.credit import credit
+from search.critic_registry import load_critic
 from search.results.display import COLOURS, dress, figure_class, save_figure
 from search.results.intervals import bootstrap
 

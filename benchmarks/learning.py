@@ -48,9 +48,9 @@ from mas_gym.tasks import ProblemTask
 from rewardmodels.agents import CreditedSample, credited_samples, demonstrations, sibling_pairs, train_agents
 from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
 from search import Critic
-from search.catalogue import load_critic
-from search.compare.rows import Bench, measure, named_planners
-from search.compare.rows import Row as SearchRow
+from search.compare.comparison_runs import Bench, measure, named_planners
+from search.compare.comparison_runs import Row as SearchRow
+from search.critic_registry import load_critic
 from search.protocol import ScoringContext
 from search.results.outcomes import Outcome
 from search.store import open_store

@@ -33,7 +33,7 @@ from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
 from search.engine.fleet import Fleet, run_ray
 from search.store.file import CONTENT, FORMAT, seal
-from search.store.rows import Writer
+from search.store.row_conversion import Writer
 
 PAGE = Path(__file__).with_name("pages") / "search" / "scale.md"
 PLANNER, MAS = "single", "rpsv"

@@ -23,7 +23,7 @@ from mas_gym.policies import Policy, load_policy
 from rewardmodels.model.folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
-from search.compare.rows import Bench
+from search.compare.comparison_runs import Bench
 from search.results.intervals import paired_difference
 
 SEED = 42

@@ -27,7 +27,7 @@ from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
 from search.store.file import CONTENT, FORMAT, checksum, contents_of, seal
-from search.store.rows import search_id
+from search.store.row_conversion import search_id
 
 REAL = 25
 FEW = 20_000

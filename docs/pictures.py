@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import gymnasium as gym
 
 import mas_gym
-from search.pages.graph import graph_svg
+from search.pages.graph_drawing import graph_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).parent / "pictures"

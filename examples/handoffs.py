@@ -8,7 +8,7 @@ Run ``python examples/handoffs.py``.
 
 import search
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.systems.prompts import current_answer
+from mas_gym.systems.recipient_names import current_answer
 from mas_gym.tasks import Problem, ProblemTask
 
 SPECIALISTS = {

@@ -126,7 +126,7 @@ def register_environments() -> None:
     if CUSTOM not in registry:
         register(CUSTOM, **doors)
     if PROGRAM not in registry:
-        register(PROGRAM, entry_point="mas_gym.programs.program:ProgramEnv")
+        register(PROGRAM, entry_point="mas_gym.programs.program_env:ProgramEnv")
 
 
 when_imported("gymnasium.envs.registration", register_environments)

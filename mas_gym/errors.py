@@ -1,4 +1,4 @@
-"""Every error class of MAS-Gym, and the checks of names, arguments and packages that raise the most common ones.
+"""Every error class of MAS-Gym, and the checks of numbers and packages that raise the most common ones.
 
 Each class is a `MASGymError` and also the builtin that fits it, so both
 ``except MASGymError`` and, for example, ``except ValueError`` catch it. A message states
@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
-from itertools import islice
 from types import ModuleType
-from typing import TypeGuard, TypeVar
-
-T = TypeVar("T")
+from typing import TypeGuard
 
 _LONGEST = 60
-_MOST_NAMES = 1000
 
 
 class MASGymError(Exception):
@@ -120,34 +114,6 @@ class StoreError(MASGymError, OSError):
     """A run store is locked, full, damaged, or has unexpected content."""
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for an unknown name.
-
-    Args:
-        what: The kind of object that was looked up, such as ``"task"``.
-        name: The name that was given; shortened in the message.
-        known: The names that exist.
-
-    >>> print(unknown_name("task", "gsm", ["gsm8k", "math"]))
-    unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?
-    """
-    names = sorted(known)
-    hint = did_you_mean(name, names)
-    return UnknownNameError(f"unknown {what} {shown(name)}; expected one of: {', '.join(names)}{hint}")
-
-
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if none is near.
-
-    The time is bounded: only the first 60 characters of a word and the first 1,000 names are compared.
-    """
-    if not isinstance(word, str):
-        return ""
-    folded = {name[:_LONGEST].casefold(): name for name in islice(known, _MOST_NAMES)}
-    near = get_close_matches(word[:_LONGEST].casefold(), folded, n=1, cutoff=0.5)
-    return f"; did you mean {folded[near[0]]!r}?" if near else ""
-
-
 def shown(value: object) -> str:
     """Return a short, escaped form of a value of any size and depth for an error message; never raises."""
     text = _REPR.repr(value)
@@ -165,18 +131,6 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = _LONGEST
 _REPR.maxlevel = 3
 
 
-def choice(name: str, value: T, allowed: Sequence[T]) -> T:
-    """Return an argument that must be one of a few values.
-
-    Raises:
-        ConfigError: The argument is not one of them.
-    """
-    if value not in allowed:
-        hint = did_you_mean(value, [a for a in allowed if isinstance(a, str)])
-        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {shown(value)}{hint}")
-    return value
-
-
 def whole_number(name: str, value: object, *, at_least: int) -> int:
     """Return an argument that must be an int of at least ``at_least``.
 
@@ -191,20 +145,6 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite int or float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
-
-
-def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Check that a mapping has only known keys.
-
-    Raises:
-        ConfigError: The mapping has another key, or the argument is not a mapping.
-    """
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{what}s: expected a dict with {', '.join(known)}, got {shown(given)}")
-    for key in given:
-        if key not in known:
-            expected = f"expected {', '.join(known)}" if known else "there are none"
-            raise ConfigError(f"unknown {what} {shown(key)}: {expected}{did_you_mean(key, known)}")
 
 
 def need(package: str, purpose: str, extra: str = "train") -> ModuleType:

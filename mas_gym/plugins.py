@@ -29,15 +29,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from mas_gym.errors import (
-    ConfigError,
-    MASGymError,
-    MissingDependencyError,
-    UnknownNameError,
-    UserCodeError,
-    shown,
-    unknown_name,
-)
+from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, UnknownNameError, UserCodeError, shown
+from mas_gym.internal.suggestions import unknown_name
 from mas_gym.internal.user_files import error_with_line, import_file
 
 _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<rest>.*)", re.DOTALL)

@@ -9,10 +9,10 @@ from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect
 from rewardmodels.data.encode import state_parts, state_text
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.hub import push_to_hub
-from rewardmodels.model.learned import LearnedCritic
+from rewardmodels.model.trained_critics import LearnedCritic
 from rewardmodels.training.config import PAPER, TINY, TrainingConfig
 from rewardmodels.training.train_critic import Trained, train
-from search.catalogue import known_critics, load_critic
+from search.critic_registry import known_critics, load_critic
 from search.critics import Ensemble
 
 __all__ = [

@@ -31,7 +31,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mas_gym.errors import ConfigError, DataError, unknown_name
+from mas_gym.errors import ConfigError, DataError
+from mas_gym.internal.suggestions import unknown_name
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.tree import Tree

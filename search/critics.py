@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from mas_gym.envs.critic_base import MessageStatistics, scores_of
-from mas_gym.errors import ConfigError, CriticError, unknown_name
+from mas_gym.errors import ConfigError, CriticError
+from mas_gym.internal.suggestions import unknown_name
 from mas_gym.systems.graph import MAS
 from search.protocol import Critic, Scores, ScoringContext, as_critic
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.policies.base import AsyncPolicy
-from mas_gym.systems.prompts import current_answer
+from mas_gym.systems.recipient_names import current_answer
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Grader, Problem, Task, as_task, is_task
 from mas_gym.tasks.grading.graders import KindGrader

@@ -17,7 +17,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade
-from search.pages.tree import TreeNodes, TreePage, write_tree_page
+from search.pages.tree_page import TreeNodes, TreePage, write_tree_page
 from search.tree import Proposal, Tree
 from search.usage import Usage
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeAlias
 
-from mas_gym.errors import ConfigError, UnknownNameError, did_you_mean, refuse_unknown, shown
+from mas_gym.errors import ConfigError, UnknownNameError, shown
 from mas_gym.internal.json_types import JSONMapping
+from mas_gym.internal.suggestions import did_you_mean, refuse_unknown
 from mas_gym.policies.base import ARMS
 from mas_gym.policies.meters import Price, check_price
 from mas_gym.systems.loading import read_yaml

@@ -20,7 +20,7 @@ from search.budget import Budget
 from search.planners.registry import load_planner
 from search.prices import Prices, Rate
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
-from search.recorded import Recording
+from search.recorded_world import Recording
 from search.sampling import Sampling
 
 logger = logging.getLogger("search")

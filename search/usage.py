@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ArmUsage(NamedTuple):
-    """The usage of one arm of a policy with several models; see `mas_gym.policies.arms`.
+    """The usage of one arm of a policy with several models; see `mas_gym.policies.arms_policy`.
 
     Attributes:
         arm: The name of the arm.

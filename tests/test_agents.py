@@ -41,7 +41,7 @@ from rewardmodels.agents import (
 )
 from rewardmodels.agents import improve as improve_module
 from rewardmodels.agents.improve import ImproveConfig, improve
-from search.compare.rows import Bench
+from search.compare.comparison_runs import Bench
 
 pytestmark = [
     pytest.mark.trl,

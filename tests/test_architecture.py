@@ -70,9 +70,9 @@ ORDER = [
     "search.grading",
     "search.prices",
     "search.protocol",
-    "search.recorded",
+    "search.recorded_world",
     "search.critics",
-    "search.calibrated",
+    "search.calibrated_critics",
     "search.planners",
     "search.budget",
     "search.sampling",
@@ -80,7 +80,7 @@ ORDER = [
     "search.results",
     "search.store",
     "search.engine",
-    "search.catalogue",
+    "search.critic_registry",
     "search.compare",
     "search",
     "search.report",
@@ -164,7 +164,7 @@ def test_lazy_names_differ_from_submodules(package: str) -> None:
 
 
 def test_importing_compare_does_not_replace_the_function() -> None:
-    code = "import search, search.compare.rows; from search.compare import select; print(callable(search.compare))"
+    code = "import search, search.compare; from search.compare import select; print(callable(search.compare))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
 

@@ -17,14 +17,14 @@ import search
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, SearchError, UnknownNameError
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
-from mas_gym.policies.arms import ArmsPolicy, read_arms
+from mas_gym.policies.arms_policy import ArmsPolicy, read_arms
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_planner
 from search import ArmUsage, AskTell, Propose, Usage
-from search.planners.arms import ChosenArms
+from search.planners.chosen_arms import ChosenArms
 from search.planners.registry import PLANNERS
 from search.tree import Tree
 

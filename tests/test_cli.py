@@ -292,7 +292,7 @@ def test_solve_errors_name_the_cause(run: Run, recording: str, arguments: tuple[
 
 def test_envs_lists_every_registered_environment(run: Run) -> None:
     listed = json.loads(run("envs", "--json").stdout)
-    doors = ("mas_gym.envs.env:MASEnv", "mas_gym.programs.program:ProgramEnv")
+    doors = ("mas_gym.envs.env:MASEnv", "mas_gym.programs.program_env:ProgramEnv")
     ours = {name for name, spec in gym.registry.items() if spec.entry_point in doors}
     assert {row["id"] for row in listed} == ours >= {"MAS-GSM8K-v0", "MAS-Arithmetic-v0", "MAS-Program-v0"}
     program = next(row for row in listed if row["id"] == "MAS-Program-v0")
@@ -747,7 +747,7 @@ def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list
 
 def test_help_names_every_planner_and_critic() -> None:
     from mas_gym.cli.options import CRITICS, PLANNERS
-    from search.catalogue import critic_makers
+    from search.critic_registry import critic_makers
     from search.planners.registry import planner_makers
 
     assert ", ".join(sorted(planner_makers())) == PLANNERS

@@ -16,8 +16,8 @@ from search_worlds import HashCritic, chain, problems, talker
 import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
+from search.compare.comparison_runs import named_planners
 from search.compare.cost_matching import Match, _next_size
-from search.compare.rows import named_planners
 from search.results.display import frontier, report
 from search.results.intervals import paired_difference
 from search.results.outcomes import Outcome

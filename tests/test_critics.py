@@ -21,7 +21,7 @@ from grove import MODEL, chain, grove, other_graph, random_tree, save_base
 
 import mas_gym
 import search
-import search.catalogue as critics_module
+import search.critic_registry as critics_module
 from mas_gym import plugins
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
 from mas_gym.internal.identity import identity_of
@@ -429,7 +429,7 @@ def test_critic_on_a_separate_thread_gives_the_same_plans() -> None:
 
 
 def test_third_parties_register_under_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("shy", "search.catalogue:_constant", critics_module.CRITICS.group)
+    point = EntryPoint("shy", "search.critic_registry:_constant", critics_module.CRITICS.group)
     broken = EntryPoint("broken", "no_such_package:critic", critics_module.CRITICS.group)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point, broken])
     assert {"shy", "broken", "constant"} <= set(known_critics())

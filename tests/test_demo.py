@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 import search
 from mas_gym.cli import app
 from rewardmodels import load_critic
-from search.compare.rows import PAPER_PLANNERS, named_critics, named_planners, pair
+from search.compare.comparison_runs import PAPER_PLANNERS, named_critics, named_planners, pair
 
 Run = Callable[..., Result]
 FILES = {"results.json", "results.csv", "accuracy-tokens.png", "tree.html", "runs.db"}

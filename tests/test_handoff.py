@@ -12,7 +12,7 @@ from mas_gym import Dynamics, chat_messages, load_mas
 from mas_gym.envs.env import MASEnv
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.systems.prompts import current_answer, nameable, named_recipient
+from mas_gym.systems.recipient_names import current_answer, nameable, named_recipient
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.testing import check_mas, check_planner
 from search import Tree
@@ -587,7 +587,7 @@ def test_turn_answers_returns_answers_after_given_turns() -> None:
 
 def test_pages_and_critic_texts_show_recipients() -> None:
     from rewardmodels.data.encode import state_text
-    from search.pages.tree import tree_page
+    from search.pages.tree_page import tree_page
 
     plan = handed("mcts:6,3,recipients=uniform", mas="handoff")
     page = tree_page(plan.page())

@@ -14,7 +14,7 @@ import rewardmodels
 import search
 from mas_gym.errors import ConfigError, DataError
 from rewardmodels import LabelledTree, collect, load_critic, stored_trees
-from rewardmodels.model.features import FEATURES, features_of
+from rewardmodels.model.feature_critic import FEATURES, features_of
 from rewardmodels.training.train_features import train_features
 from search.store import recorded_states
 

@@ -18,7 +18,7 @@ from search.compare.imported import read_labelled
 from search.report.report import read_reports, write_report
 from search.results.summary import hit_differences
 from search.store import regrade
-from search.store.rows import Writer
+from search.store.row_conversion import Writer
 
 
 def write(path: Path, *rows: object) -> Path:

@@ -16,7 +16,7 @@ from mas_gym.policies import ScriptedPolicy
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.testing import check_mas
-from search.pages.graph import graph_svg
+from search.pages.graph_drawing import graph_svg
 
 TASK = ProblemTask.of([Problem("one", "6 + 12?", "18"), Problem("two", "1 + 1?", "2")])
 REVIEW = {

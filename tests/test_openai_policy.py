@@ -30,7 +30,8 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.meters import Meter, Price
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, split_address
-from mas_gym.policies.openai_format import BadReply, defuse, delay, parse_reply, retry_after
+from mas_gym.policies.openai_format import BadReply, defuse, parse_reply
+from mas_gym.policies.retries import delay, retry_after
 from mas_gym.systems.prompts import ChatMessage
 
 

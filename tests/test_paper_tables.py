@@ -51,8 +51,8 @@ from mas_gym.systems.state import Action
 from rewardmodels import stored_trees
 from rewardmodels.training.train_critic import ROLLOUTS, trees
 from search import ScoringContext
+from search.compare.comparison_runs import Bench
 from search.compare.first_errors import auc
-from search.compare.rows import Bench
 from search.results.intervals import Difference
 from search.store import open_store
 

@@ -16,7 +16,7 @@ from mas_gym.logs import read_transcripts
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action
 from rewardmodels import load_critic
-from search.calibrated import Calibrated, read_model
+from search.calibrated_critics import Calibrated, read_model
 from search.compare.critic_fitting import calibrate_critics, write_calibrated
 from search.compare.first_errors import bench_critic
 from search.compare.imported import read_labelled

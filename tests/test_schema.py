@@ -221,7 +221,7 @@ def test_names_of_a_config_are_escaped(tmp_path: Any) -> None:
 
 
 def test_graph_with_cycles_is_drawn() -> None:
-    from search.pages.graph import graph_svg, graph_text
+    from search.pages.graph_drawing import graph_svg, graph_text
 
     mas = mas_gym.load_mas({**GOOD, "edges": [["q", "A"], ["A", "B"], ["B", "A"]]})
     assert graph_text(mas).splitlines()[2].startswith("A ◄") and graph_text(mas).count("◄") == 2

@@ -44,7 +44,7 @@ from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import SearchFuture
-from search.report.canary import canary_days
+from search.report.canary_panel import canary_days
 from search.service.app import make_app
 from search.service.requests import Canary, ChatRequest, Service
 from search.service.telemetry import json_lines

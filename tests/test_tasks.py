@@ -18,12 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError
 from mas_gym.internal.identity import identity_of
+from mas_gym.internal.suggestions import unknown_name
 from mas_gym.tasks import TASK_NAMES, Problem, ProblemTask, Task, load_task
+from mas_gym.tasks.data_rows import BadRow
 from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
-from mas_gym.tasks.rows import BadRow
 from mas_gym.tasks.splits import hold_out_test, shuffled
 
 GSM8K_ROW = {"question": "How many?", "answer": "Two and two.\n#### 1,004"}

@@ -13,7 +13,7 @@ from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Problem
 from mas_gym.tasks.grading.judge import Judge as GradingJudge
 from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict, verdict_lines
-from rewardmodels.verifiers.judge import JudgeCritic
+from rewardmodels.verifiers.judge_critic import JudgeCritic
 from search.protocol import Peers, ScoringContext
 
 RPSV = mas_gym.load_mas("rpsv")

@@ -29,7 +29,7 @@ from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
-from rewardmodels.verifiers.judge import JudgeCritic
+from rewardmodels.verifiers.judge_critic import JudgeCritic
 from search import Proposal, ScoringContext
 from search.critics import Agreement, RandomCritic, Uncertainty
 from search.protocol import Peers

@@ -23,7 +23,7 @@ from mas_gym.cli.options import read_workers
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.internal.jobs import run_jobs
 from mas_gym.policies import ScriptedPolicy
-from search.compare.rows import Bench, Row, Workers, measure
+from search.compare.comparison_runs import Bench, Row, Workers, measure
 from search.plan import Plan
 from search.planners import MCTS
 from search.results.outcomes import Outcome
@@ -169,7 +169,7 @@ def test_worker_processes_share_the_concurrency(monkeypatch: pytest.MonkeyPatch)
     def run_none(jobs: Any, prepare: Any, *rest: Any) -> None:
         seen.append(prepare.args[0])
 
-    monkeypatch.setattr(sys.modules["search.compare.rows"], "run_jobs", run_none)
+    monkeypatch.setattr(sys.modules["search.compare.comparison_runs"], "run_jobs", run_none)
     for concurrency in (64, 1):
         measure(rows(), bench(policy=None, workers=workers(4), concurrency=concurrency))
     assert [shared.concurrency for shared in seen] == [16, 1]

@@ -39,7 +39,16 @@ from rewardmodels.loaders import shipped
 from rewardmodels.training.config import SMALL, TrainingConfig, config_for
 from rewardmodels.training.train_critic import CHECKPOINTS, ROLLOUTS, grow, teach, trees
 from search import Sampling, load_planner
-from search.compare.rows import PAPER_PLANNERS, Bench, Remote, Row, measure, named_critics, named_planners, pair
+from search.compare.comparison_runs import (
+    PAPER_PLANNERS,
+    Bench,
+    Remote,
+    Row,
+    measure,
+    named_critics,
+    named_planners,
+    pair,
+)
 from search.engine.fleet import Fleet
 from search.results.display import to_json
 from search.results.outcomes import Outcome

@@ -21,7 +21,7 @@ from mas_gym.tasks.sequences import ProblemTask
 from rewardmodels import RewardData, collect, train
 from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.train_critic import Trained, grow, trees
-from search.compare.rows import Bench
+from search.compare.comparison_runs import Bench
 
 PLANNER = "mcts:400,12"
 SEED = 42

@@ -194,7 +194,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "mas-gym improve --method dpo --rounds 3 --out improved-dpo",
     ),
     "import": (
-        "mas_gym.cli.importing:import_logs",
+        "mas_gym.cli.import_logs:import_logs",
         "mas-gym import logs/*.jsonl --store runs.db",
         "mas-gym import traces.json --format otel --dry-run",
     ),

@@ -18,7 +18,7 @@ from mas_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from search import Plan
-    from search.compare.rows import Bench, Row
+    from search.compare.comparison_runs import Bench, Row
 
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
 """The bundled agents and their critics."""
@@ -49,7 +49,7 @@ def demo(
     Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """
     import mas_gym
-    from search.compare.rows import Bench
+    from search.compare.comparison_runs import Bench
 
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or 200)
@@ -80,7 +80,7 @@ def demo(
 
 def _rows(specs: Sequence[str]) -> list[Row]:
     """Pair the paper's planners with all critics, and best-of-N with the outcome critics if there are any, else all."""
-    from search.compare.rows import PAPER_PLANNERS, named_critics, named_planners, pair
+    from search.compare.comparison_runs import PAPER_PLANNERS, named_critics, named_planners, pair
 
     critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
     outcome = {name: critic for name, critic in critics.items() if critic[1].terminal_only}

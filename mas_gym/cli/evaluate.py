@@ -21,8 +21,8 @@ from mas_gym.internal.text import one_line
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
     from search import Budget, Plan
+    from search.compare.comparison_runs import Bench, Row, Workers
     from search.compare.cost_matching import Match
-    from search.compare.rows import Bench, Row, Workers
     from search.compare.selection_curves import Selection
     from search.engine.progress import Progress
     from search.results.outcomes import Outcome
@@ -96,8 +96,8 @@ def evaluate(
     Planners that use a critic run once per critic; other planners run once. Ctrl-C prints the finished results.
     With --recorded, planners draw recorded messages, and accuracy curves over k samples are printed.
     """
+    from search.compare.comparison_runs import Bench
     from search.compare.cost_matching import Match
-    from search.compare.rows import Bench
     from search.engine.tracing import Spans
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
@@ -191,7 +191,7 @@ def _check_recorded(
 def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | None) -> tuple[Bench, str]:
     """Return the bench of a recorded run, and a title."""
     from search import Recorded
-    from search.compare.rows import Bench
+    from search.compare.comparison_runs import Bench
 
     source = Recorded(path, run, distinct=distinct)
     if number is not None and number > len(source):
@@ -280,7 +280,7 @@ def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, laz
     Raises:
         ConfigError: No pair remains, or a critic is given but no planner uses one.
     """
-    from search.compare.rows import named_critics, named_planners, pair
+    from search.compare.comparison_runs import named_critics, named_planners, pair
 
     loaded = named_planners(planners)
     guided = any(planner.needs_critic for planner in loaded.values())
@@ -298,8 +298,8 @@ def measure(
     look: Callable[[Row, Plan], None] = lambda row, plan: None,
     watch: Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every row with every seed, showing progress; see `search.compare.rows.measure`."""
-    from search.compare.rows import measure as measure_rows
+    """Run every row with every seed, showing progress; see `search.compare.comparison_runs.measure`."""
+    from search.compare.comparison_runs import measure as measure_rows
 
     stopped: dict[str, Progress] = {}
     lines = {row.label: line for line, row in enumerate(rows)}

@@ -64,7 +64,7 @@ def improve(
 
     from rewardmodels.agents.improve import ImproveConfig
     from rewardmodels.agents.improve import improve as run
-    from search.compare.rows import Bench
+    from search.compare.comparison_runs import Bench
 
     opt.check_folder(out)
     task = replace(source, split="train", number=(rounds + 1) * problems).load()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from search.store.read_results import Totals
 
 ENTRY_POINT = "mas_gym.envs.env:MASEnv"
-PROGRAM_ENTRY_POINT = "mas_gym.programs.program:ProgramEnv"
+PROGRAM_ENTRY_POINT = "mas_gym.programs.program_env:ProgramEnv"
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -74,7 +74,7 @@ def planners(json: AsJSON = False) -> None:
 
 def critics(json: AsJSON = False) -> None:
     """List the critics for --critic, in addition to trained folders."""
-    from search.catalogue import critic_makers
+    from search.critic_registry import critic_makers
 
     usage = "--critic NAME or NAME:ARGUMENT, or a folder saved by training; options follow as #name=value"
     _show(_entries(dict(sorted(critic_makers().items()))), json, usage, "critic")

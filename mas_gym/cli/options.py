@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from mas_gym.cli.console import note
-from mas_gym.errors import ConfigError, choice
+from mas_gym.errors import ConfigError
+from mas_gym.internal.suggestions import choice
 
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner, Prices
-    from search.compare.rows import Remote, Row, Workers
+    from search.compare.comparison_runs import Remote, Row, Workers
     from search.service.telemetry import Watch
 
 LIKELIHOOD = "policy-likelihood"
@@ -345,7 +346,7 @@ class RunOptions:
     ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
         """Load the policy in this process, or describe how a fleet's actors load it."""
         from mas_gym.policies.traces import traces_folder
-        from search.compare.rows import Remote
+        from search.compare.comparison_runs import Remote
         from search.engine.fleet import Fleet
 
         if self.ray is None and (self.actors is not None or self.gpus_per_actor is not None):
@@ -575,7 +576,7 @@ def read_workers(
         seeds: Runs per row.
         cache: Response cache that the processes share.
     """
-    from search.compare.rows import Workers
+    from search.compare.comparison_runs import Workers
 
     runs = len(rows) * seeds
     if wanted is None:

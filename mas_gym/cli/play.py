@@ -13,7 +13,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.solve import COLOURS, LONGEST, message_panel
-from mas_gym.errors import unknown_name
+from mas_gym.internal.suggestions import unknown_name
 from mas_gym.internal.text import cut, one_line
 
 if TYPE_CHECKING:

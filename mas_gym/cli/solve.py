@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.state import MASState
     from mas_gym.tasks.base import Task
     from search import Plan
-    from search.compare.rows import Bench, Row
+    from search.compare.comparison_runs import Bench, Row
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 LONGEST = 20_000
@@ -43,7 +43,7 @@ def solve(
     ] = None,
 ) -> None:
     """Search one question, or a problem of a task; print the chosen transcript, the answer and the cost."""
-    from search.compare.rows import Bench, start
+    from search.compare.comparison_runs import Bench, start
 
     task = source.task
     if (question is None) == (task is None):

@@ -16,7 +16,7 @@ from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS, Agent
-    from search.pages.graph import Seen
+    from search.pages.graph_drawing import Seen
 
 TEMPLATE = "template.yaml"
 
@@ -42,7 +42,7 @@ def check(
 ) -> None:
     """Report all errors of a MAS config; if it is valid, draw its graph and list what each agent sees."""
     from mas_gym.systems.schema import json_schema
-    from search.pages.graph import graph_svg, graph_text, views
+    from search.pages.graph_drawing import graph_svg, graph_text, views
 
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))

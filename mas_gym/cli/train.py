@@ -15,12 +15,13 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import examples, note, stdout, table
 from mas_gym.cli.evaluate import end_early, measure
-from mas_gym.errors import ConfigError, choice
+from mas_gym.errors import ConfigError
+from mas_gym.internal.suggestions import choice
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
     from search import Plan
-    from search.compare.rows import Row
+    from search.compare.comparison_runs import Row
 
 app = typer.Typer(
     add_completion=False,
@@ -287,7 +288,7 @@ def rollouts(
 ) -> None:
     """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
     import search
-    from search.compare.rows import Bench, Row
+    from search.compare.comparison_runs import Bench, Row
 
     if source.split == "test":
         raise ConfigError("expected --split train or dev: training on trees of the test split would leak its answers")

@@ -362,7 +362,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
         "policy": str(run.config["policy"]["name"]),
         "seed": str(run.config["seed"]),
     }
-    from search.pages.tree import tree_page
+    from search.pages.tree_page import tree_page
 
     return tree_page(plan.page(facts, problem.answer, _grade(run.config["grading"], problem)))
 

@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from mas_gym.envs.env import Info, MASEnv
-from mas_gym.errors import ConfigError, EpisodeOverError, MissingDependencyError, choice, refuse_unknown
+from mas_gym.errors import ConfigError, EpisodeOverError, MissingDependencyError
+from mas_gym.internal.suggestions import choice, refuse_unknown
 from mas_gym.systems.prompts import chat_messages
 
 try:

@@ -23,16 +23,8 @@ import numpy as np
 from gymnasium import spaces
 
 from mas_gym.envs.spaces import Records, Unicode, utf8_length
-from mas_gym.errors import (
-    ConfigError,
-    DataError,
-    EpisodeOverError,
-    IllegalActionError,
-    choice,
-    refuse_unknown,
-    shown,
-    whole_number,
-)
+from mas_gym.errors import ConfigError, DataError, EpisodeOverError, IllegalActionError, shown, whole_number
+from mas_gym.internal.suggestions import choice, refuse_unknown
 from mas_gym.policies.base import SamplingRequest
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
@@ -311,7 +303,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
                 mask[recipient] = 1
         return mask
 
-    # Methods that other kinds of system override; see `mas_gym.programs.program`.
+    # Methods that other kinds of system override; see `mas_gym.programs.program_env`.
 
     def _first(self, question: str) -> MASState:
         return self.dynamics.initial_state(question)

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from mas_gym.internal.guard import guard, kill
+from mas_gym.internal.process_groups import guard, kill
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs.messages import History, is_history, is_message, read_history, written
 from mas_gym.logs.transcript import Transcript, number, small_facts, truth
-from mas_gym.tasks.rows import BadRow, first_of
+from mas_gym.tasks.data_rows import BadRow, first_of
 
 QUESTION = ("question", "problem", "query", "input", "prompt")
 REFERENCE = ("reference", "ground_truth", "gold", "target", "expected", "expected_answer", "reference_answer")

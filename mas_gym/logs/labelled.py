@@ -20,7 +20,7 @@ from mas_gym.logs.transcript import (
     speaker_name,
     truth,
 )
-from mas_gym.tasks.rows import BadRow, first_of
+from mas_gym.tasks.data_rows import BadRow, first_of
 
 AGENT = "Assistant"
 """The speaker of steps without a named speaker."""

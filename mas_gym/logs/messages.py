@@ -13,7 +13,7 @@ from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name, verdicts_of
 from mas_gym.systems.tool_calls import ToolCall
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.data_rows import BadRow
 
 ASSISTANT, USER, TOOL, SYSTEM = "assistant", "user", "tool", "system"
 _ROLES = {

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import DataError, DataNotFoundError, MASGymError, UserCodeError, choice, shown
+from mas_gym.errors import DataError, DataNotFoundError, MASGymError, UserCodeError, shown
+from mas_gym.internal.suggestions import choice
 from mas_gym.logs.chats import ag2, chat, is_ag2, is_chat, is_langgraph, langgraph
 from mas_gym.logs.labelled import (
     agent_processbench,
@@ -27,8 +28,8 @@ from mas_gym.logs.messages import is_history
 from mas_gym.logs.spans import SpanCollector, is_otel
 from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
 from mas_gym.plugins import Spec, find_in_file, names_a_file
+from mas_gym.tasks.data_rows import BadRow, RawRow
 from mas_gym.tasks.json_rows import json_rows
-from mas_gym.tasks.rows import BadRow, RawRow
 
 logger = logging.getLogger("mas_gym.logs")
 

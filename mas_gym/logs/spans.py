@@ -28,8 +28,8 @@ from mas_gym.logs.transcript import (
     validate_transcript,
 )
 from mas_gym.systems.tool_calls import ToolCall
+from mas_gym.tasks.data_rows import BadRow, first_of
 from mas_gym.tasks.json_rows import parsed
-from mas_gym.tasks.rows import BadRow, first_of
 
 _MODEL, _TOOL, _AGENT, _OTHER = "model", "tool", "agent", "other"
 _MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")

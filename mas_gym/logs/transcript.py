@@ -12,7 +12,7 @@ from mas_gym.errors import is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.tasks.base import KINDS, Kind
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.data_rows import BadRow
 
 LONGEST_NAME = 200
 LONGEST_FACT = 1_000

@@ -48,7 +48,7 @@ MOST_TOKENS = 10**8
 """Largest plausible token count of a prompt or message."""
 
 ARMS = "arms:"
-"""Prefix of the names and specs of policies with several models (`mas_gym.policies.arms`)."""
+"""Prefix of the names and specs of policies with several models (`mas_gym.policies.arms_policy`)."""
 
 _LOWEST_LOGPROB = -1e6
 _LOGPROB_SLACK = 1e-3
@@ -99,7 +99,7 @@ class SamplingRequest:
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
             ``messages`` has further fields of each message. A policy receives only supported fields, see `fitted`.
         traced: Whether to return the `TokenTrace` of each sample. It does not affect the samples.
-        arm: Name of the model to use, for policies with several (`mas_gym.policies.arms`); empty for the first.
+        arm: Name of the model to use, for policies with several (`mas_gym.policies.arms_policy`); empty for the first.
 
     Raises:
         ConfigError: A field is out of its range.

@@ -26,7 +26,6 @@ from mas_gym.errors import (
     EngineUnavailableError,
     PolicyError,
     PromptTooLongError,
-    choice,
     is_number,
     need,
     shown,
@@ -34,24 +33,13 @@ from mas_gym.errors import (
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop, together
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.connections import Connections
 from mas_gym.policies.meters import Meter, Price
-from mas_gym.policies.openai_format import (
-    Api,
-    BadReply,
-    Fault,
-    StatusError,
-    Tries,
-    WireReply,
-    delay,
-    fault_of,
-    load_object,
-    model_facts,
-    parse_reply,
-    payload,
-)
+from mas_gym.policies.openai_format import Api, BadReply, WireReply, load_object, model_facts, parse_reply, payload
+from mas_gym.policies.retries import Fault, StatusError, Tries, delay, fault_of
 from mas_gym.systems.prompts import ChatMessage
 
 if TYPE_CHECKING:

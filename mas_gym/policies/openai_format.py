@@ -1,4 +1,4 @@
-"""Request format of OpenAI-compatible servers, validation of their replies, and classification of their errors.
+"""Request format of OpenAI-compatible servers, and validation of their replies.
 
 Replies are untrusted: the structure, the number of choices, every token count and every
 log-probability are checked. An invalid reply raises a `BadReply` with the reason, and the
@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
@@ -30,17 +26,10 @@ from mas_gym.policies.base import (
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
 Api = Literal["chat", "completions"]
-FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
 
 SEED_MASK = 2**31 - 1
 """Seeds are sent as 31 bits, which every known server accepts unchanged."""
 
-_FIRST_DELAY = 0.25
-_LONGEST_DELAY = 20.0
-_RETRIED_STATUS = {408, 409, 425}
-_UNAVAILABLE_STATUS = {401, 403, 404}
-_TOO_LONG = re.compile(r"context[ _-](?:length|window|size)|maximum context|too (?:long|many tokens)", re.IGNORECASE)
-_REASON_CHARS = 500
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CHAT_MARKUP = re.compile(
     r"<(?=\|[\w./-]{1,64}\|>)"
@@ -323,152 +312,3 @@ def _count(part: JSONObject, name: str) -> int:
         return 0 if value is None else token_count(value)
     except ValueError as error:
         raise BadReply(f"its {name} is {error}; expected an integer from 0 to {MOST_TOKENS:,}") from error
-
-
-class StatusError(Exception):
-    """A response with a status other than 2xx, and its body."""
-
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Store the status, the headers and the body."""
-        super().__init__(status)
-        self.status, self.headers, self.body = status, headers, body
-
-
-class Fault(NamedTuple):
-    """One failed call.
-
-    Attributes:
-        kind: Kind of failure; all kinds except ``"too long"`` and ``"refused"`` can be retried.
-        reason: Description for the error message.
-        retry_after: Seconds to wait before a retry, if the server sent them; else None.
-        status: The HTTP status, or 0.
-        param: The rejected parameter, if the server names one.
-    """
-
-    kind: FaultKind
-    reason: str
-    retry_after: float | None = None
-    status: int = 0
-    param: str = ""
-
-    @property
-    def away(self) -> bool:
-        """Whether the server seems down or overloaded, so that waiting may help."""
-        return self.kind in ("connection", "rate limit") or self.status in (502, 503, 504)
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same call may succeed later; False for unusable replies, which the server may always return."""
-        return self.kind in ("connection", "rate limit", "server error", "reset", "timeout")
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether every request would fail, because the key, the model or the address is wrong."""
-        return self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400
-
-
-def fault_of(error: BaseException) -> Fault | None:
-    """Return the fault that an exception represents, or None if no server caused it."""
-    if isinstance(error, StatusError):
-        return _status_fault(error.status, error.body, error.headers)
-    if isinstance(error, BadReply):
-        return Fault("bad reply", f"the reply is unusable: {error}")
-    kind, library = type(error).__name__, type(error).__module__.split(".")[0]
-    ours = library in ("httpx", "httpx2")
-    if ours and kind == "ConnectTimeout":
-        return Fault("connection", "no connection before the timeout")
-    if isinstance(error, TimeoutError) or (ours and "Timeout" in kind):
-        return Fault("timeout", "no response before the timeout")
-    if ours and kind == "DecodingError":
-        return Fault("bad reply", f"the reply is unusable: {_printable(str(error))}")
-    if ours:
-        # A refused connection means that the server is down; a later reset may affect only this request.
-        reason = f"the connection failed ({kind}: {_printable(str(error))})"
-        return Fault("connection" if kind == "ConnectError" else "reset", reason)
-    return None
-
-
-def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault:
-    message, param = _message(body)
-    text = f"HTTP {status}: {message}"
-    wait = retry_after(headers)
-    if 300 <= status < 400:
-        return Fault(
-            "refused", f"HTTP {status}, a redirect to {_printable(headers.get('location', ''))!r}", None, status
-        )
-    if status == 429:
-        return Fault("rate limit", text, wait, status)
-    if status >= 500 or status in _RETRIED_STATUS:
-        return Fault("server error", text, wait, status)
-    if status in (400, 413, 422) and _TOO_LONG.search(message):
-        return Fault("too long", text, None, status, param)
-    return Fault("refused", text, None, status, param)
-
-
-def _message(body: bytes) -> tuple[str, str]:
-    """Return an error body's message and the parameter it names."""
-    try:
-        found: Any = load_object(body)
-    except BadReply:
-        return _printable(body.decode("utf-8", "replace")), ""
-    # OpenAI nests the error in an object; others do not.
-    error = found["error"] if isinstance(found.get("error"), dict) else found
-    message, param = error.get("message"), error.get("param")
-    return _printable(message if isinstance(message, str) else str(found)), param if isinstance(param, str) else ""
-
-
-def _printable(text: str) -> str:
-    """Return the beginning of a server's text as one line without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after``.
-
-    Args:
-        headers: The response's headers, with lower-case keys or case-insensitive.
-
-    Returns:
-        Seconds, at least 0; None without a number.
-    """
-    for key, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        with suppress(KeyError, ValueError):
-            seconds = float(headers[key]) * scale
-            if math.isfinite(seconds):
-                return max(seconds, 0.0)
-    return None
-
-
-@dataclass(slots=True)
-class Tries:
-    """The failed calls of one request: start, jitter, number, time of the first, and how often a reply was unusable.
-
-    Unusable replies count together while they are unusable for the same reason.
-    """
-
-    started: float
-    rng: random.Random
-    made: int = 0
-    first: float = 0.0
-    repeats: int = 0
-    reason: str = ""
-
-    def add(self, fault: Fault, now: float) -> None:
-        """Count a failed call."""
-        self.first = self.first if self.made else now
-        self.made += 1
-        if not fault.transient:
-            self.repeats = self.repeated(fault) + 1
-            self.reason = fault.reason
-
-    def repeated(self, fault: Fault) -> int:
-        """Return the number of replies that were unusable for a fault's reason."""
-        return self.repeats if fault.reason == self.reason else 0
-
-
-def delay(tries: int, wait: float | None, rng: random.Random) -> float:
-    """Return the seconds to sleep after ``tries`` failed calls: exponential with jitter, never less than ``wait``."""
-    ceiling: float = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(tries - 1, 16))
-    # Half of the delay is random, so that clients that failed together do not retry together.
-    spread = ceiling * (0.5 + 0.5 * rng.random())
-    return spread if wait is None else wait + 0.1 * spread

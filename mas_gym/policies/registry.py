@@ -55,7 +55,7 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
             its policy; equal strings are loaded once. The mapping may also be a string:
             ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option ``cache=FILE`` adds a response cache to any
             policy. ``"arms:small=tiny,large=openai:M@URL"`` gives every agent several models, among which planners
-            choose (`mas_gym.policies.arms`); in a mapping, a mapping from arms to strings or policies gives them
+            choose (`mas_gym.policies.arms_policy`); in a mapping, a mapping from arms to strings or policies gives them
             to one agent: ``{"Solver": {"small": "tiny", "large": "openai:M@URL"}, "*": "tiny"}``.
         options: Options of the loader, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
             models (`TransformersPolicy`), or those of `OpenAIOptions` for servers.
@@ -137,7 +137,7 @@ def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy | Arms], options: 
 
 def _arms(spec: str, **options: object) -> AsyncPolicy:
     """Several models, such as arms:small=tiny,large=transformers:DIR, among which planners choose."""
-    from mas_gym.policies.arms import read_arms
+    from mas_gym.policies.arms_policy import read_arms
 
     return _combined(read_arms(spec), _loader(options))  # type: ignore[return-value]
 
@@ -147,7 +147,7 @@ Load = Callable[[str | Policy | AsyncPolicy], Policy | AsyncPolicy]
 
 def _combined(spec: str | Policy | AsyncPolicy | Arms, load: Load) -> Policy | AsyncPolicy:
     """Return the policy of one agent; a mapping names its arms."""
-    from mas_gym.policies.arms import ArmsPolicy, read_arms
+    from mas_gym.policies.arms_policy import ArmsPolicy, read_arms
 
     if isinstance(spec, str) and spec.strip().startswith(ARMS):
         spec = read_arms(spec)

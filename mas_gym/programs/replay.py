@@ -38,7 +38,7 @@ from mas_gym.programs.execution import (
 )
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway, Server
-from mas_gym.programs.idle import Watcher
+from mas_gym.programs.idle_detection import Watcher
 from mas_gym.programs.loop import Loop
 from mas_gym.programs.sources import Source
 from mas_gym.programs.worlds import World
@@ -70,6 +70,9 @@ class Described(Protocol):
 
     def agent_of(self, call: Call) -> int:
         """Return the index of the agent that makes a call."""
+
+    def open(self) -> Runner:
+        """Return a new runner."""
 
 
 class ProgramError(MASGymError, RuntimeError):

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
-from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import identity_of
+from mas_gym.internal.process_groups import guard, kill
 from mas_gym.internal.text import name_of
 from mas_gym.plugins import Registry
 from mas_gym.programs.background import CURRENT, ProgramThread

@@ -28,7 +28,7 @@ from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, Unkn
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.conditions import Condition
 from mas_gym.systems.graph import MAS, Q
-from mas_gym.systems.prompts import folded, nameable, named_recipient
+from mas_gym.systems.recipient_names import folded, nameable, named_recipient
 from mas_gym.systems.state import SCHEMA, Action, LocalView, MASState, Message
 
 _NAMES_SHOWN = 12

@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import yaml
 
-from mas_gym.errors import ConfigError, DataNotFoundError, shown, unknown_name
+from mas_gym.errors import ConfigError, DataNotFoundError, shown
 from mas_gym.internal.json_types import JSONMapping
+from mas_gym.internal.suggestions import unknown_name
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.validation import Place, place_text, validate
 

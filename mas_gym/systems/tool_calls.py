@@ -1,4 +1,12 @@
-"""Encoding of tool calls in the text of a message."""
+"""Encoding of tool calls in the text of a message.
+
+A message of a program may call tools. Its text consists of the content, a blank line, and one last line::
+
+    [tool calls] [{"name": "add", "arguments": {"a": 1, "b": 2}}]
+
+``arguments`` is an object, or a string if the model wrote no JSON object. Stored runs contain such texts, so readers
+accept this form in every version; further fields of an entry are ignored.
+"""
 
 from __future__ import annotations
 

@@ -12,10 +12,11 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
-from mas_gym.errors import ConfigError, did_you_mean, shown
+from mas_gym.errors import ConfigError, shown
+from mas_gym.internal.suggestions import did_you_mean
 from mas_gym.systems.conditions import Condition, ConditionKind
 from mas_gym.systems.graph import MAS, SCHEMA, Agent, Edge, History, Q, Route
-from mas_gym.systems.prompts import folded
+from mas_gym.systems.recipient_names import folded
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 MAX_NEW_TOKENS = 1_000_000

@@ -21,9 +21,10 @@ from operator import index
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex, get_args, overload, runtime_checkable
 
-from mas_gym.errors import ConfigError, UnknownNameError, choice, shown, unknown_name
+from mas_gym.errors import ConfigError, UnknownNameError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method
 from mas_gym.internal.json_types import JSONMapping
+from mas_gym.internal.suggestions import choice, unknown_name
 
 Kind = Literal["number", "expression", "formula", "choice", "text", "regex", "code", "judge"]
 GradingMode = Literal["strict", "paper"]

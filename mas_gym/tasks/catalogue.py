@@ -32,18 +32,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, UnknownNameError, choice, shown, whole_number
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, UnknownNameError, shown, whole_number
+from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS as ALL_KINDS
 from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
+from mas_gym.tasks.data_rows import RawRow, read_rows
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp, three_ways
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import Function, KindGrader, make_grader
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
-from mas_gym.tasks.hub import Hub, read_hub
-from mas_gym.tasks.rows import RawRow, read_rows
+from mas_gym.tasks.hub_data import Hub, read_hub
 from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
 from mas_gym.tasks.user_data import SUFFIXES as OWN_SUFFIXES

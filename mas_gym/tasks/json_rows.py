@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mas_gym.errors import DataError, shown
-from mas_gym.tasks.rows import BadRow, RawRow
+from mas_gym.tasks.data_rows import BadRow, RawRow
 
 _GAP = re.compile(r"[\s,]*")
 

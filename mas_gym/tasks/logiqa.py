@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
-from mas_gym.tasks.rows import BadRow
+from mas_gym.tasks.data_rows import BadRow
 
 # ------------------------------------------------- the text blocks of LogiQA
 

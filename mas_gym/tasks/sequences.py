@@ -11,7 +11,8 @@ from functools import cached_property
 from itertools import count
 from typing import Any, ClassVar, Self, overload
 
-from mas_gym.errors import ConfigError, choice, unknown_name, whole_number
+from mas_gym.errors import ConfigError, whole_number
+from mas_gym.internal.suggestions import choice, unknown_name
 from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import KindGrader, OwnGrader, make_grader

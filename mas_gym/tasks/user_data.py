@@ -25,14 +25,15 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, choice, refuse_unknown, shown
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, shown
 from mas_gym.internal.json_types import JSONMapping
+from mas_gym.internal.suggestions import choice, refuse_unknown
 from mas_gym.tasks.base import KINDS, Kind, Problem
+from mas_gym.tasks.data_rows import BadRow, RawRow, read_rows, storable
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
 from mas_gym.tasks.grading.texts import accepted_texts
-from mas_gym.tasks.hub import Hub, read_hub
-from mas_gym.tasks.rows import BadRow, RawRow, read_rows, storable
+from mas_gym.tasks.hub_data import Hub, read_hub
 from mas_gym.tasks.sequences import Table
 
 logger = logging.getLogger("mas_gym.tasks")

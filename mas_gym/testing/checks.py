@@ -18,7 +18,8 @@ from mas_gym.policies.base import as_policy, mean_logprob
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
-from mas_gym.systems.prompts import ChatMessage, chat_messages, nameable
+from mas_gym.systems.prompts import ChatMessage, chat_messages
+from mas_gym.systems.recipient_names import nameable
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks import Problem, ProblemTask
 

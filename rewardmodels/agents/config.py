@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
-from mas_gym.errors import choice, refuse_unknown
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.suggestions import choice, refuse_unknown
 from rewardmodels.training.config import check_ranges
 from search.credit import METHODS
 

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mas_gym.errors import ConfigError, TrainingError, choice, need, whole_number
+from mas_gym.errors import ConfigError, TrainingError, need, whole_number
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import traced, traces_folder
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
@@ -20,8 +21,8 @@ from rewardmodels.agents.examples import Example, read_examples
 from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents
 from rewardmodels.model.folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
-from search.catalogue import load_critic
-from search.compare.rows import Bench, Row, measure, named_planners
+from search.compare.comparison_runs import Bench, Row, measure, named_planners
+from search.critic_registry import load_critic
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext

@@ -17,8 +17,9 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, choice, need, shown, whole_number
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need, shown, whole_number
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.suggestions import choice
 from rewardmodels.data.cards import LOADING, facts_table, markdown, metadata
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from mas_gym.errors import ConfigError, choice, refuse_unknown
+from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.suggestions import choice, refuse_unknown
 from rewardmodels.data.dataset import DataKind
 from rewardmodels.data.encode import View
 from rewardmodels.model.folder import HEADS

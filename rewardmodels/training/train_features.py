@@ -1,4 +1,4 @@
-"""Training of the feature-based baseline critic (`rewardmodels.model.features`)."""
+"""Training of the feature-based baseline critic (`rewardmodels.model.feature_critic`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.text import one_line
 from rewardmodels.data.cards import LOADING, facts_table, markdown
-from rewardmodels.model.features import FEATURES, FILE, FeatureModel, features_of
+from rewardmodels.model.feature_critic import FEATURES, FILE, FeatureModel, features_of
 from rewardmodels.model.folder import write_whole
 from search.store import RecordedState
 

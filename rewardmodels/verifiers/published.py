@@ -28,17 +28,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from mas_gym.errors import (
-    ConfigError,
-    CriticError,
-    DataError,
-    PolicyError,
-    choice,
-    is_number,
-    need,
-    unknown_name,
-    whole_number,
-)
+from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, is_number, need, whole_number
+from mas_gym.internal.suggestions import choice, unknown_name
 from mas_gym.policies.local.chat import rendered
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.prompts import ChatMessage
@@ -46,7 +37,7 @@ from rewardmodels.data.encode import chunks
 from rewardmodels.hub import download_files
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, window_of
 from rewardmodels.model.folder import check_folder, read_object
-from rewardmodels.model.scored import ModelCritic
+from rewardmodels.model.model_critic import ModelCritic
 from search.protocol import ScoringContext
 
 if TYPE_CHECKING:

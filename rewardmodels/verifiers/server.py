@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_number, shown, unknown_name
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_number, shown
 from mas_gym.internal.json_types import JSONObject
-from rewardmodels.model.scored import rounded
+from mas_gym.internal.suggestions import unknown_name
+from rewardmodels.model.model_critic import rounded
 from rewardmodels.verifiers.published import AGGREGATES, STEP_MARKS, Aggregate, qwen_chat, shepherd_text
 from search.protocol import Critic, Scores, ScoringContext
 

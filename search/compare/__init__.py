@@ -1,9 +1,9 @@
 """Comparisons of planners and critics: `compare` returns a table with intervals and paired differences.
 
-`rows` runs the searches, `cost_matching` adjusts planners to an equal cost, and `comparison` builds the tables of
-`search.results`. `first_errors` evaluates critics on `transcripts` with a known first wrong step, `reliability`
-evaluates them on stored trees, `selection` chooses among recorded samples, and `blame` finds the message with the
-largest drop in value.
+`comparison_runs` runs the searches, `cost_matching` adjusts planners to an equal cost, and `comparison` builds the
+tables of `search.results`. `first_errors` evaluates critics on `transcripts` with a known first wrong step,
+`reliability` evaluates them on stored trees, `selection_curves` computes the accuracy of selecting among recorded
+samples, and `blame` finds the message with the largest drop in value.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from mas_gym.internal.text import one_line
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_task, is_task
+from search.compare.comparison_runs import Bench, Row, measure, named_critics, named_planners, pair
 from search.compare.cost_matching import Match, calibrate
-from search.compare.rows import Bench, Row, measure, named_critics, named_planners, pair
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.results.summary import find_row, summarise

@@ -13,7 +13,7 @@ from search.protocol import planner_name
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Problem
 
-from search.compare.rows import Bench, Row, calibration_store, measure
+from search.compare.comparison_runs import Bench, Row, calibration_store, measure
 from search.results.outcomes import Outcome
 from search.results.table import CalibratedSize
 

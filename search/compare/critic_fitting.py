@@ -1,4 +1,4 @@
-"""Fitting of critic combinations (`search.calibrated`) to recorded outcomes or message labels."""
+"""Fitting of critic combinations (`search.calibrated_critics`) to recorded outcomes or message labels."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.envs.critic_base import scores_of
-from mas_gym.errors import ConfigError, DataError, choice, need
+from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.json_types import JSONObject
-from search.calibrated import METHODS, CalibratedModel, Curve, Method, question_key, standardised
+from mas_gym.internal.suggestions import choice
+from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, question_key, standardised
 from search.compare.imported import read_labelled
 from search.compare.transcripts import NOBODY
 from search.protocol import Critic, ScoringContext
@@ -52,7 +53,7 @@ def calibrate_critics(
         critics: The critics by spec; a saved combination loads its critics from these specs.
         examples: From `search.store.recorded_states` or `label_examples`; the states must be terminal if a critic is an
             outcome critic.
-        method: As for `search.calibrated.CalibratedModel`.
+        method: As for `search.calibrated_critics.CalibratedModel`.
         log: Receives progress lines.
 
     Raises:
@@ -144,7 +145,7 @@ def _metrics(found: Array, right: Array, wrong: Array) -> dict[str, float]:
 
 
 def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
-    """Write a combination to a folder, for `search.catalogue.load_critic`; an earlier one is replaced.
+    """Write a combination to a folder, for `search.critic_registry.load_critic`; an earlier one is replaced.
 
     Raises:
         ConfigError: The folder is not empty and contains no combination.

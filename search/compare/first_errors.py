@@ -23,8 +23,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mas_gym.errors import ConfigError, choice
+from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
 from search.compare.imported import read_labelled
@@ -351,7 +352,7 @@ def bench_critic(
         DataError: Rows are not transcripts, or not episodes of the system.
     """
     from mas_gym.systems.loading import load_mas
-    from search.catalogue import load_critic
+    from search.critic_registry import load_critic
 
     if rule is not None:
         choice("rule", rule, RULES)

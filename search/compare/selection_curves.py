@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
-from search.compare.rows import Bench, Row, drain, named_critics, start
+from search.compare.comparison_runs import Bench, Row, drain, named_critics, start
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency

@@ -17,9 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import ConfigError, choice, need
+from mas_gym.errors import ConfigError, need
+from mas_gym.internal.suggestions import choice
 from mas_gym.tasks.base import Problem
-from search.calibrated import METHODS
+from search.calibrated_critics import METHODS
 from search.engine.run import run
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop

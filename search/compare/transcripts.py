@@ -29,8 +29,8 @@ from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import Action, MASState
+from mas_gym.tasks.data_rows import BadRow, read_rows
 from mas_gym.tasks.files import read_file
-from mas_gym.tasks.rows import BadRow, read_rows
 from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.tree import Proposal
 

@@ -41,7 +41,7 @@ from search.protocol import (
     ScoringContext,
     planner_name,
 )
-from search.recorded import RecordedWorld
+from search.recorded_world import RecordedWorld
 from search.sampling import SampleRecord, Sampling, sample_seeds
 from search.setup import Setup
 from search.tree import Proposal

@@ -3,7 +3,7 @@
 The input is plain data. Tables, intervals and plots are in `search.compare`.
 """
 
-from search.pages.tree import TreeNodes, TreePage, tree_page, write_tree_page
+from search.pages.tree_page import TreeNodes, TreePage, tree_page, write_tree_page
 
 __all__ = [
     "TreeNodes",

@@ -8,16 +8,16 @@ certain.
 """
 
 from search.planners.adaptive import AdaptiveBranching
-from search.planners.arms import ChosenArms
 from search.planners.beam_search import StepBeamSearch
 from search.planners.best_of_n import BestOfN
 from search.planners.cascade import Cascade
+from search.planners.chosen_arms import ChosenArms
+from search.planners.chosen_recipients import ChosenRecipients
 from search.planners.dvts import DVTS
 from search.planners.halving import SequentialHalving
 from search.planners.mcts import MCTS
 from search.planners.puct import PUCT
 from search.planners.rebase import REBASE
-from search.planners.recipients import ChosenRecipients
 from search.planners.self_consistency import SelfConsistency
 from search.planners.siblings import Siblings
 from search.planners.single_pass import SinglePass

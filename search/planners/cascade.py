@@ -13,8 +13,8 @@ from typing import Any
 from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
 from mas_gym.systems.state import MASState
 from search.plan import AnytimePoint, Plan
-from search.planners.common import evaluate
 from search.planners.stop_rules import Confident, Evidence, Watch, read_stop, stop_for_run
+from search.planners.tree_growth import evaluate
 from search.planners.wrapper import delegate
 from search.protocol import (
     Continue,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
-from search.planners.common import check_at_least
+from search.planners.argument_checks import check_at_least
 from search.planners.mcts import MCTS, Search, check_serial
 from search.protocol import Model, Steps
 

@@ -40,13 +40,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from mas_gym.errors import BudgetError, ConfigError, choice
+from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.internal.identity import ADDED
+from mas_gym.internal.suggestions import choice
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
-from search.planners.common import append_distinct, check_at_least, evaluate, path_scores, ranked
+from search.planners.argument_checks import check_at_least
+from search.planners.path_scores import path_scores, ranked
 from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
+from search.planners.tree_growth import append_distinct, evaluate
 from search.protocol import (
     Critic,
     Model,

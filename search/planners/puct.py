@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
-from search.planners.common import check_positive
+from search.planners.argument_checks import check_positive
 from search.planners.mcts import MCTS, Flight, Search, check_serial
 from search.protocol import Model
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mas_gym.errors import choice
+from mas_gym.internal.suggestions import choice
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.by_turns import TurnByTurn, extend, unsettled
-from search.planners.common import check_at_least, check_positive, path_scores, ranked
+from search.planners.argument_checks import check_at_least, check_positive
+from search.planners.path_scores import path_scores, ranked
 from search.planners.stop_rules import Watch
+from search.planners.turnwise import TurnByTurn, extend, unsettled
 from search.planners.voting import sigmoid, vote
 from search.protocol import Extract, Model, PlanGenerator
 from search.tree import Tree

@@ -10,8 +10,8 @@ from typing import Any
 from mas_gym.errors import ConfigError
 from mas_gym.plugins import Registry, Spec, write_settings
 from search import planners
-from search.planners.arms import TURNS
-from search.planners.recipients import OWN
+from search.planners.chosen_arms import TURNS
+from search.planners.chosen_recipients import OWN
 from search.planners.stop_rules import read_stop
 from search.planners.wrapper import PlannerWrapper
 from search.protocol import Planner, as_planner, planner_name
@@ -68,8 +68,8 @@ def load_planner(spec: str) -> Planner:
             ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each later
             planner runs if the probability of a right answer so far is at most the number after its ``@``; or
             ``"FILE.py:NAME"`` with settings in the same form (see `mas_gym.plugins`). Every other shipped planner also
-            takes ``arms=``, a rule of `search.planners.arms`, and ``recipients=``, a rule of
-            `search.planners.recipients`.
+            takes ``arms=``, a rule of `search.planners.chosen_arms`, and ``recipients=``, a rule of
+            `search.planners.chosen_recipients`.
 
     Returns:
         The planner.

@@ -12,7 +12,9 @@ from mas_gym.errors import ConfigError, shown
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import check_at_least, evaluate, grow_chains, path_scores, ranked
+from search.planners.argument_checks import check_at_least
+from search.planners.path_scores import path_scores, ranked
+from search.planners.tree_growth import evaluate, grow_chains
 from search.planners.voting import (
     largest_mean,
     leading_votes,

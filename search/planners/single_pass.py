@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.common import grow_chains, ranked
+from search.planners.path_scores import ranked
+from search.planners.tree_growth import grow_chains
 from search.protocol import Model, PlanGenerator, Planner
 from search.tree import Tree
 

@@ -28,8 +28,8 @@ from typing import ClassVar, NamedTuple
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.state import MASState
-from search.calibrated import interpolated
-from search.planners.common import path_score
+from search.calibrated_critics import interpolated
+from search.planners.path_scores import path_score
 from search.planners.voting import sigmoid
 from search.protocol import Continue, Critic, Extract, Planner, Steps, ValueKind, planner_name, value_kind
 from search.tree import Tree

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from search.results.summary import ResultRow
     from search.store.regrading import Regraded
 
-from search.pages.tree import PAGE
+from search.pages.tree_page import PAGE
 
 SHOWN = ("all", "differing", "wrong", "failed")
 _REFRESH = '<meta http-equiv="refresh" content="1">'

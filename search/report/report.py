@@ -20,7 +20,7 @@ from search.compare import Comparison
 from search.compare.blame import Falls
 from search.compare.reliability import CONFIDENT, Bin, ScoredStates
 from search.prices import Prices
-from search.report.canary import canary_panel
+from search.report.canary_panel import canary_panel
 from search.report.listing import regrade_table, report_page
 from search.results.display import (
     COLOURS,
@@ -153,7 +153,7 @@ def write_report(
         baseline: As for `read_reports`.
         figures: Folder for the figures as PNG files; None for none.
         prices: As for `read_reports`.
-        service_log: A log of ``mas-gym serve`` with canary requests, which adds a panel (`search.report.canary`).
+        service_log: A log of ``mas-gym serve`` with canary requests, which adds a panel (`search.report.canary_panel`).
 
     Raises:
         DataError: The log contains no canary request.

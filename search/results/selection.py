@@ -25,7 +25,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import ConfigError, choice, whole_number
+from mas_gym.errors import ConfigError, whole_number
+from mas_gym.internal.suggestions import choice
 from search.plan import Candidate, Plan
 from search.results.intervals import Difference, Interval, mean_interval, paired_difference
 

@@ -28,7 +28,7 @@ from mas_gym.programs.calls import unsupported
 from mas_gym.tasks import Problem
 from search.budget import Budget
 from search.protocol import as_planner
-from search.report.canary import OUTCOMES
+from search.report.canary_panel import OUTCOMES
 
 if TYPE_CHECKING:
     from mas_gym.programs import Program
@@ -121,7 +121,7 @@ class Canary:
         self.add("same" if same else "different", **fields)
 
     def add(self, outcome: str, **fields: object) -> None:
-        """Count and log the outcome of a request of the share; `search.report.canary` reads the log."""
+        """Count and log the outcome of a request of the share; `search.report.canary_panel` reads the log."""
         self.counts[outcome] += 1
         _LOGGER.info("canary request ended", extra={"fields": {"event": "canary", "outcome": outcome, **fields}})
 

@@ -6,14 +6,14 @@
 | `resume` | loads a run's finished searches and writes new ones |
 | `run_identity` | defines the data that determines a run's results |
 | `run_lock` | allows only one writer per run |
-| `rows` | converts runs and searches to rows and back |
+| `row_conversion` | converts runs and searches to rows and back |
 | `file` | defines the tables and their checksums |
-| `results` | reads the figures of tables without the trees |
+| `read_results` | reads the figures of tables without the trees |
 | `regrading` | grades stored searches again |
-| `importing` | writes recorded transcripts as runs |
-| `recorded` | opens runs to search them again |
+| `import_transcripts` | writes recorded transcripts as runs |
+| `recorded_runs` | opens runs to search them again |
 | `states` | yields the states of runs with the recorded outcomes |
-| `verdicts` | provides recorded values as a critic |
+| `recorded_critic` | provides recorded values as a critic |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
     from search.results.run_info import RunInfo
-    from search.store.importing import Imported, import_transcripts
+    from search.store.import_transcripts import Imported, import_transcripts
     from search.store.recorded_critic import RecordedCritic
     from search.store.recorded_runs import Recorded
     from search.store.regrading import regrade
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "search.results.run_info": "RunInfo",
-    "search.store.importing": "Imported import_transcripts",
+    "search.store.import_transcripts": "Imported import_transcripts",
     "search.store.recorded_runs": "Recorded",
     "search.store.regrading": "regrade",
     "search.store.states": "RecordedState recorded_states",

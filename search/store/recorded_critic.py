@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from mas_gym.errors import ConfigError, DataError, unknown_name, whole_number
+from mas_gym.errors import ConfigError, DataError, whole_number
 from mas_gym.internal.json_types import JSONMapping
+from mas_gym.internal.suggestions import unknown_name
 from mas_gym.systems.graph import RETURNED
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem

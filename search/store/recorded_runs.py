@@ -17,7 +17,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
-from search.recorded import RecordedWorld, world_of
+from search.recorded_world import RecordedWorld, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.store.store import Store
 

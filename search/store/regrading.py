@@ -24,7 +24,7 @@ from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, checksum, explained
 from search.store.read_results import Grades
-from search.store.rows import Reader, show_id
+from search.store.row_conversion import Reader, show_id
 
 _BATCH = 500
 

@@ -26,7 +26,7 @@ from search.results.run_info import RunInfo
 from search.sampling import SampleRecord
 from search.setup import Setup
 from search.store.file import FORMAT, Damage, digest, explained, seal
-from search.store.rows import Reader, Writer, metadata_text, read_run, search_id
+from search.store.row_conversion import Reader, Writer, metadata_text, read_run, search_id
 from search.store.run_identity import config_differences, named_alike, run_config, run_facts
 from search.store.run_lock import RunLock
 from search.store.store import Store

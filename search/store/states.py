@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from search.protocol import Peers, ScoringContext
-from search.recorded import RecordedWorld
+from search.recorded_world import RecordedWorld
 from search.store.recorded_runs import Recorded
 from search.tree import Proposal
 

@@ -43,7 +43,16 @@ from search.store.read_results import (
     tree_values,
 )
 from search.store.regrading import Grading, Regraded, apply_grades, find_grading, grades_of, gradings, regraded
-from search.store.rows import CandidateRow, NodeRow, Reader, read_run, recipients_of, search_id, show_id, usage_of_row
+from search.store.row_conversion import (
+    CandidateRow,
+    NodeRow,
+    Reader,
+    read_run,
+    recipients_of,
+    search_id,
+    show_id,
+    usage_of_row,
+)
 from search.tree import Node, Tree
 from search.usage import Usage
 

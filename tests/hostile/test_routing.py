@@ -7,7 +7,7 @@ import pytest
 from mas_gym import Dynamics, load_mas
 from mas_gym.envs.env import MASEnv
 from mas_gym.errors import ConfigError
-from mas_gym.systems.prompts import current_answer, folded, named_recipient
+from mas_gym.systems.recipient_names import current_answer, folded, named_recipient
 from mas_gym.tasks import Problem, ProblemTask
 
 SIZE = 1_000_000

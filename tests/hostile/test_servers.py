@@ -23,7 +23,8 @@ pytest.importorskip("openai", reason="the openai package is not installed")
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import MOST_TOKENS, SamplingReply, SamplingRequest
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
-from mas_gym.policies.openai_format import BadReply, parse_reply, retry_after
+from mas_gym.policies.openai_format import BadReply, parse_reply
+from mas_gym.policies.retries import retry_after
 from mas_gym.systems.prompts import ChatMessage
 
 Chunks = Callable[[], AsyncIterator[bytes]]

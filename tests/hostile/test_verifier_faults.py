@@ -28,7 +28,7 @@ from mas_gym.policies.openai_format import BadReply, parse_reply
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels import load_critic
-from rewardmodels.verifiers.judge import JudgeCritic
+from rewardmodels.verifiers.judge_critic import JudgeCritic
 from search import ScoringContext
 
 NONSENSE = (

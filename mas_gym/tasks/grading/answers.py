@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mas_gym.errors import ConfigError, choice
+from mas_gym.errors import ConfigError
+from mas_gym.internal.suggestions import choice
 from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper

@@ -35,10 +35,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast, get_args
 
-from mas_gym.errors import ConfigError, choice
-from mas_gym.internal.guard import guard, kill
+from mas_gym.errors import ConfigError
 from mas_gym.internal.identity import ADDED
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.process_groups import guard, kill
+from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.tasks.grading.syscalls import seccomp_program, supported
 

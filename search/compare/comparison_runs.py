@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.jobs import run_jobs
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
-from search.catalogue import load_critic
+from search.critic_registry import load_critic
 from search.plan import Plan
 from search.planners.registry import load_planner, planner_spec
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from mas_gym.errors import ConfigError, CriticError, DataError, choice, need
+from mas_gym.errors import ConfigError, CriticError, DataError, need
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import EncodedState, Encoder
 from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.model.folder import CriticInfo, check_folder, folder_digest, load_folder, read_info
-from rewardmodels.model.scored import ModelCritic
+from rewardmodels.model.model_critic import ModelCritic
 from search.protocol import ScoringContext
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from mas_gym.errors import DataError, choice
+from mas_gym.errors import DataError
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.suggestions import choice
 from search.critics import Combination
 from search.protocol import Critic, ScoringContext
 

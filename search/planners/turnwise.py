@@ -8,8 +8,9 @@ from typing import Self
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.identity import ADDED
-from search.planners.common import evaluate, step_values, widen
+from search.planners.path_scores import step_values
 from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
+from search.planners.tree_growth import evaluate, widen
 from search.protocol import Critic, Model, Planner, Steps, planner_name
 from search.tree import Tree
 
@@ -43,7 +44,7 @@ class TurnByTurn(Planner):
 
 
 def extend(tree: Tree, model: Model, counts: dict[int, int], answered: bool) -> Steps[list[int]]:
-    """Sample messages at states as `search.planners.common.widen` does; return the scored successors."""
+    """Sample messages at states as `search.planners.tree_growth.widen` does; return the scored successors."""
     grown = yield from widen(tree, model, counts, answered=answered)
     fresh = [child for children in grown.values() for child in children]
     yield from evaluate(tree, fresh)

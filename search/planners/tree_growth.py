@@ -1,108 +1,14 @@
-"""Functions shared by planners: growing the tree within the budget, path scores, ranking candidates."""
+"""Growth of the search tree: append messages, run chains to their ends, and widen nodes within the budget."""
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from mas_gym.errors import BudgetError, ConfigError, is_number, whole_number
+from mas_gym.errors import BudgetError
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
-from search.plan import Candidate
-from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Steps, ValueKind, value_kind
+from search.protocol import Evaluate, Model, Propose, Remaining, Steps
 from search.tree import Proposal, Tree
-
-
-def check_at_least(planner: object, low: int, **numbers: int) -> None:
-    """Check that a planner's settings are whole numbers of at least ``low``.
-
-    Raises:
-        ConfigError: A setting is too small or not a whole number.
-    """
-    for name, number in numbers.items():
-        whole_number(f"{type(planner).__name__}: {name}", number, at_least=low)
-
-
-def check_positive(planner: object, **numbers: float) -> None:
-    """Check that a planner's settings are finite numbers above 0.
-
-    Raises:
-        ConfigError: A setting is not a finite number above 0.
-    """
-    for name, number in numbers.items():
-        if not is_number(number) or number <= 0:
-            raise ConfigError(
-                f"{type(planner).__name__}: expected {name} to be a positive finite number, got {number!r}"
-            )
-
-
-def step_values(planner: str, critic: Critic | None, training: bool) -> ValueKind:
-    """Return the kind of a run's values, for a planner that needs a value at every step.
-
-    Raises:
-        ConfigError: There is no critic, or it cannot score intermediate states.
-    """
-    kind = value_kind(critic, training)
-    if kind is None:
-        raise ConfigError(f"{planner} needs a critic: pass critic=load_critic(...), such as 'policy-likelihood'")
-    if kind in ("outcome", "reward"):
-        what = "the true reward" if kind == "reward" else f"the outcome critic {critic.name!r}"  # type: ignore[union-attr]
-        raise ConfigError(
-            f"{planner} ranks intermediate states, but {what} is defined on terminal states only: "
-            "use a process critic or policy likelihood, or MCTS, sc or bon with an outcome critic"
-        )
-    return kind
-
-
-class NormalDraw(NamedTuple):
-    """Mean and standard deviation of a normal distribution, sampled from their posterior."""
-
-    mean: float
-    deviation: float
-
-
-def draw_normal(rng: random.Random, prior: float, spread: float, n: int, total: float, squares: float) -> NormalDraw:
-    """Sample a normal distribution from the posterior under a normal-inverse-gamma prior worth one observation.
-
-    Args:
-        rng: The generator.
-        prior: Prior mean.
-        spread: Prior standard deviation.
-        n: Number of observations.
-        total: Their sum.
-        squares: The sum of their squares.
-    """
-    mean = (prior + total) / (1 + n)
-    deviation = squares - 2 * mean * total + n * mean * mean + (mean - prior) ** 2
-    shape = (1 + n) / 2
-    scale = (spread**2 + max(deviation, 0.0)) / 2
-    variance = scale / max(rng.gammavariate(shape, 1.0), 1e-12)
-    return NormalDraw(rng.gauss(mean, math.sqrt(variance / (1 + n))), math.sqrt(variance))
-
-
-def path_score(tree: Tree, node: int) -> float:
-    """Return the mean value over the steps from the root to a node (paper, App. "Search configurations")."""
-    steps = tree.path(node)[1:]
-    return math.fsum(tree.values[step] for step in steps) / len(steps)
-
-
-def path_scores(tree: Tree, terminals: Sequence[int], kind: ValueKind | None) -> dict[int, float]:
-    """Return the score of each terminal node: its path score for step values, its own value for outcomes."""
-    if kind is None:
-        return {}
-    if kind in ("outcome", "reward"):
-        return {node: tree.values[node] for node in terminals}
-    return {node: path_score(tree, node) for node in terminals}
-
-
-def ranked(
-    tree: Tree, terminals: Sequence[int], scores: Mapping[int, float], chosen: int | None
-) -> tuple[Candidate, ...]:
-    """Return the candidates: the chosen one, then the others by descending score, unscored last; ties oldest first."""
-    order = sorted(terminals, key=lambda node: (node != chosen, -scores.get(node, -math.inf), node))
-    return tuple(Candidate(tree.states[node], scores.get(node), node) for node in order)
 
 
 def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:

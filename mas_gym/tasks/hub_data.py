@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mas_gym.errors import DataNotFoundError, MissingDependencyError, shown
+from mas_gym.tasks.data_rows import RawRow
 from mas_gym.tasks.files import three_ways
-from mas_gym.tasks.rows import RawRow
 
 PROBE_SECONDS = 4.0
 

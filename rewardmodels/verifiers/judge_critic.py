@@ -24,21 +24,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from mas_gym.errors import (
-    ConfigError,
-    DataNotFoundError,
-    EngineUnavailableError,
-    PolicyError,
-    choice,
-    shown,
-    whole_number,
-)
+from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown, whole_number
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest, as_policy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict
-from rewardmodels.model.scored import rounded
+from rewardmodels.model.model_critic import rounded
 from search.protocol import Critic, Scores, ScoringContext
 
 logger = logging.getLogger("rewardmodels.verifiers")

@@ -25,9 +25,10 @@ from string import ascii_uppercase
 from typing import Any
 
 import mas_gym
-from mas_gym.errors import ConfigError, MASGymError, choice
+from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.database import transaction
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.logs import BrokenLine, LoggedMessage, read_transcripts
 from mas_gym.logs.reader import check_format
@@ -44,7 +45,7 @@ from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store.file import FORMAT
 from search.store.resume import RunRecord
-from search.store.rows import search_id
+from search.store.row_conversion import search_id
 from search.store.run_identity import FORM
 from search.store.staged_logs import BATCH, STAGING, START, StagedSample, Staging
 from search.store.store import Store

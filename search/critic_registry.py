@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 
 from mas_gym.errors import ConfigError, DataError, UnknownNameError, shown
 from mas_gym.plugins import Registry, Spec
-from search.calibrated import Calibrated, read_model
+from search.calibrated_critics import Calibrated, read_model
 from search.critics import (
     Agreement,
     Combination,

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies.seeds import derive_seed
-from mas_gym.systems.prompts import nameable
+from mas_gym.systems.recipient_names import nameable
 from mas_gym.systems.state import Action, MASState
-from search.planners.common import step_values
+from search.planners.path_scores import step_values
 from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import Critic, Evaluate, Model, PlanGenerator, Propose, Request, Steps
 from search.tree import Proposal

@@ -1,4 +1,4 @@
-"""Model selection for policies with several models (`mas_gym.policies.arms`), as a wrapper for any planner.
+"""Model selection for policies with several models (`mas_gym.policies.arms_policy`), as a wrapper for any planner.
 
 Without it, the arms take turns. ``arms=thompson`` chooses by Thompson sampling for each agent, as AB-MCTS with several
 models does for each node (Inoue et al., 2025, arXiv:2503.04412): nodes of one agent share statistics, because a single
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.arms import check_arm
+from mas_gym.policies.arms_policy import check_arm
 from mas_gym.systems.state import MASState
-from search.planners.common import draw_normal
+from search.planners.normal_posterior import draw_normal
 from search.planners.stop_rules import expected_excess
 from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import (

@@ -1,0 +1,67 @@
+"""Errors for unknown names, which suggest the nearest known name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from typing import TypeVar
+
+from mas_gym.errors import ConfigError, UnknownNameError, shown
+
+T = TypeVar("T")
+_LONGEST, _MOST_NAMES = 60, 1000
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
+    """Return the error for an unknown name.
+
+    Args:
+        what: The kind of object that was looked up, such as ``"task"``.
+        name: The name that was given; shortened in the message.
+        known: The names that exist.
+
+    >>> print(unknown_name("task", "gsm", ["gsm8k", "math"]))
+    unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?
+    """
+    names = sorted(known)
+    hint = did_you_mean(name, names)
+    return UnknownNameError(f"unknown {what} {shown(name)}; expected one of: {', '.join(names)}{hint}")
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if none is near.
+
+    The time is bounded: only the first 60 characters of a word and the first 1,000 names are compared.
+    """
+    if not isinstance(word, str):
+        return ""
+    folded = {name[:_LONGEST].casefold(): name for name in islice(known, _MOST_NAMES)}
+    near = get_close_matches(word[:_LONGEST].casefold(), folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
+
+
+def choice(name: str, value: T, allowed: Sequence[T]) -> T:
+    """Return an argument that must be one of a few values.
+
+    Raises:
+        ConfigError: The argument is not one of them.
+    """
+    if value not in allowed:
+        hint = did_you_mean(value, [a for a in allowed if isinstance(a, str)])
+        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {shown(value)}{hint}")
+    return value
+
+
+def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Check that a mapping has only known keys.
+
+    Raises:
+        ConfigError: The mapping has another key, or the argument is not a mapping.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what}s: expected a dict with {', '.join(known)}, got {shown(given)}")
+    for key in given:
+        if key not in known:
+            expected = f"expected {', '.join(known)}" if known else "there are none"
+            raise ConfigError(f"unknown {what} {shown(key)}: {expected}{did_you_mean(key, known)}")
