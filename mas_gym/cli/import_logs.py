@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from mas_gym.logs import BrokenLine, Transcript
-    from search.store.import_transcripts import Imported
+    from search.store.transcript_import import Imported
 
 _SHOWN = 10
 _TEXT = 600
@@ -52,7 +52,7 @@ def import_logs(
         raise ConfigError("expected --store FILE, such as --store runs.db, or --dry-run to show the first transcript")
     from rich.progress import Progress
 
-    from search.store.import_transcripts import import_transcripts
+    from search.store.transcript_import import import_transcripts
 
     opt.check_folder(store)
     console = stderr()

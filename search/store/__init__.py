@@ -10,7 +10,7 @@
 | `file` | defines the tables and their checksums |
 | `read_results` | reads the figures of tables without the trees |
 | `regrading` | grades stored searches again |
-| `import_transcripts` | writes recorded transcripts as runs |
+| `transcript_import` | writes recorded transcripts as runs |
 | `recorded_runs` | opens runs to search them again |
 | `states` | yields the states of runs with the recorded outcomes |
 | `recorded_critic` | provides recorded values as a critic |
@@ -24,16 +24,16 @@ from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
     from search.results.run_info import RunInfo
-    from search.store.import_transcripts import Imported, import_transcripts
     from search.store.recorded_critic import RecordedCritic
     from search.store.recorded_runs import Recorded
     from search.store.regrading import regrade
     from search.store.states import RecordedState, recorded_states
     from search.store.store import Store, open_store
+    from search.store.transcript_import import Imported, import_transcripts
 
 _HOMES = {
     "search.results.run_info": "RunInfo",
-    "search.store.import_transcripts": "Imported import_transcripts",
+    "search.store.transcript_import": "Imported import_transcripts",
     "search.store.recorded_runs": "Recorded",
     "search.store.regrading": "regrade",
     "search.store.states": "RecordedState recorded_states",
