@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         as_planner,
     )
     from search.sampling import Sampling
-    from search.store import Imported, Recorded, RunInfo, Store, open_store, transcript_import
+    from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
     from search.tree import Node, Proposal, Tree
     from search.usage import ArmUsage, Usage
 
