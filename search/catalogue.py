@@ -34,7 +34,7 @@ from search.critics import (
     Vote,
 )
 from search.protocol import Critic, as_critic
-from search.store.verdicts import RecordedCritic
+from search.store.recorded_critic import RecordedCritic
 
 Loader = Callable[..., Any]
 

@@ -31,7 +31,7 @@ from mas_gym.tasks import Grade, Problem, ProblemTask, Task, as_task, load_task
 from mas_gym.tasks.catalogue import default_mas
 from mas_gym.tasks.grading.judge import Judge
 from mas_gym.tasks.grading.texts import normalise_text, read_code, read_text
-from mas_gym.tasks.own import Columns, load_own
+from mas_gym.tasks.user_data import Columns, load_own
 
 CAPITALS = [("Capital of Austria?", "Vienna"), ("Capital of Germany, since 1990?", "Berlin"), ("Of Peru?", "Lima")]
 Rows = Callable[..., Path]

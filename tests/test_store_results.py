@@ -25,7 +25,7 @@ from search.compare.reliability import CONFIDENT, ScoredStates
 from search.results.outcomes import outcome_of, sums_of
 from search.store import regrade
 from search.store.file import FORMAT, seal
-from search.store.results import TreeValues
+from search.store.read_results import TreeValues
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("mcts:6,3", {}),

@@ -16,7 +16,7 @@ from mas_gym.tasks import ProblemTask
 from search import open_store
 from search.planners import MCTS
 from search.results.display import count
-from search.results.stored import settings
+from search.results.stored_tables import settings
 
 LOGS = Path(__file__).parents[1] / "examples" / "logs"
 

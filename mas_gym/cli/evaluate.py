@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from search import Budget, Plan
     from search.compare.cost_matching import Match
     from search.compare.rows import Bench, Row, Workers
-    from search.compare.selection import Selection
+    from search.compare.selection_curves import Selection
     from search.engine.progress import Progress
     from search.results.outcomes import Outcome
     from search.service.telemetry import Watch

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from search import RunInfo
-    from search.store.results import Totals
+    from search.store.read_results import Totals
 
 ENTRY_POINT = "mas_gym.envs.env:MASEnv"
 PROGRAM_ENTRY_POINT = "mas_gym.programs.program:ProgramEnv"

@@ -291,7 +291,7 @@ class Pages:
         from search import open_store
         from search.report.report import svg
         from search.results.display import tradeoff_figure
-        from search.results.stored import settings, table_of
+        from search.results.stored_tables import settings, table_of
 
         rows, _, _ = self._listing()
         first = _row(rows, place.removeprefix(PLOT))
@@ -329,7 +329,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Group the runs of each planner and critic; rows of one setting are adjacent, by increasing cost."""
     from search.report.listing import StoredRow
-    from search.results.stored import settings
+    from search.results.stored_tables import settings
     from search.results.summary import row_of_sums
 
     read = {run.info.run: run for run in runs if run.sums.right}

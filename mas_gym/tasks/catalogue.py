@@ -1,7 +1,7 @@
 r"""`load_task` loads a task by name or from a user's file.
 
 The published benchmarks are read from a local file or folder or from the Hugging Face
-hub. The generated tasks need no data. `mas_gym.tasks.own` reads other files. A package
+hub. The generated tasks need no data. `mas_gym.tasks.user_data` reads other files. A package
 registers names with an entry point in the group ``mas_gym.tasks``: a function
 ``(split, **options) -> Task``.
 
@@ -43,11 +43,11 @@ from mas_gym.tasks.grading.graders import Function, KindGrader, make_grader
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub import Hub, read_hub
-from mas_gym.tasks.own import SUFFIXES as OWN_SUFFIXES
-from mas_gym.tasks.own import Columns, is_own, load_own
 from mas_gym.tasks.rows import RawRow, read_rows
 from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
+from mas_gym.tasks.user_data import SUFFIXES as OWN_SUFFIXES
+from mas_gym.tasks.user_data import Columns, is_own, load_own
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice", "gpqa": "choice"}

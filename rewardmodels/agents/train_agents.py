@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.json_types import JSONObject
-from rewardmodels.agents.card import agent_card
 from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference
+from rewardmodels.agents.model_card import agent_card
 from rewardmodels.data.dataset import fingerprint
 from rewardmodels.model.backbone import base_path, load_pretrained, load_tokenizer, quiet
 from rewardmodels.model.folder import digest_of_weights, replace_files, write_model, write_whole

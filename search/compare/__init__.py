@@ -15,13 +15,13 @@ from mas_gym.internal.lazy import lazy_names
 if TYPE_CHECKING:
     from search.compare.comparison import compare
     from search.compare.first_errors import bench_critic
-    from search.compare.selection import select
+    from search.compare.selection_curves import select
     from search.results.table import Comparison
 
 _HOMES = {
     "search.compare.comparison": "compare",
     "search.compare.first_errors": "bench_critic",
-    "search.compare.selection": "select",
+    "search.compare.selection_curves": "select",
     "search.results.table": "Comparison",
 }
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from search.compare.reliability import CONFIDENT
 from search.plan import Plan
-from search.store.results import TreeValues
+from search.store.read_results import TreeValues
 
 
 class Blame(NamedTuple):

@@ -23,7 +23,7 @@ from search.results.summary import find_row, summarise
 from search.results.table import CalibratedSize
 from search.setup import ProgramSource, read_system
 from search.store import Recorded
-from search.store.recorded import as_recorded
+from search.store.recorded_runs import as_recorded
 
 if TYPE_CHECKING:
     from search.budget import Budget

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search.store.results import TreeValues
+from search.store.read_results import TreeValues
 
 BINS = 10
 

@@ -33,7 +33,7 @@ from search.protocol import Critic, Planner, as_planner
 from search.sampling import Sampling
 from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
 from search.store import Recorded, Store
-from search.store.recorded import as_recorded
+from search.store.recorded_runs import as_recorded
 from search.store.resume import RunRecord, open_record
 from search.usage import Usage
 

@@ -42,7 +42,7 @@ from search.results.display import (
 )
 from search.results.intervals import wilson
 from search.results.outcomes import Outcome
-from search.results.stored import Setting, cost_of, settings, table_of
+from search.results.stored_tables import Setting, cost_of, settings, table_of
 from search.results.summary import ResultRow, anytime_curve
 
 if TYPE_CHECKING:

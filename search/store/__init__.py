@@ -25,20 +25,20 @@ from mas_gym.internal.lazy import lazy_names
 if TYPE_CHECKING:
     from search.results.run_info import RunInfo
     from search.store.importing import Imported, import_transcripts
-    from search.store.recorded import Recorded
+    from search.store.recorded_critic import RecordedCritic
+    from search.store.recorded_runs import Recorded
     from search.store.regrading import regrade
     from search.store.states import RecordedState, recorded_states
     from search.store.store import Store, open_store
-    from search.store.verdicts import RecordedCritic
 
 _HOMES = {
     "search.results.run_info": "RunInfo",
     "search.store.importing": "Imported import_transcripts",
-    "search.store.recorded": "Recorded",
+    "search.store.recorded_runs": "Recorded",
     "search.store.regrading": "regrade",
     "search.store.states": "RecordedState recorded_states",
     "search.store.store": "Store open_store",
-    "search.store.verdicts": "RecordedCritic",
+    "search.store.recorded_critic": "RecordedCritic",
 }
 
 __all__ = [

@@ -23,7 +23,7 @@ from mas_gym.tasks.base import Grade, Grader, Problem
 from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, checksum, explained
-from search.store.results import Grades
+from search.store.read_results import Grades
 from search.store.rows import Reader, show_id
 
 _BATCH = 500

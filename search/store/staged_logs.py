@@ -18,7 +18,7 @@ from mas_gym.internal.database import Format
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs import BrokenLine, LoggedMessage, ToolCall, Transcript
 from mas_gym.tasks.base import Kind
-from mas_gym.tasks.own import infer_kind
+from mas_gym.tasks.user_data import infer_kind
 
 START = "start"
 """The agent of an empty first turn, used if a question's samples begin with different agents."""

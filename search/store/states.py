@@ -10,7 +10,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from search.protocol import Peers, ScoringContext
 from search.recorded import RecordedWorld
-from search.store.recorded import Recorded
+from search.store.recorded_runs import Recorded
 from search.tree import Proposal
 
 

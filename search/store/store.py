@@ -32,8 +32,17 @@ from search.plan import Plan
 from search.results.outcomes import Outcome, RunSums
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, explained
+from search.store.read_results import (
+    Row,
+    Totals,
+    TreeValues,
+    graded_outcome,
+    outcome_of_row,
+    run_sums,
+    totals,
+    tree_values,
+)
 from search.store.regrading import Grading, Regraded, apply_grades, find_grading, grades_of, gradings, regraded
-from search.store.results import Row, Totals, TreeValues, graded_outcome, outcome_of_row, run_sums, totals, tree_values
 from search.store.rows import CandidateRow, NodeRow, Reader, read_run, recipients_of, search_id, show_id, usage_of_row
 from search.tree import Node, Tree
 from search.usage import Usage
@@ -465,7 +474,7 @@ class Store:
             StoreError: As for `plans`.
         """
         from search.prices import as_prices
-        from search.results.stored import cost_of, one_setting, table_of
+        from search.results.stored_tables import cost_of, one_setting, table_of
 
         known = None if prices is None else as_prices(prices)
         chosen = [self.find(run) for run in ([runs] if isinstance(runs, str) else runs)]

@@ -20,7 +20,7 @@ from search.results.display import gap_cells, interval_cell, markdown_table, per
 from search.results.intervals import Difference
 from search.results.selection import SelectionCurve, selection_curve
 from search.store import Recorded
-from search.store.recorded import as_recorded
+from search.store.recorded_runs import as_recorded
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Problem
