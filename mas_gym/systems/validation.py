@@ -84,7 +84,6 @@ class _Reader:
     def __init__(self, where: Callable[[Place], str]) -> None:
         self.where = where
         self.faults: list[str] = []
-        self.conditions: dict[str, Condition | str] = {}
 
     def fault(self, place: Place, problem: str) -> None:
         self.faults.append(f"{self.where(place)}: {problem}")
@@ -331,23 +330,14 @@ class _Reader:
                 place, f"unknown condition {shown(text)}: expected {_or(k + ':...' for k in CONDITION_KINDS)}{near}"
             )
             return False
-        key = cast(str, text)
-        if key not in self.conditions:
-            self.conditions[key] = self.compiled(cast(ConditionKind, kind), pattern)
-        read = self.conditions[key]
-        if isinstance(read, Condition):
-            return read
-        self.fault(place, read)
-        return False
-
-    def compiled(self, kind: ConditionKind, pattern: str) -> Condition | str:
-        """Return the condition, or a description of its error."""
         if not pattern:
-            return f"{kind}: needs a pattern, because an empty one matches every message"
+            self.fault(place, f"{kind}: needs a pattern, because an empty one matches every message")
+            return False
         try:
-            return Condition(kind, pattern)
+            return Condition(cast(ConditionKind, kind), pattern)
         except ConfigError as error:
-            return str(error)
+            self.fault(place, str(error))
+            return False
 
 
 def _is_count(value: object, most: int) -> bool:

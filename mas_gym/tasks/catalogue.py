@@ -162,10 +162,6 @@ def load_task(
         task = _own_task(name, split, Columns.read(columns), kind, base)
     else:
         task = _made(spec, split, {**own, **options, **({"grading": grading} if generated else {})})
-    return _finished(task, grader, base, limit)
-
-
-def _finished(task: Task, grader: str | Function | Grader | None, base: KindGrader, limit: int | None) -> Task:
     # A task with built-in grading raises an error if it gets a grader.
     if grader is not None or task.grader is not None:
         task = task.graded_by(make_grader(grader, base))
@@ -332,8 +328,8 @@ def _split_rows(name: str, split: str, place: Path | None) -> tuple[list[RawRow]
         raise DataError(f"{where}: expected problems of task {name!r}, split {split!r}, got none")
     if split == "test":
         return rows, test
-    held_out = hold_out_dev(pool)
-    return rows, held_out.dev if split == "dev" else held_out.train
+    train, dev = hold_out_dev(pool)
+    return rows, dev if split == "dev" else train
 
 
 def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None) -> dict[str, list[RawRow]]:

@@ -61,11 +61,12 @@ def read_file(path: Path, name: str) -> list[RawRow]:
         DataError: The content does not match the file's suffix.
         MissingDependencyError: The file is Parquet and pyarrow is not installed.
     """
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in _READERS:
         raise DataError(f"{path}: expected a file of type {', '.join(SUFFIXES)}, got {path.suffix or 'no suffix'!r}")
     try:
-        return list(reader(path, name))
+        # MMLU's own release has no header.
+        return list(_mmlu(path) if suffix == ".csv" and name == "mmlu" else _READERS[suffix](path))
     except OSError as error:
         raise DataError(f"{path}: expected a readable file, got: {error}") from error
 
@@ -77,11 +78,7 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: expected UTF-8 text, got: {error}; convert the file to UTF-8") from None
 
 
-def _json(path: Path, name: str) -> Iterator[RawRow]:
-    return json_rows(path)
-
-
-def _parquet(path: Path, name: str) -> Iterator[RawRow]:
+def _parquet(path: Path) -> Iterator[RawRow]:
     pyarrow = need("pyarrow", f"{path}: reading Parquet", "data")
     parquet = need("pyarrow.parquet", f"{path}: reading Parquet", "data")
     try:
@@ -91,11 +88,7 @@ def _parquet(path: Path, name: str) -> Iterator[RawRow]:
     yield from (RawRow(f"{path}: row {number}", row) for number, row in enumerate(rows))
 
 
-def _csv(path: Path, name: str) -> Iterator[RawRow]:
-    if name != "mmlu":
-        yield from _table(path)
-        return
-    # MMLU's own release has no header
+def _mmlu(path: Path) -> Iterator[RawRow]:
     subject = _PART.sub("", path.stem)
     for line, cells in _cells(path):
         if not cells or (line == 1 and cells[0].strip().lower() == "question"):
@@ -136,7 +129,7 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield reader.line_num, cells
 
 
-def _txt(path: Path, name: str) -> Iterator[RawRow]:
+def _txt(path: Path) -> Iterator[RawRow]:
     block: list[str] = []
     for number, line in enumerate([*io.StringIO(_text(path), newline=None), ""], start=1):
         if line.strip():
@@ -150,8 +143,8 @@ def _txt(path: Path, name: str) -> Iterator[RawRow]:
             block = []
 
 
-_READERS: Mapping[str, Callable[[Path, str], Iterator[RawRow]]] = MappingProxyType(
-    {".jsonl": _json, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".txt": _txt}
+_READERS: Mapping[str, Callable[[Path], Iterator[RawRow]]] = MappingProxyType(
+    {".jsonl": json_rows, ".json": json_rows, ".parquet": _parquet, ".csv": _table, ".txt": _txt}
 )
 
 

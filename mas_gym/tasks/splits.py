@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 # ------------------------------------------------------------------ splits
 
 SHUFFLE_SEED = 42
-
-
-class Split(NamedTuple):
-    """Row numbers of the train and dev splits, in the order in which they are used."""
-
-    train: list[int]
-    dev: list[int]
 
 
 def shuffled(size: int) -> list[int]:
@@ -24,15 +15,18 @@ def shuffled(size: int) -> list[int]:
     return order
 
 
-def hold_out_dev(pool: list[int]) -> Split:
+def hold_out_dev(pool: list[int]) -> tuple[list[int], list[int]]:
     """Hold out the first 5% (rounded down) of the shuffled training pool as dev; the rest is train.
+
+    Returns:
+        The rows of train and of dev, both in shuffled order.
 
     >>> [len(part) for part in hold_out_dev(list(range(7473)))]
     [7100, 373]
     """
     order = [pool[place] for place in shuffled(len(pool))]
     held_out = len(order) // 20
-    return Split(train=order[held_out:], dev=order[:held_out])
+    return order[held_out:], order[:held_out]
 
 
 def hold_out_test(size: int, held_out: int) -> tuple[list[int], list[int]]:
