@@ -55,8 +55,8 @@ from search import Critic, Plan, Proposal, ScoringContext, Tree
 from search.compare.comparison_runs import Bench
 from search.credit import credit
 from search.critic_registry import load_critic
-from search.results.display import COLOURS, dress, figure_class, save_figure
 from search.results.intervals import bootstrap
+from search.results.plots import COLOURS, dress, figure_class, save_figure
 
 Prompt = tuple[ChatMessage, ...]
 Sums = NDArray[np.float64]

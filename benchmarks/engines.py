@@ -271,7 +271,7 @@ def memory(arguments: argparse.Namespace) -> None:
 
 
 def service(arguments: argparse.Namespace) -> None:
-    from search.service.requests import SearchPool, Service
+    from search.service.search_pool import SearchPool, Service
 
     policy, planner, count = Holding(arguments.searches), search.load_planner(PLANNER), arguments.searches
     given = Service(planner, mas_gym.load_mas("rpsv"), policy, search.PolicyLikelihood(), concurrency=count, queue=0)
@@ -291,7 +291,7 @@ def fleet(arguments: argparse.Namespace) -> None:
     """Search the same problems in one process and on a fleet; compare the time after the first plan."""
     from functools import partial
 
-    from search.engine.fleet import Fleet, run_ray
+    from search.engine.ray_actors import Fleet, run_ray
 
     task = mas_gym.load_task("arithmetic", split="test")[: arguments.problems]
     common: dict[str, Any] = {"mas": "rpsv", "concurrency": arguments.concurrency}

@@ -168,7 +168,7 @@ def models(config: Config, folder: Path, device: str, until: float) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    from rewardmodels.model.folder import CriticInfo, model_card, save_folder
+    from rewardmodels.model.critic_folder import CriticInfo, model_card, save_folder
 
     tokenizer = make_tokenizer(config.model["vocab_size"])
     shape = shape_of(config, tokenizer.eos_token_id, tokenizer.pad_token_id)

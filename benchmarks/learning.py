@@ -42,7 +42,7 @@ from benchmarks.tiny.stories import generated
 from benchmarks.tiny.truth import first_error
 from mas_gym.errors import DataError
 from mas_gym.policies import load_policy
-from mas_gym.policies.traces import traced, traces_folder
+from mas_gym.policies.token_traces import traced, traces_folder
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks import ProblemTask
 from rewardmodels.agents import CreditedSample, credited_samples, demonstrations, sibling_pairs, train_agents

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.compare.first_errors import auc
-from search.results.display import COLOURS, dress, figure_class, save_figure
 from search.results.intervals import nested_bootstrap
 from search.results.outcomes import Outcome
+from search.results.plots import COLOURS, dress, figure_class, save_figure
 
 REASONS = "## Notes"
 """Text below this heading is written by hand and kept when the page is regenerated."""

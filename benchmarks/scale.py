@@ -31,9 +31,9 @@ from benchmarks.store_reading import BATCH, Cost, copy, measure, memory
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search.engine.fleet import Fleet, run_ray
-from search.store.file import CONTENT, FORMAT, seal
+from search.engine.ray_actors import Fleet, run_ray
 from search.store.row_conversion import Writer
+from search.store.table_schema import CONTENT, FORMAT, seal
 
 PAGE = Path(__file__).with_name("pages") / "search" / "scale.md"
 PLANNER, MAS = "single", "rpsv"

@@ -28,7 +28,7 @@ import search
 from benchmarks.engines import cpu_seconds, load
 from mas_gym.systems.state import MASState
 from rewardmodels import LearnedCritic
-from rewardmodels.loaders import shipped
+from rewardmodels.tiny_critics import shipped
 from search import ScoringContext
 
 

@@ -20,7 +20,7 @@ import mas_gym.tiny
 import rewardmodels
 import search
 from mas_gym.policies import Policy, load_policy
-from rewardmodels.model.folder import load_folder, model_card, save_folder
+from rewardmodels.model.critic_folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
 from search.compare.comparison_runs import Bench

@@ -26,8 +26,8 @@ import search
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search.store.file import CONTENT, FORMAT, checksum, contents_of, seal
 from search.store.row_conversion import search_id
+from search.store.table_schema import CONTENT, FORMAT, checksum, contents_of, seal
 
 REAL = 25
 FEW = 20_000

@@ -23,7 +23,7 @@ import mas_gym
 import search
 from mas_gym.policies import load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
-from mas_gym.policies.traces import Traces, traced, traces_folder
+from mas_gym.policies.token_traces import Traces, traced, traces_folder
 
 
 def searched(policy: Any, problems: int, store: Path) -> float:

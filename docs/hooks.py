@@ -122,7 +122,7 @@ def cell(text: str) -> str:
 
 def store_pages() -> Iterator[tuple[str, str, str]]:
     """Yield the page of the store's tables, from the statements that create them."""
-    from search.store.file import TABLES
+    from search.store.table_schema import TABLES
 
     parts = [
         "# Run store\n",
@@ -227,7 +227,7 @@ LINK = re.compile(
 """A link to a file of the repository; a link to source code may state the public name that it means."""
 GENERATED_FROM = {
     "mas_gym/systems/schema.py": "reference/mas-config.md",
-    "search/store/file.py": "reference/store.md",
+    "search/store/table_schema.py": "reference/store.md",
     "benchmarks/LOG.md": "evidence/log.md",
 }
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import mas_gym
 from mas_gym.policies import load_policy
-from search.engine.fleet import Fleet, run_ray
+from search.engine.ray_actors import Fleet, run_ray
 
 
 def main(problems: int = 20, actors: int = 2) -> None:

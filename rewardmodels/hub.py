@@ -13,7 +13,7 @@ from pathlib import Path
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need, shown
 from mas_gym.internal.text import one_line
 from rewardmodels.data.cards import PLACEHOLDER
-from rewardmodels.model.folder import META, check_folder, model_card, read_info
+from rewardmodels.model.critic_folder import META, check_folder, model_card, read_info
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "README.md")

@@ -23,7 +23,7 @@ from mas_gym.errors import ConfigError, UnknownNameError, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.suggestions import did_you_mean, refuse_unknown
 from mas_gym.policies.base import ARMS
-from mas_gym.policies.meters import Price, check_price
+from mas_gym.policies.usage_meters import Price, check_price
 from mas_gym.systems.loading import read_yaml
 from search.usage import Usage
 

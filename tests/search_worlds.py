@@ -37,7 +37,7 @@ from search import (
     Reward,
     run,
 )
-from search.store.file import FORMAT
+from search.store.table_schema import FORMAT
 
 
 def chain(depth: int, cap: int = 64) -> MAS:

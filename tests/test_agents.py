@@ -28,7 +28,7 @@ from mas_gym import tiny
 from mas_gym.errors import ConfigError, DataError, TrainingError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
-from mas_gym.policies.traces import traced, traces_folder
+from mas_gym.policies.token_traces import traced, traces_folder
 from rewardmodels.agents import (
     CreditedSample,
     TrainedAgents,
@@ -222,7 +222,7 @@ class Stop(Exception):
 def test_resumed_training_gives_equal_weights(
     trained: TrainedAgents, samples: list[CreditedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rewardmodels.training.guards import Guarded
+    from rewardmodels.training.checkpoints import Guarded
 
     real, calls = Guarded.check_loss, 0
 

@@ -88,7 +88,7 @@ ORDER = [
     "rewardmodels.data",
     "rewardmodels.model",
     "rewardmodels.hub",
-    "rewardmodels.loaders",
+    "rewardmodels.tiny_critics",
     "rewardmodels.verifiers",
     "rewardmodels.training",
     "rewardmodels.agents",

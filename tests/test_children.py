@@ -197,7 +197,7 @@ def test_forking_or_reading_grader_replies_once(file: Path) -> None:
 
 HERE = """
 import os, sys
-from mas_gym.internal.jobs import run_jobs
+from mas_gym.internal.parallel_jobs import run_jobs
 from mas_gym.tasks import Problem, ProblemTask
 
 def prepare():
@@ -256,7 +256,7 @@ import shlex, signal, sys, threading
 from functools import partial
 import search
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.internal.jobs import run_jobs
+from mas_gym.internal.parallel_jobs import run_jobs
 from mas_gym.programs import Program
 from mas_gym.tasks import Problem, ProblemTask
 

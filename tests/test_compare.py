@@ -18,9 +18,10 @@ from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
 from search.compare.comparison_runs import named_planners
 from search.compare.cost_matching import Match, _next_size
-from search.results.display import frontier, report
+from search.results.display import report
 from search.results.intervals import paired_difference
 from search.results.outcomes import Outcome
+from search.results.plots import frontier
 from search.results.summary import summarise
 
 

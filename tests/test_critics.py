@@ -32,8 +32,8 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
 from rewardmodels.data.dataset import graph_of
-from rewardmodels.loaders import shipped
-from rewardmodels.model.folder import META, model_card
+from rewardmodels.model.critic_folder import META, model_card
+from rewardmodels.tiny_critics import shipped
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
 from search.compare.first_errors import auc
 

@@ -13,7 +13,7 @@ import pytest
 import mas_gym.plugins
 import search  # noqa: F401 - defines errors
 from mas_gym.errors import MASGymError, SearchError, is_number
-from mas_gym.internal.jobs import _portable
+from mas_gym.internal.parallel_jobs import _portable
 from mas_gym.programs import Program  # noqa: F401 - defines errors
 
 

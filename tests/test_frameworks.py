@@ -21,7 +21,7 @@ from search_worlds import noise
 import mas_gym
 import search
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
-from mas_gym.policies.traces import traced, traces_folder
+from mas_gym.policies.token_traces import traced, traces_folder
 from mas_gym.programs import Program
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 

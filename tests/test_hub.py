@@ -211,7 +211,7 @@ def test_missing_hub_data_is_reported(hub: ThreadingHTTPServer, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_published_critic_loads_by_name(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
-    from rewardmodels.loaders import shipped
+    from rewardmodels.tiny_critics import shipped
 
     endpoint, home = f"http://127.0.0.1:{hub.server_address[1]}", tmp_path / "home"
     folder = tmp_path / "masprm"

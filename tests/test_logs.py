@@ -14,7 +14,7 @@ from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, UnknownNameError, UserCodeError
 from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognise
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
-from search.compare.imported import read_labelled
+from search.compare.imported_transcripts import read_labelled
 from search.report.report import read_reports, write_report
 from search.results.summary import hit_differences
 from search.store import regrade

@@ -28,10 +28,10 @@ from loopback import hash_policy, make_app, serving
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Sample, SamplingReply, SamplingRequest
-from mas_gym.policies.meters import Meter, Price
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, split_address
 from mas_gym.policies.openai_format import BadReply, defuse, parse_reply
 from mas_gym.policies.retries import delay, retry_after
+from mas_gym.policies.usage_meters import Meter, Price
 from mas_gym.systems.prompts import ChatMessage
 
 

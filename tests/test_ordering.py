@@ -11,7 +11,7 @@ from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
 from mas_gym.tasks.generated import ordering
 from mas_gym.tasks.generated.ordering import LETTERS, LEVELS, ORDINALS, Ordering
-from mas_gym.tasks.sequences import split_of
+from mas_gym.tasks.task_classes import split_of
 
 
 def rules_of(problem: Problem) -> list[ordering.Rule]:

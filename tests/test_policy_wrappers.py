@@ -25,8 +25,8 @@ from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, Polic
 from mas_gym.policies import RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
-from mas_gym.policies.meters import money_of
 from mas_gym.policies.sessions import as_async
+from mas_gym.policies.usage_meters import money_of
 from mas_gym.systems.prompts import ChatMessage
 
 

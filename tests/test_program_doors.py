@@ -19,7 +19,7 @@ from mas_gym.cli.view import Pages
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.programs import Program
 from search.service.app import make_app
-from search.service.requests import Service
+from search.service.search_pool import Service
 
 AGENTS = """
 async def solve(question, client):

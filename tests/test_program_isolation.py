@@ -22,7 +22,7 @@ from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Program, ProgramError
 from mas_gym.tasks.base import Problem
 from search.service.app import make_app
-from search.service.requests import Service
+from search.service.search_pool import Service
 
 CULPRIT = "Who breaks the loop?"
 

@@ -468,7 +468,7 @@ def test_service_gives_concurrent_requests_separate_worlds(repository: Path) -> 
     from loopback import serving
 
     from search.service.app import make_app
-    from search.service.requests import Service
+    from search.service.search_pool import Service
 
     arrived = {"one": threading.Event(), "two": threading.Event()}
 

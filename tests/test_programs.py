@@ -36,7 +36,7 @@ from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError
 from mas_gym.programs.execution import Execution, ProgramStopped
-from mas_gym.programs.loop import Loop
+from mas_gym.programs.program_loop import Loop
 from mas_gym.tasks.base import Grade, Problem
 from search import Plan
 from search.store import regrade

@@ -26,7 +26,7 @@ import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy, load_policy
 from mas_gym.programs import Folder, Program
-from search.engine.fleet import Fleet, run_ray
+from search.engine.ray_actors import Fleet, run_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 

@@ -19,7 +19,7 @@ from rewardmodels import load_critic
 from search.calibrated_critics import Calibrated, read_model
 from search.compare.critic_fitting import calibrate_critics, write_calibrated
 from search.compare.first_errors import bench_critic
-from search.compare.imported import read_labelled
+from search.compare.imported_transcripts import read_labelled
 from search.critics import Ensemble, Vote
 from search.protocol import ScoringContext
 from search.store import RecordedCritic, RecordedState

@@ -22,7 +22,7 @@ from mas_gym.errors import ConfigError, CriticError, DataNotFoundError, UnknownN
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
 from rewardmodels import load_critic
-from rewardmodels.verifiers.published import SYSTEM, ScalarRewardModel, StepRewardModel
+from rewardmodels.verifiers.published_models import SYSTEM, ScalarRewardModel, StepRewardModel
 from search import ScoringContext
 
 RPSV = mas_gym.load_mas("rpsv")

@@ -46,7 +46,9 @@ from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import SearchFuture
 from search.report.canary_panel import canary_days
 from search.service.app import make_app
-from search.service.requests import Canary, ChatRequest, Service
+from search.service.canary import Canary
+from search.service.chat_format import ChatRequest
+from search.service.search_pool import Service
 from search.service.telemetry import json_lines
 
 QUESTION = "How many?"

@@ -44,9 +44,9 @@ from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, Remaining, SinglePass, StepBeamSearch, open_store
-from search.store.file import FORMAT
 from search.store.resume import RunRecord
 from search.store.run_lock import RunLock
+from search.store.table_schema import FORMAT
 
 RPSV = chain(4)
 PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")

@@ -24,8 +24,8 @@ from search.compare.blame import Falls, blamed, path_values
 from search.compare.reliability import CONFIDENT, ScoredStates
 from search.results.outcomes import outcome_of, sums_of
 from search.store import regrade
-from search.store.file import FORMAT, seal
 from search.store.read_results import TreeValues
+from search.store.table_schema import FORMAT, seal
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("mcts:6,3", {}),

@@ -25,7 +25,7 @@ from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.local.decode import TOKEN_GRID
 from mas_gym.policies.openai_format import SEED_MASK, BadReply, parse_reply, payload
 from mas_gym.policies.per_agent import PerAgentPolicy
-from mas_gym.policies.traces import Traces, traced, traces_folder
+from mas_gym.policies.token_traces import Traces, traced, traces_folder
 from mas_gym.systems.prompts import chat_messages
 from search.planners.registry import load_planner, planner_spec
 

@@ -19,7 +19,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from search.engine import tracing
+from search.engine import otel_spans
 from search.engine.scheduler import Scheduler
 from search.setup import make_setup
 
@@ -58,7 +58,7 @@ def named(spans: Any, name: str) -> list[Any]:
 
 
 def test_every_search_agent_call_and_score_has_a_span(provider: tuple[Any, Any]) -> None:
-    with tracing.trace(provider[0]):
+    with otel_spans.trace(provider[0]):
         plans = list(search.run("mcts:4,2", TASK, mas="rpsv", policy=ScriptedPolicy(say), critic=Judge(), seed=7))
     spans = provider[1].get_finished_spans()
     names = ("invoke_workflow rpsv", "chat scripted", "evaluate judge")
@@ -96,12 +96,12 @@ def test_plans_are_the_same_with_and_without_traces(provider: tuple[Any, Any]) -
         return sorted((plan.problem_id, plan.answer, plan.tree.to_dict()) for plan in plans if plan.tree)
 
     before = run()
-    with tracing.trace(provider[0]):
+    with otel_spans.trace(provider[0]):
         assert run() == before
 
 
 def test_content_is_recorded_only_on_request(provider: tuple[Any, Any]) -> None:
-    with tracing.trace(provider[0], content=True):
+    with otel_spans.trace(provider[0], content=True):
         list(search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(say)))
     [call] = named(provider[1].get_finished_spans(), "chat")
     prompt = json.loads(call.attributes["gen_ai.input.messages"])
@@ -112,7 +112,7 @@ def test_content_is_recorded_only_on_request(provider: tuple[Any, Any]) -> None:
 
 
 def test_critics_without_calls_have_spans(provider: tuple[Any, Any]) -> None:
-    with tracing.trace(provider[0]):
+    with otel_spans.trace(provider[0]):
         critic = search.ConstantCritic(0.5)
         list(search.run("sbs:2,1", TASK[:1], mas="single", policy=ScriptedPolicy(say), critic=critic))
     [scored] = named(provider[1].get_finished_spans(), "evaluate constant(0.5)")
@@ -123,7 +123,7 @@ def test_failures_and_dropped_searches_are_error_spans(provider: tuple[Any, Any]
     def broken(request: SamplingRequest, seed: int) -> str:
         raise PolicyError("no such model")
 
-    with tracing.trace(provider[0]):
+    with otel_spans.trace(provider[0]):
         [plan] = search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(broken))
         assert plan.error is not None
         scheduler = Scheduler(make_setup("single", "single", None, seed=1), ScriptedPolicy(say))
@@ -139,9 +139,9 @@ def test_failures_and_dropped_searches_are_error_spans(provider: tuple[Any, Any]
 
 
 def test_nothing_is_recorded_outside_the_context(provider: tuple[Any, Any]) -> None:
-    with tracing.trace(provider[0]):
-        assert tracing.Spans.current is not None
-    assert tracing.Spans.current is None
+    with otel_spans.trace(provider[0]):
+        assert otel_spans.Spans.current is not None
+    assert otel_spans.Spans.current is None
     list(search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(say)))
     assert provider[1].get_finished_spans() == ()
 

@@ -52,9 +52,9 @@ trainer_module = lazily("rewardmodels.training.trainer")
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    from rewardmodels.training import guards
+    from rewardmodels.training import checkpoints
 
-    return guards.last_checkpoint(folder)
+    return checkpoints.last_checkpoint(folder)
 
 
 QUICK: dict[str, Any] = {

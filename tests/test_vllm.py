@@ -264,7 +264,7 @@ def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
 ) -> None:
     import mas_gym
     import search
-    from mas_gym.policies.traces import Traces, traced, traces_folder
+    from mas_gym.policies.token_traces import Traces, traced, traces_folder
 
     reference: Any = load_policy(f"transformers:{folder}")
     model = reference.model
@@ -290,7 +290,7 @@ def test_traces_of_a_search_have_the_tokens_and_logprobs_of_the_model(
 def test_traces_of_a_server_equal_those_of_the_engine(
     folder: Path, server: str, both: tuple[VLLMPolicy, ...], tmp_path: Path
 ) -> None:
-    from mas_gym.policies.traces import Traces, traced
+    from mas_gym.policies.token_traces import Traces, traced
 
     requests = [request(i) for i in range(8)]
     for name, policy in (("engine", both[0]), ("server", load_policy(f"openai:served@{server}"))):
@@ -369,7 +369,7 @@ def save_critic(folder: Path, seed: int = 0) -> Path:
     from mas_gym.tiny import path
     from rewardmodels.data.dataset import graph_of
     from rewardmodels.model.backbone import load_scalar, load_tokenizer
-    from rewardmodels.model.folder import CriticInfo, save_folder
+    from rewardmodels.model.critic_folder import CriticInfo, save_folder
 
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(str(path()))

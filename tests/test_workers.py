@@ -21,7 +21,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.options import read_workers
 from mas_gym.errors import ConfigError, SearchError
-from mas_gym.internal.jobs import run_jobs
+from mas_gym.internal.parallel_jobs import run_jobs
 from mas_gym.policies import ScriptedPolicy
 from search.compare.comparison_runs import Bench, Row, Workers, measure
 from search.plan import Plan

@@ -20,8 +20,8 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action
 from search import ScoringContext
 from search.compare.blame import falls
-from search.results.display import INK, figure_class, save_figure
 from search.results.intervals import Difference, mean_interval
+from search.results.plots import INK, figure_class, save_figure
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""

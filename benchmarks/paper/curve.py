@@ -12,7 +12,7 @@ from benchmarks.paper.page import NEW, Page, percent, span
 from benchmarks.paper.rivals import compared, rivals
 from mas_gym.errors import ConfigError
 from rewardmodels import LearnedCritic
-from search.results.display import COLOURS, INK, figure_class, plain_log_ticks, save_figure
+from search.results.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure
 
 PAIRS = (1, 2, 4, 8)
 FEWEST = 4

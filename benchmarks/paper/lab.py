@@ -35,7 +35,7 @@ from mas_gym.tasks.base import rule_of
 from mas_gym.tasks.catalogue import make_base
 from mas_gym.tasks.grading.graders import make_grader
 from rewardmodels import LearnedCritic, load_critic
-from rewardmodels.loaders import shipped
+from rewardmodels.tiny_critics import shipped
 from rewardmodels.training.config import SMALL, TrainingConfig, config_for
 from rewardmodels.training.train_critic import CHECKPOINTS, ROLLOUTS, grow, teach, trees
 from search import Sampling, load_planner
@@ -49,7 +49,7 @@ from search.compare.comparison_runs import (
     named_planners,
     pair,
 )
-from search.engine.fleet import Fleet
+from search.engine.ray_actors import Fleet
 from search.results.display import to_json
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarise

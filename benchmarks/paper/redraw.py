@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from search.results.display import save_tradeoff
 from search.results.intervals import Interval
+from search.results.plots import save_tradeoff
 from search.results.summary import ResultRow, Spread
 
 PAGES = Path(__file__).resolve().parents[1] / "pages"

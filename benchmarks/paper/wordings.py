@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.paper.lab import Lab, command
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.tasks import transfer
-from mas_gym.tasks.sequences import DEFAULT_DIFFICULTY
+from mas_gym.tasks.task_classes import DEFAULT_DIFFICULTY
 
 ASKS = """
 This page compares MCTS(10,3) with policy likelihood, with a MASPRM trained on the same wording, and with a MASPRM

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import mas_gym
 from benchmarks.real.random_moves import proposer
 from mas_gym.tasks.generated.game24 import Game24, Numbers, read_left, write_question
-from mas_gym.tasks.sequences import ProblemTask
+from mas_gym.tasks.task_classes import ProblemTask
 from rewardmodels import RewardData, collect, train
 from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.train_critic import Trained, grow, trees

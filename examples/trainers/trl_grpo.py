@@ -14,7 +14,7 @@ import mas_gym
 import search
 from mas_gym import tiny
 from mas_gym.policies import load_policy
-from mas_gym.policies.traces import traced
+from mas_gym.policies.token_traces import traced
 from rewardmodels.agents import sampled_messages
 
 TASK = mas_gym.load_task("arithmetic", split="train", limit=200)

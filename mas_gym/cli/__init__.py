@@ -198,15 +198,15 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "mas-gym import logs/*.jsonl --store runs.db",
         "mas-gym import traces.json --format otel --dry-run",
     ),
-    "status": ("mas_gym.cli.listings:status", "mas-gym status runs.db", "watch mas-gym status runs.db"),
+    "status": ("mas_gym.cli.status:status", "mas-gym status runs.db", "watch mas-gym status runs.db"),
     "view": ("mas_gym.cli.view:view", "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
     "report": (
-        "mas_gym.cli.reports:report",
+        "mas_gym.cli.report:report",
         "mas-gym report runs.db --out report.html",
         "mas-gym report runs.db --latex table.tex --figures figures",
     ),
     "blame": (
-        "mas_gym.cli.reports:blame",
+        "mas_gym.cli.blame:blame",
         "mas-gym blame runs.db",
         "mas-gym blame runs.db --critic tiny-masprm --json blame.json",
     ),
@@ -221,7 +221,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "mas-gym calibrate --planner mcts:20,3 --critic tiny-masprm -n 200 --cache replies.db --out stop.json",
     ),
     "regrade": (
-        "mas_gym.cli.reports:regrade",
+        "mas_gym.cli.regrade:regrade",
         "mas-gym regrade runs.db --grader my.py:grade",
         "mas-gym regrade runs.db --task corrected.csv",
     ),

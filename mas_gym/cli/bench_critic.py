@@ -75,7 +75,7 @@ def bench_critic(
 ) -> None:
     """Evaluate critics on transcripts with a known first wrong step: ProcessBench's F1, AUC, pairs, calibration."""
     from search.compare.first_errors import bench_critic as measure
-    from search.compare.imported import read_labelled
+    from search.compare.imported_transcripts import read_labelled
 
     opt.check_folder(json)
     if dev is not None and threshold is not None:

@@ -110,6 +110,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: s
     return found
 
 
+def brief(text: str | None, width: int = 60) -> str:
+    """Return a text of at most ``width`` characters for a cell of a table; ``none`` for None."""
+    text = "none" if text is None else text
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
 def show_error(message: str) -> None:
     """Print a message in one red panel."""
     from rich.panel import Panel

@@ -98,7 +98,7 @@ def evaluate(
     """
     from search.compare.comparison_runs import Bench
     from search.compare.cost_matching import Match
-    from search.engine.tracing import Spans
+    from search.engine.otel_spans import Spans
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
     numbers, costs = opt.read_seeds(seeds), opt.read_prices(options.prices)

@@ -191,6 +191,10 @@ PlannerNames = Annotated[
 PlannerName = Annotated[
     str, typer.Option("--planner", help=f"Planner, such as sc:20,stop=0.9: {PLANNERS}, my.py:Mine.")
 ]
+StorePath = Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]
+RunNames = Annotated[
+    list[str] | None, typer.Option("--run", help="Only this run: its name or the beginning of its digest. Repeatable.")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the run; the same seed gives the same result.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent searches.")]
 Store = Annotated[
@@ -345,9 +349,9 @@ class RunOptions:
         self, spec: PolicySpec, cache: Path | None, store: Path | None
     ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
         """Load the policy in this process, or describe how a fleet's actors load it."""
-        from mas_gym.policies.traces import traces_folder
+        from mas_gym.policies.token_traces import traces_folder
         from search.compare.comparison_runs import Remote
-        from search.engine.fleet import Fleet
+        from search.engine.ray_actors import Fleet
 
         if self.ray is None and (self.actors is not None or self.gpus_per_actor is not None):
             raise ConfigError("--actors and --gpus-per-actor need a Ray fleet: add --ray local, or --ray ADDRESS")
@@ -452,7 +456,7 @@ def check_plot(path: Path | None) -> None:
     """Check that a plot's format is supported before the run starts."""
     if path is None:
         return
-    from search.results.display import figure_class
+    from search.results.plots import figure_class
 
     kinds = figure_class()().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
@@ -534,7 +538,7 @@ def read_policy(
 ) -> Policy | AsyncPolicy:
     """Load a policy; ``cache`` adds a response cache, and ``traces`` records its token traces."""
     from mas_gym.policies import load_policy
-    from mas_gym.policies.traces import traced
+    from mas_gym.policies.token_traces import traced
 
     check_folder(cache)
     policy = load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)

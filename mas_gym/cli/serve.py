@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mas_gym.tasks.base import Grader, Task
     from search import Critic, Planner
-    from search.service.requests import Service
+    from search.service.search_pool import Service
 
 _SPARE_CONNECTIONS = 64
 
@@ -126,7 +126,7 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
 def _web() -> tuple[Callable[..., FastAPI], type[Service], Callable[..., None]]:
     try:
         from search.service.app import listen, make_app
-        from search.service.requests import Service
+        from search.service.search_pool import Service
     except ImportError as error:
         raise MissingDependencyError(
             f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}); install them with: pip install "

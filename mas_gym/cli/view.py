@@ -290,7 +290,7 @@ class Pages:
         """
         from search import open_store
         from search.report.report import svg
-        from search.results.display import tradeoff_figure
+        from search.results.plots import tradeoff_figure
         from search.results.stored_tables import settings, table_of
 
         rows, _, _ = self._listing()

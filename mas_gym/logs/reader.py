@@ -25,7 +25,7 @@ from mas_gym.logs.labelled import (
     who_and_when,
 )
 from mas_gym.logs.messages import is_history
-from mas_gym.logs.spans import SpanCollector, is_otel
+from mas_gym.logs.span_logs import SpanCollector, is_otel
 from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
 from mas_gym.plugins import Spec, find_in_file, names_a_file
 from mas_gym.tasks.data_rows import BadRow, RawRow

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol, overload
 
 from mas_gym.errors import ConfigError, PolicyError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method, wrapped_part
-from mas_gym.policies.meters import Meter
+from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
 MIN_TEMPERATURE = 0.01

@@ -37,9 +37,9 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.connections import Connections
-from mas_gym.policies.meters import Meter, Price
 from mas_gym.policies.openai_format import Api, BadReply, WireReply, load_object, model_facts, parse_reply, payload
 from mas_gym.policies.retries import Fault, StatusError, Tries, delay, fault_of
+from mas_gym.policies.usage_meters import Meter, Price
 from mas_gym.systems.prompts import ChatMessage
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from mas_gym.policies.base import (
     refuse_extra_body,
 )
 from mas_gym.policies.local.chat import ChatFormat, Prompt
-from mas_gym.policies.meters import Meter
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.openai_format import SEED_MASK
+from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
 if TYPE_CHECKING:

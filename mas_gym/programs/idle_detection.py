@@ -11,7 +11,7 @@ from time import monotonic, thread_time
 
 from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, State, ThreadUsage, thread_usage
 from mas_gym.programs.execution import Execution, Origin
-from mas_gym.programs.loop import Loop
+from mas_gym.programs.program_loop import Loop
 
 logger = logging.getLogger("mas_gym.programs")
 

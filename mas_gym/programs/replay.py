@@ -39,7 +39,7 @@ from mas_gym.programs.execution import (
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway, Server
 from mas_gym.programs.idle_detection import Watcher
-from mas_gym.programs.loop import Loop
+from mas_gym.programs.program_loop import Loop
 from mas_gym.programs.sources import Source
 from mas_gym.programs.worlds import World
 from mas_gym.systems.dynamics import Dynamics

@@ -45,8 +45,8 @@ from mas_gym.tasks.grading.graders import Function, KindGrader, make_grader
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub_data import Hub, read_hub
-from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
+from mas_gym.tasks.task_classes import ProblemTask, Table
 from mas_gym.tasks.user_data import SUFFIXES as OWN_SUFFIXES
 from mas_gym.tasks.user_data import Columns, is_own, load_own
 

@@ -34,7 +34,7 @@ from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
 from mas_gym.tasks.grading.texts import accepted_texts
 from mas_gym.tasks.hub_data import Hub, read_hub
-from mas_gym.tasks.sequences import Table
+from mas_gym.tasks.task_classes import Table
 
 logger = logging.getLogger("mas_gym.tasks")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.identity import digest_of
 from mas_gym.policies.base import TokenTrace
-from mas_gym.policies.traces import Traces, traces_folder
+from mas_gym.policies.token_traces import Traces, traces_folder
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import rule_of, same_rule

@@ -15,19 +15,19 @@ from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.policies import load_policy
-from mas_gym.policies.traces import traced, traces_folder
+from mas_gym.policies.token_traces import traced, traces_folder
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
 from rewardmodels.agents.examples import Example, read_examples
 from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents
-from rewardmodels.model.folder import write_whole
+from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
 from search.compare.comparison_runs import Bench, Row, measure, named_planners
 from search.critic_registry import load_critic
 from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
-from search.results.display import COLOURS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure
 from search.results.outcomes import Outcome
+from search.results.plots import COLOURS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure
 from search.results.summary import ResultRow, summarise
 from search.store import open_store
 

@@ -19,7 +19,7 @@ from rewardmodels.agents.examples import CreditedSample, Demonstration, Example,
 from rewardmodels.agents.model_card import agent_card
 from rewardmodels.data.dataset import fingerprint
 from rewardmodels.model.backbone import base_path, load_pretrained, load_tokenizer, quiet
-from rewardmodels.model.folder import digest_of_weights, replace_files, write_model, write_whole
+from rewardmodels.model.critic_folder import digest_of_weights, replace_files, write_model, write_whole
 from rewardmodels.training.train_critic import RUN, claim_folder
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ def _fit(
     log: Callable[[str], None],
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Train, save the model, and return the logged losses and the drift of the log-probabilities."""
-    from rewardmodels.agents.trainers import CreditTrainer, make_trainer
-    from rewardmodels.training.guards import Curves
+    from rewardmodels.agents.trl_trainers import CreditTrainer, make_trainer
+    from rewardmodels.training.checkpoints import Curves
 
     curves = Curves(out / STATE / "curves", log)
     trainer = make_trainer(config, rows, model, tokenizer, out / STATE / "checkpoints", device, [curves])

@@ -16,7 +16,7 @@ from typing import Literal
 from mas_gym.errors import DataError, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.tasks.grading.numbers import parse_number
-from rewardmodels.model.folder import read_object
+from rewardmodels.model.critic_folder import read_object
 from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"

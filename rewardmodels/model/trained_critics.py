@@ -15,7 +15,7 @@ from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import EncodedState, Encoder
 from rewardmodels.model.backbone import load_tokenizer
-from rewardmodels.model.folder import CriticInfo, check_folder, folder_digest, load_folder, read_info
+from rewardmodels.model.critic_folder import CriticInfo, check_folder, folder_digest, load_folder, read_info
 from rewardmodels.model.model_critic import ModelCritic
 from search.protocol import ScoringContext
 

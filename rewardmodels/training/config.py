@@ -11,7 +11,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice, refuse_unknown
 from rewardmodels.data.dataset import DataKind
 from rewardmodels.data.encode import View
-from rewardmodels.model.folder import HEADS
+from rewardmodels.model.critic_folder import HEADS
 
 CriticKind = Literal["masprm", "orm"]
 Head = Literal["bt", "mse", "bce"]

@@ -26,7 +26,7 @@ from rewardmodels.model.backbone import (
     quiet,
     window_of,
 )
-from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
+from rewardmodels.model.critic_folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.comparison_runs import Bench, Row, drain, named_planners, start
 from search.engine.progress import Progress
@@ -212,7 +212,7 @@ def _run(
     log: Callable[[str], None],
 ) -> Trained:
     from mas_gym.policies.local.forward import threads_for
-    from rewardmodels.training.guards import Curves
+    from rewardmodels.training.checkpoints import Curves
     from rewardmodels.training.metrics import point_metrics
     from rewardmodels.training.trainer import CriticTrainer, HeldOut, StepData, arguments, bundles, schedule
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.text import one_line
 from rewardmodels.data.cards import LOADING, facts_table, markdown
+from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.model.feature_critic import FEATURES, FILE, FeatureModel, features_of
-from rewardmodels.model.folder import write_whole
 from search.store import RecordedState
 
 FOLDS = 5

@@ -25,8 +25,8 @@ from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, collate_plain, merge_beginnings, pack
 from rewardmodels.model.backbone import logits_at
+from rewardmodels.training.checkpoints import Guarded, common_arguments
 from rewardmodels.training.config import TrainingConfig
-from rewardmodels.training.guards import Guarded, common_arguments
 from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
 
 Tensors = dict[str, torch.Tensor]

@@ -1,7 +1,7 @@
 """Verifiers as critics: LLM judges, published reward models and reward models on servers.
 
 * `rewardmodels.verifiers.judge_critic`: verdicts of an LLM;
-* `rewardmodels.verifiers.published`: process and scalar reward models from the hub;
+* `rewardmodels.verifiers.published_models`: process and scalar reward models from the hub;
 * `rewardmodels.verifiers.server`: the same models on vLLM's server;
 * `search.critics`: critics without a model, such as the agents' uncertainty and agreement among leaves.
 

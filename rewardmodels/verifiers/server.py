@@ -17,7 +17,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import unknown_name
 from rewardmodels.model.model_critic import rounded
-from rewardmodels.verifiers.published import AGGREGATES, STEP_MARKS, Aggregate, qwen_chat, shepherd_text
+from rewardmodels.verifiers.published_models import AGGREGATES, STEP_MARKS, Aggregate, qwen_chat, shepherd_text
 from search.protocol import Critic, Scores, ScoringContext
 
 ENDPOINTS = ("pooling", "classify", "score")
@@ -41,8 +41,8 @@ class ServerCritic(Critic):
         url: Address with the endpoint.
         model: The model's name on the server.
         format: ``"qwen"``, ``"shepherd"`` or ``"skywork"``, for ``/pooling``.
-        aggregate: As in `rewardmodels.verifiers.published.StepRewardModel`.
-        scale: As in `rewardmodels.verifiers.published.ScalarRewardModel`.
+        aggregate: As in `rewardmodels.verifiers.published_models.StepRewardModel`.
+        scale: As in `rewardmodels.verifiers.published_models.ScalarRewardModel`.
         prefixes: Also score non-terminal states with ``/classify`` and ``/score``.
         max_batch: Requests open at once.
         options: Options of `mas_gym.policies.openai.OpenAIOptions`, such as ``timeout``, ``key_env`` and ``revision``.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError
-from mas_gym.internal.jobs import run_jobs
+from mas_gym.internal.parallel_jobs import run_jobs
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from search.critic_registry import load_critic
 from search.plan import Plan
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from search.budget import Budget
-    from search.engine.fleet import Fleet
     from search.engine.progress import Progress
+    from search.engine.ray_actors import Fleet
     from search.sampling import Sampling
     from search.store import Recorded
 
@@ -345,7 +345,7 @@ def start(row: Row, bench: Bench, seed: int, listen: Callable[[Progress], None] 
         common |= {"policy": bench.policy, "store": bench.store, "recorded": bench.recorded}
         common |= {"allocate": bench.allocate}
         return run(row.planner, bench.task, critic=row.critic, **common)
-    from search.engine.fleet import run_ray
+    from search.engine.ray_actors import run_ray
 
     if bench.allocate:
         raise ConfigError("allocate: expected a run in this process, got a Ray fleet; run without Ray")

@@ -17,7 +17,7 @@ from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, question_key, standardised
-from search.compare.imported import read_labelled
+from search.compare.imported_transcripts import read_labelled
 from search.compare.transcripts import NOBODY
 from search.protocol import Critic, ScoringContext
 from search.store import RecordedState

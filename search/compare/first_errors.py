@@ -28,7 +28,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
-from search.compare.imported import read_labelled
+from search.compare.imported_transcripts import read_labelled
 from search.compare.reliability import Bin, ScoredState, depth_bins, gap
 from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, ScoringCost, divide, score_transcripts
 from search.protocol import Critic

@@ -1,1 +1,1 @@
-"""Running searches: `search.engine.run` in this process, `search.engine.fleet` on Ray actors."""
+"""Running searches: `search.engine.run` in this process, `search.engine.ray_actors` on Ray actors."""

@@ -47,8 +47,8 @@ from search.engine.one_search import (
     ProgramStep,
     agent_calls,
 )
+from search.engine.otel_spans import Spans
 from search.engine.queues import BATCH_DONE, CriticBatches, GradingThreads, Mail, PolicyRequests, policy_requests
-from search.engine.tracing import Spans
 from search.grading import ProblemGrader
 from search.plan import Plan
 from search.protocol import Planner

@@ -15,7 +15,7 @@ from search.results.display import html_table
 from search.results.intervals import wilson
 
 OUTCOMES = ("unstopped", "same", "different", "failed", "dropped")
-"""Outcomes of a request of the canary share (`search.service.requests.Canary`)."""
+"""Outcomes of a request of the canary share (`search.service.canary.Canary`)."""
 
 NOTE = (
     "Canary share of a service: requests that were searched again without early stops. An increasing share of "

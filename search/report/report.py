@@ -22,7 +22,10 @@ from search.compare.reliability import CONFIDENT, Bin, ScoredStates
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
 from search.report.listing import regrade_table, report_page
-from search.results.display import (
+from search.results.display import html_table
+from search.results.intervals import wilson
+from search.results.outcomes import Outcome
+from search.results.plots import (
     COLOURS,
     FAINT,
     HEIGHT,
@@ -33,15 +36,12 @@ from search.results.display import (
     add_legend,
     dress,
     figure_class,
-    html_table,
     legend_height,
     plain_log_ticks,
     plot_text,
     save_figure,
     tradeoff_figure,
 )
-from search.results.intervals import wilson
-from search.results.outcomes import Outcome
 from search.results.stored_tables import Setting, cost_of, settings, table_of
 from search.results.summary import ResultRow, anytime_curve
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.text import one_line
-from search.results import display
+from search.results import display, plots
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, find_row, hit_differences
@@ -117,7 +117,7 @@ class Comparison:
             ConfigError: The file suffix is not a known format, or no search has ended.
             MissingDependencyError: matplotlib is not installed.
         """
-        return display.save_tradeoff(self.rows, Path(path), self.title)
+        return plots.save_tradeoff(self.rows, Path(path), self.title)
 
     def show(self, width: int = _WIDTH) -> object:
         """Return the whole result as a renderable of rich."""

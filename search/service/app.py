@@ -30,13 +30,10 @@ from starlette.requests import ClientDisconnect
 from mas_gym.errors import BudgetError, EngineUnavailableError, PromptTooLongError
 from mas_gym.systems.graph import FAILED
 from search.service import foreign
-from search.service.requests import (
+from search.service.chat_format import (
     TOO_LONG,
     ApiError,
     ChatRequest,
-    PoolFullError,
-    SearchPool,
-    Service,
     check_question,
     chunk,
     completion_document,
@@ -45,6 +42,7 @@ from search.service.requests import (
     sse,
     usage_document,
 )
+from search.service.search_pool import PoolFullError, SearchPool, Service
 from search.service.telemetry import Families, family, prometheus_text
 
 if TYPE_CHECKING:

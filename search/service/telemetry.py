@@ -112,7 +112,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
     Raises:
         MissingDependencyError: opentelemetry-sdk is not installed, or for ``"otlp"`` its exporter.
     """
-    from search.engine.tracing import trace
+    from search.engine.otel_spans import trace
 
     need("opentelemetry.sdk", "recording traces", "telemetry")
     from opentelemetry.sdk.resources import Resource

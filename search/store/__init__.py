@@ -7,12 +7,12 @@
 | `run_identity` | defines the data that determines a run's results |
 | `run_lock` | allows only one writer per run |
 | `row_conversion` | converts runs and searches to rows and back |
-| `file` | defines the tables and their checksums |
+| `table_schema` | defines the tables and their checksums |
 | `read_results` | reads the figures of tables without the trees |
 | `regrading` | grades stored searches again |
 | `transcript_import` | writes recorded transcripts as runs |
 | `recorded_runs` | opens runs to search them again |
-| `states` | yields the states of runs with the recorded outcomes |
+| `recorded_states` | yields the states of runs with the recorded outcomes |
 | `recorded_critic` | provides recorded values as a critic |
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from search.results.run_info import RunInfo
     from search.store.recorded_critic import RecordedCritic
     from search.store.recorded_runs import Recorded
+    from search.store.recorded_states import RecordedState, recorded_states
     from search.store.regrading import regrade
-    from search.store.states import RecordedState, recorded_states
     from search.store.store import Store, open_store
     from search.store.transcript_import import Imported, import_transcripts
 
@@ -36,7 +36,7 @@ _HOMES = {
     "search.store.transcript_import": "Imported import_transcripts",
     "search.store.recorded_runs": "Recorded",
     "search.store.regrading": "regrade",
-    "search.store.states": "RecordedState recorded_states",
+    "search.store.recorded_states": "RecordedState recorded_states",
     "search.store.store": "Store open_store",
     "search.store.recorded_critic": "RecordedCritic",
 }

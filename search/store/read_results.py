@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome, RunSums
-from search.store.file import Content, Damage, row_checksum
 from search.store.row_conversion import readable, usage_of_row
+from search.store.table_schema import Content, Damage, row_checksum
 from search.usage import AMOUNTS, Usage
 
 Grades = Mapping[int | None, tuple[str | None, bool]]

@@ -22,9 +22,9 @@ from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.tasks.base import Grade, Grader, Problem
 from search.plan import Plan
 from search.results.run_info import RunInfo
-from search.store.file import FORMAT, Damage, checksum, explained
 from search.store.read_results import Grades
 from search.store.row_conversion import Reader, show_id
+from search.store.table_schema import FORMAT, Damage, checksum, explained
 
 _BATCH = 500
 

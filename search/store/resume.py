@@ -17,7 +17,7 @@ from typing import Any
 from mas_gym.errors import DataError, StoreError
 from mas_gym.internal.database import transaction
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.policies.meters import Meter, money_of
+from mas_gym.policies.usage_meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
@@ -25,11 +25,11 @@ from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.sampling import SampleRecord
 from search.setup import Setup
-from search.store.file import FORMAT, Damage, digest, explained, seal
 from search.store.row_conversion import Reader, Writer, metadata_text, read_run, search_id
 from search.store.run_identity import config_differences, named_alike, run_config, run_facts
 from search.store.run_lock import RunLock
 from search.store.store import Store
+from search.store.table_schema import FORMAT, Damage, digest, explained, seal
 from search.usage import Usage
 
 logger = logging.getLogger("search.store")

@@ -19,7 +19,7 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
-from search.store.file import CONTENT, Content, Damage, checksum, contents_of, digest, seal
+from search.store.table_schema import CONTENT, Content, Damage, checksum, contents_of, digest, seal
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
 from search.usage import AMOUNTS, Usage

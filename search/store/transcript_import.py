@@ -43,12 +43,12 @@ from mas_gym.tasks.grading.numbers import parse_number
 from search.grading import ProblemGrader
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RECORDED, is_recorded
-from search.store.file import FORMAT
 from search.store.resume import RunRecord
 from search.store.row_conversion import search_id
 from search.store.run_identity import FORM
 from search.store.staged_logs import BATCH, STAGING, START, StagedSample, Staging
 from search.store.store import Store
+from search.store.table_schema import FORMAT
 from search.tree import Proposal, Tree
 from search.usage import Usage
 

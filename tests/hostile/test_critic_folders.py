@@ -22,7 +22,7 @@ from mas_gym.internal.identity import identity_of
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.backbone import load_scalar, load_tokenizer
-from rewardmodels.model.folder import CriticInfo, save_folder
+from rewardmodels.model.critic_folder import CriticInfo, save_folder
 from search import ScoringContext
 
 STATE = [ScoringContext(chain(["Facts: has 3."]), MODEL.mas, None)]

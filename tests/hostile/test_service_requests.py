@@ -31,7 +31,7 @@ from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from search.service import foreign, is_loopback
 from search.service.app import make_app
-from search.service.requests import Service
+from search.service.search_pool import Service
 
 PATH = "/v1/chat/completions"
 Reply = tuple[int, Any]

@@ -1,7 +1,7 @@
 r"""Grade a final message: extract its answer and compare it with the reference.
 
 There are two modes. ``"paper"`` follows the paper's App. "Answer extraction and
-normalization" literally (`mas_gym.tasks.grading.paper`). ``"strict"``, the default,
+normalization" literally (`mas_gym.tasks.grading.paper_rules`). ``"strict"``, the default,
 uses the same equality rules and corrects errors of the literal rules: the last
 statement of an answer is used instead of the first, boxes and LaTeX are parsed,
 fractions and roots keep their value, the article "A" is not an option, and an
@@ -28,7 +28,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
-from mas_gym.tasks.grading import paper
+from mas_gym.tasks.grading import paper_rules
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare_expressions, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
@@ -82,7 +82,7 @@ def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") ->
         words = read_text(text)
         return None if words is None else normalise_text(words)
     if mode == "paper" and problem.kind != "formula":
-        return paper.extract(text, problem.kind)
+        return paper_rules.extract(text, problem.kind)
     options = problem.metadata.get("options", ()) if problem.kind == "choice" else ()
     loose = None
     announced = False

@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Literal
 
 from mas_gym.tasks.base import GradingMode, Kind
-from mas_gym.tasks.grading import paper
+from mas_gym.tasks.grading import paper_rules
 from mas_gym.tasks.grading.numbers import (
     DEGREES,
     MAX_CHARS,
@@ -257,7 +257,7 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
 def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict") -> Verdict:
     """Compare two answers and return the reason if they are not equal; see `answers_equal`."""
     if mode == "paper":
-        return "equal" if paper.same(reference, answer, kind) else "different"
+        return "equal" if paper_rules.same(reference, answer, kind) else "different"
     if reference == answer:
         return "equal"
     if kind == "choice":

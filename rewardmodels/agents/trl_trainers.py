@@ -23,7 +23,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from rewardmodels.agents.config import AgentConfig
-from rewardmodels.training.guards import Guarded, common_arguments
+from rewardmodels.training.checkpoints import Guarded, common_arguments
 
 logger = logging.getLogger("rewardmodels.agents")
 

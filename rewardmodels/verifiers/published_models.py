@@ -36,7 +36,7 @@ from mas_gym.systems.prompts import ChatMessage
 from rewardmodels.data.encode import chunks
 from rewardmodels.hub import download_files
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, window_of
-from rewardmodels.model.folder import check_folder, read_object
+from rewardmodels.model.critic_folder import check_folder, read_object
 from rewardmodels.model.model_critic import ModelCritic
 from search.protocol import ScoringContext
 

@@ -1,0 +1,131 @@
+"""``mas-gym regrade``: grade the searches of a store again."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.errors import ConfigError
+from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.text import one_line
+
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Grader, Problem
+    from search import RunInfo
+    from search.store.regrading import Regrade
+
+
+@opt.with_task(number=False)
+def regrade(
+    source: opt.TaskSource,
+    store: Annotated[Path, typer.Argument(help="Run store.")],
+    run: Annotated[
+        str | None, typer.Option("--run", help="Name or digest of one run; by default every run of the store.")
+    ] = None,
+    show: Annotated[int, typer.Option("--show", min=0, help="Number of differences to list per run.")] = 20,
+    json: Annotated[Path | None, typer.Option("--json", help="Write all differences as JSON.")] = None,
+) -> None:
+    """Regrade the searches of a store without model calls; the old grades are kept.
+
+    With --task, the reference answers come from that task, for example after corrections, and problems that are not in
+    the task are left out. Otherwise the store's problems are graded with --grader, --kind or --grading.
+    """
+    import search
+    from search.store import regrade as grade_again
+
+    opt.check_folder(json)
+    grader, problem_of, references, label = _plan(source)
+    with search.open_store(store) as opened:
+        runs = [opened.find(run)] if run is not None else opened.runs()
+    if not runs:
+        raise ConfigError(f"store {store}: expected at least one run, found none")
+    done = []
+    for info in runs:
+        result = grade_again(store, info, grader, label, problem_of=problem_of, references=references)
+        _show_regrade(result, show, label)
+        done.append(_as_json(result, label))
+    if json is not None:
+        json.write_text(jsonlib.dumps(done, indent=2), encoding="utf-8")
+        note(f"wrote {json}")
+    note(f"Saved in {store}, next to the original grades: open_store({str(store)!r}).plans(run, grading={label!r})")
+    failed = sum(len(result["failed"]) for result in done)
+    if failed:
+        note(f"{failed:,} searches could not be graded.", "yellow")
+        raise typer.Exit(1)
+
+
+def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem | None], str | None, str]:
+    """Return the grader, the source of problems, the identity of that source, and a label."""
+    from dataclasses import replace
+
+    from mas_gym.internal.identity import digest_of
+    from mas_gym.tasks.catalogue import make_base
+    from mas_gym.tasks.grading.graders import make_grader
+
+    said = {"task": source.task, "grader": source.grader, "kind": source.kind, "judge": source.judge}
+    label = ", ".join(f"{name}={value}" if name != "grader" else value for name, value in said.items() if value)
+    label = label or f"grading={source.grading}"
+    if source.task is not None:
+        task = source.load()
+        known = {problem.id: problem for problem in task}
+        references = digest_of([[p.id, p.question, p.answer, p.kind] for p in known.values()])
+        return task.grader or task, lambda problem: known.get(problem.id), references, label
+    if source.columns is not None or source.data is not None:
+        raise ConfigError("expected --task with --columns or --data, got none")
+    base = make_base(source.grading, source.judge, source.allow_code, source.sandbox)
+    grader = make_grader(source.grader, base)
+    if source.kind is None:
+        return grader, lambda problem: problem, None, label
+    kind = opt.check_kind(source.kind)
+
+    def as_kind(problem: Problem) -> Problem:
+        return replace(problem, kind=kind)
+
+    return grader, as_kind, kind, label
+
+
+def _show_regrade(result: Regrade, most: int, label: str) -> None:
+    console = stdout()
+    share = [100 * count / result.searches if result.searches else 0.0 for count in (result.before, result.after)]
+    head = f"{_name(result.run)}: {result.searches:,} searches, Hit@1 {share[0]:.1f} before, {share[1]:.1f} by {label}"
+    right = sum(change.new_correct > change.correct for change in result.changes)
+    wrong = sum(change.new_correct < change.correct for change in result.changes)
+    same = len(result.changes) - right - wrong
+    console.print(one_line(head), style="bold")
+    console.print(f"{right:,} newly right, {wrong:,} newly wrong, {same:,} with another answer and the same grade")
+    if result.changes and most:
+        # Changed grades first.
+        listed = sorted(result.changes, key=lambda change: change.correct == change.new_correct)[:most]
+        rows = []
+        for change in listed:
+            pairs = ((change.answer, change.correct), (change.new_answer, change.new_correct))
+            cells = [part for answer, correct in pairs for part in (brief(answer), "right" if correct else "wrong")]
+            rows.append([one_line(cell) for cell in (change.problem_id, *cells)])
+        console.print(table(("Problem", "Answer before", "", "Answer now", ""), rows, words=5))
+        if len(result.changes) > most:
+            console.print(
+                f"and {len(result.changes) - most:,} more; use --show to list more, or --json FILE for all", style="dim"
+            )
+    for problem, reason in list(result.failed.items())[:most]:
+        note(f"{problem} could not be graded: {one_line(reason)}", "yellow")
+
+
+def _name(run: RunInfo) -> str:
+    return f"{run.name or run.run[:8]} ({run.label})"
+
+
+def _as_json(result: Regrade, label: str) -> JSONObject:
+    facts = {"run": result.run.run, "name": result.run.name, "label": result.run.label, "grading": label}
+    counts = {"searches": result.searches, "correct_before": result.before, "correct": result.after}
+    return {
+        **facts,
+        **counts,
+        "failed": dict(result.failed),
+        "changes": [change._asdict() for change in result.changes],
+    }

@@ -1,0 +1,66 @@
+"""``mas-gym report``: an HTML page about a run store."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+from mas_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+def report(
+    store: Annotated[
+        Path | None, typer.Argument(metavar="RUNS.DB", help="Store written with --store; optional with --service-log.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    run: opt.RunNames = None,
+    baseline: Annotated[str, typer.Option("--baseline", help="Row to compare the others with.")] = "",
+    prices: opt.PricesFile = None,
+    figures: Annotated[Path | None, typer.Option("--figures", help="Folder for the figures as PNG files.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as Markdown.")] = None,
+    latex: Annotated[Path | None, typer.Option("--latex", help="Write the tables as LaTeX.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard: scalars and figures.")
+    ] = None,
+    service_log: Annotated[
+        Path | None,
+        typer.Option("--service-log", help="Log of mas-gym serve --canary SHARE --log-json FILE: adds a panel."),
+    ] = None,
+) -> None:
+    """Write one HTML page about a run store: tables, intervals, curves, calibration and failures."""
+    from search import Comparison, open_store
+    from search.report.report import write_report, write_tensorboard
+
+    for path in (out, markdown, latex):
+        opt.check_folder(path)
+    costs = opt.read_prices(prices)
+    if store is None and service_log is None:
+        raise ConfigError("expected a store, --service-log FILE or both, got neither; see mas-gym report --help")
+    with nullcontext() if store is None else open_store(store) as opened:
+        reports = write_report(
+            opened,
+            out,
+            runs=run or (),
+            baseline=baseline,
+            figures=figures,
+            prices=costs,
+            service_log=service_log,
+        )
+    console = stdout()
+    for one in reports:
+        console.print(one.comparison.show(console.width))
+    for path, form in ((markdown, Comparison.to_markdown), (latex, Comparison.to_latex)):
+        if path is not None:
+            path.write_text("\n".join(form(one.comparison) for one in reports), encoding="utf-8")
+    if tensorboard is not None:
+        write_tensorboard(reports, tensorboard)
+    for path in filter(None, (out, figures, markdown, latex, tensorboard)):
+        note(f"wrote {path}")

@@ -1,0 +1,236 @@
+"""The searches that answer the requests of a service.
+
+The service has one scheduler and a bounded queue. Each request has its own seed and sampling parameters.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from queue import Full, Queue
+from typing import TYPE_CHECKING
+
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.tasks import Problem
+from search.budget import Budget
+from search.protocol import as_planner
+from search.service.canary import Canary, make_canary
+
+if TYPE_CHECKING:
+    from mas_gym.programs import Program
+    from mas_gym.systems.graph import MAS
+    from mas_gym.tasks.base import Grader, Kind
+    from search import Critic, Planner, Sampling
+    from search.engine.scheduler import SearchFuture
+
+
+PROBLEM_ID = "question"
+"""Problem id shared with `mas-gym solve`, so that both return the same answer for the same seed."""
+
+
+_KNOWN = 10_000
+"""Maximum number of a task's questions for which answers are graded."""
+
+_UNGRADED = 1024
+_LOGGER = logging.getLogger("search")
+
+
+class PoolFullError(Exception):
+    """The queue is full."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """The setup shared by all searches of a service.
+
+    Attributes:
+        planner: The search algorithm.
+        mas: The system.
+        policy: Writes the messages.
+        critic: Scores states; None for planners that need none.
+        kind: Kind of answer.
+        budget: Limits of one search.
+        concurrency: Maximum number of open searches.
+        queue: Maximum number of waiting searches.
+        program: The agent program behind ``mas``; None for a MAS.
+        grader: Grades the answers after they are sent; None for no grading.
+        references: The problems for which answers are graded; None grades every answer, without a reference.
+        canary: Share of the requests to repeat without early stops after the answer is sent.
+    """
+
+    planner: Planner
+    mas: MAS
+    policy: Policy | AsyncPolicy
+    critic: Critic | None = None
+    kind: Kind = "number"
+    budget: Budget | None = None
+    concurrency: int = 32
+    queue: int = 256
+    program: Program | None = None
+    grader: Grader | None = None
+    references: Iterable[Problem] | None = None
+    canary: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Adapt the policy."""
+        object.__setattr__(self, "policy", as_policy(self.policy))
+
+
+class _Grades:
+    """Grades answers on a separate thread after they are sent, so that no client waits for a grade.
+
+    Attributes:
+        counts: Answers by verdict: right, wrong, failed, or dropped because too many were waiting.
+    """
+
+    def __init__(self, grader: Grader, references: Iterable[Problem] | None, kind: Kind) -> None:
+        self.counts: Counter[str] = Counter(dict.fromkeys(("right", "wrong", "failed", "dropped"), 0))
+        self._grader, self._kind = grader, kind
+        chosen = None if references is None else islice(references, _KNOWN)
+        self._known = None if chosen is None else {" ".join(problem.question.split()): problem for problem in chosen}
+        self._jobs: Queue[tuple[Problem, str] | None] = Queue(_UNGRADED)
+        threading.Thread(target=self._serve, name="mas-gym-grading", daemon=True).start()
+
+    def kind_of(self, question: str) -> Kind:
+        """Return the kind of a question's answer, that of the task's problem if the question is one."""
+        found = self._find(question)
+        return self._kind if found is None else found.kind
+
+    def _find(self, question: str) -> Problem | None:
+        if self._known is None:
+            return Problem(PROBLEM_ID, question, "", self._kind)
+        return self._known.get(" ".join(question.split()))
+
+    def submit(self, question: str, text: str) -> None:
+        """Queue an answer if its question is graded."""
+        problem = self._find(question)
+        if problem is None:
+            return
+        try:
+            self._jobs.put_nowait((problem, text))
+        except Full:
+            self.counts["dropped"] += 1
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            problem, text = job
+            try:
+                grade = self._grader.grade(problem, text)
+            except Exception as error:
+                self.counts["failed"] += 1
+                _LOGGER.warning("the answer to %s could not be graded: %s", ascii(problem.id), error)
+                continue
+            self.counts["right" if grade.correct else "wrong"] += 1
+            fields: dict[str, object] = {"event": "answer graded", "problem": problem.id, "answer": grade.extracted}
+            fields |= {"correct": grade.correct, "reason": grade.reason}
+            _LOGGER.info("answer to %s graded", ascii(problem.id), extra={"fields": fields})
+
+    def close(self) -> None:
+        """End the thread; queued answers are not graded."""
+        with self._jobs.mutex:
+            self._jobs.queue.clear()
+        self._jobs.put(None)
+
+
+class SearchPool:
+    """A running scheduler with a bounded queue; not thread-safe, used only by the server's event loop."""
+
+    def __init__(self, service: Service) -> None:
+        """Start without searches."""
+        from mas_gym.tasks.grading.graders import Ungraded
+        from mas_gym.tasks.task_classes import ProblemTask
+        from search.engine.progress import Journal
+        from search.engine.scheduler import Scheduler
+        from search.setup import make_setup, priced_setup
+
+        self.service = service
+        mas = service.mas if service.program is None else None
+        setup = make_setup(service.planner, mas, service.critic, program=service.program, budget=service.budget)
+        # Without prices, this rejects planners that need prices.
+        setup = priced_setup(setup, service.policy.name, None)
+        self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
+        # Clients send no reference answers.
+        task = ProblemTask.of([], grader=Ungraded())
+        self.canary = make_canary(service.canary, as_planner(service.planner), setup.critic)
+        grader = service.grader
+        self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
+        self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task).start()
+
+    @property
+    def active(self) -> int:
+        """Number of searches in progress."""
+        return self._scheduler.active
+
+    @property
+    def waiting(self) -> int:
+        """Number of searches that have not started."""
+        return self._scheduler.waiting
+
+    def submit(
+        self,
+        question: str,
+        seed: int,
+        sampling: Sampling,
+        changed: Callable[[], None],
+        budget: Budget | None = None,
+    ) -> SearchFuture:
+        """Queue a search.
+
+        Args:
+            question: The question.
+            seed: Together with the question, determines the answer, as far as the engine is deterministic.
+            sampling: How the agents sample.
+            changed: Called on another thread after each message.
+            budget: Limits of this search, in addition to those of the service.
+
+        Raises:
+            PoolFullError: The queue is full.
+        """
+        if self.waiting + self.active >= self.service.concurrency + self.service.queue:
+            raise PoolFullError
+        kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
+        problem = Problem(PROBLEM_ID, question, "", kind)
+        limits = None if budget is None else (self.service.budget or Budget()).tightened(budget)
+        future = self._scheduler.submit(
+            problem, seed=seed, sampling=sampling, budget=limits, on_progress=lambda step: changed()
+        )
+        future.add_done_callback(self._ended)  # type: ignore[arg-type]
+        if self.canary is not None and self.canary.chosen(question, seed):
+            check = partial(self._search_in_full, self.canary, problem, seed, sampling)
+            future.add_done_callback(check)
+        return future
+
+    def _search_in_full(
+        self, canary: Canary, problem: Problem, seed: int, sampling: Sampling, future: SearchFuture
+    ) -> None:
+        """Repeat a request of the canary share in full; runs on the scheduler's thread."""
+        if future.cancelled() or future.exception() is not None or future.result().error is not None:
+            return
+        plan = future.result()
+        if plan.stopped is None:
+            canary.add("unstopped")
+        elif self._scheduler.closed or self.waiting + self.active >= self.service.concurrency:
+            canary.add("dropped", stopped=plan.stopped)
+        else:
+            whole = self._scheduler.submit(problem, seed=seed, sampling=sampling, planner=canary.planner)
+            whole.add_done_callback(partial(canary.compare, plan))
+
+    def _ended(self, future: SearchFuture) -> None:
+        """Log a search on the scheduler's thread."""
+        if not future.cancelled() and future.exception() is None:
+            plan = future.result()
+            self._journal.ended(future.problem, plan, {})
+            if self.grades is not None and plan.best is not None:
+                self.grades.submit(future.problem.question, self.service.mas.final_text(plan.best.text))
+
+    def close(self) -> None:
+        """Cancel every search and wait for the scheduler's thread."""
+        self._scheduler.close()
+        if self.grades is not None:
+            self.grades.close()
+        self._journal.close(self._scheduler.usage, self._scheduler.calls, self._scheduler.stopped)
