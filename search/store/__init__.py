@@ -12,7 +12,7 @@
 | `regrading` | grades stored searches again |
 | `transcript_import` | writes recorded transcripts as runs |
 | `recorded_runs` | opens runs to search them again |
-| `recorded_states` | yields the states of runs with the recorded outcomes |
+| `stored_states` | yields the states of runs with the recorded outcomes |
 | `recorded_critic` | provides recorded values as a critic |
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from search.results.run_info import RunInfo
     from search.store.recorded_critic import RecordedCritic
     from search.store.recorded_runs import Recorded
-    from search.store.recorded_states import RecordedState, recorded_states
     from search.store.regrading import regrade
     from search.store.store import Store, open_store
+    from search.store.stored_states import RecordedState, recorded_states
     from search.store.transcript_import import Imported, import_transcripts
 
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "search.store.transcript_import": "Imported import_transcripts",
     "search.store.recorded_runs": "Recorded",
     "search.store.regrading": "regrade",
-    "search.store.recorded_states": "RecordedState recorded_states",
+    "search.store.stored_states": "RecordedState recorded_states",
     "search.store.store": "Store open_store",
     "search.store.recorded_critic": "RecordedCritic",
 }
