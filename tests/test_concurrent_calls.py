@@ -377,7 +377,7 @@ def beside_a_sleeping_thread(question: str, client: OpenAI) -> str:
 def test_decision_waits_for_running_but_not_for_sleeping_threads(
     solve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("background", "idle"):
+    for module in ("background", "idle_detection"):
         monkeypatch.setattr(f"mas_gym.programs.{module}.BUSY_SECONDS", 0.25)
     found = [trees(Program(solve, agents=NAMES), "single") for _ in range(2)]
     assert found[0] == found[1]

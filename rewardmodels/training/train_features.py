@@ -35,7 +35,7 @@ def train_features(
     cross-validation by question. The saved model is fitted to all rows.
 
     Args:
-        rows: From `search.store.stored_states`.
+        rows: From `search.store.recorded_states`.
         out: A new folder, or one with an earlier ``features.json``.
         kind: Kind of critic.
         log: Receives progress lines.

@@ -51,7 +51,7 @@ def calibrate_critics(
 
     Args:
         critics: The critics by spec; a saved combination loads its critics from these specs.
-        examples: From `search.store.stored_states` or `label_examples`; the states must be terminal if a critic is an
+        examples: From `search.store.recorded_states` or `label_examples`; the states must be terminal if a critic is an
             outcome critic.
         method: As for `search.calibrated_critics.CalibratedModel`.
         log: Receives progress lines.
