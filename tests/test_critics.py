@@ -94,7 +94,7 @@ def test_other_decoders_share_prefixes_or_score_whole_states(kind: str, shares: 
 
     from rewardmodels.data.encode import Encoder
     from rewardmodels.model.backbone import load_scalar, load_tokenizer
-    from rewardmodels.model.prefixes import PrefixScorer
+    from rewardmodels.model.prefix_cache import PrefixScorer
 
     folder = str(save_base(tmp_path, kind, **({"head_dim": 32} if kind in ("Gemma", "Qwen3") else {})))
     tokenizer = load_tokenizer(folder)
@@ -520,9 +520,9 @@ def test_oracle_has_no_spec() -> None:
 def test_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from rewardmodels.model import prefixes
+    from rewardmodels.model import prefix_cache
 
-    seen, forward = [], prefixes.forward_parts
+    seen, forward = [], prefix_cache.forward_parts
 
     def watched(*args: Any) -> Any:
         seen.append(torch.get_num_threads())
@@ -531,7 +531,7 @@ def test_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypatch
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     critic, before = LearnedCritic(folders["masprm"], device="cpu"), torch.get_num_threads()
-    monkeypatch.setattr(prefixes, "forward_parts", watched)
+    monkeypatch.setattr(prefix_cache, "forward_parts", watched)
     torch.set_num_threads(3)
     try:
         critic.score(contexts([chain(["Facts: has 3."])]))

@@ -15,7 +15,7 @@ import search
 from mas_gym.errors import ConfigError, DataError
 from rewardmodels import LabelledTree, collect, load_critic, stored_trees
 from rewardmodels.model.feature_critic import FEATURES, features_of
-from rewardmodels.training.train_features import train_features
+from rewardmodels.training.train_feature_critic import train_features
 from search.store import recorded_states
 
 SHARED = [("a", "b", "yes"), ("a", "b", "no 1"), ("a", "c", "no 2"), ("d", "e", "yes 3")]

@@ -17,7 +17,7 @@ import search
 from mas_gym.errors import ConfigError, DataError, ExhaustedError, StoreError
 from search.compare import select
 from search.planners.voting import vote
-from search.results.selection import any_right, best_right, majority_right, selection_curve
+from search.results.accuracy_at_k import any_right, best_right, majority_right, selection_curve
 
 PLANNERS = [
     *("single", "sc:5", "sc:8,stop=0.9", "sc:5,weights=critic", "bon:20", "sbs:5,3", "mcts:10,3"),

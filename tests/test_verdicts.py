@@ -12,7 +12,7 @@ from mas_gym.errors import PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Problem
 from mas_gym.tasks.grading.judge import Judge as GradingJudge
-from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict, verdict_lines
+from mas_gym.tasks.grading.judge_verdicts import ask_verdict, read_verdict, verdict_lines
 from rewardmodels.verifiers.judge_critic import JudgeCritic
 from search.protocol import Peers, ScoringContext
 

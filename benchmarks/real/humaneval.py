@@ -24,8 +24,8 @@ from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_p
 from benchmarks.real.execution import CASE_SECONDS, TESTS_PER_SAMPLE, TRUTH_SECONDS, execute, read_problem
 from benchmarks.real.paired import folds, paired, points
 from mas_gym.tasks.grading.sandbox import Sandbox
+from search.results.accuracy_at_k import any_right
 from search.results.intervals import mean_interval
-from search.results.selection import any_right
 
 SOURCE = Source(
     "humaneval_codegen.jsonl.gz", "microsoft/CodeT, samples of CodeGen-16B on openai/human-eval", "MIT; HumanEval: MIT"

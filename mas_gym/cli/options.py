@@ -39,7 +39,7 @@ CRITICS = (
 
 _MODELS = (
     "mas_gym.policies.local.transformers",
-    "rewardmodels.model.prefixes",
+    "rewardmodels.model.prefix_cache",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.tokenization_utils_tokenizers",
 )

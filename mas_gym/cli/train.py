@@ -180,7 +180,7 @@ def _train(
 
 
 def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | None, given: Mapping[str, object]) -> None:
-    from rewardmodels.training.train_features import train_features
+    from rewardmodels.training.train_feature_critic import train_features
     from search import Recorded
     from search.store import recorded_states
 

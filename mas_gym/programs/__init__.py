@@ -9,8 +9,8 @@ Each call is a decision of the search::
     program = Program("python my_agents.py", files=["my_agents.py"], agents=["Writer", "Critic"])
 """
 
-from mas_gym.programs.calls import AGENT_HEADER, Call
 from mas_gym.programs.execution import DivergenceError
+from mas_gym.programs.model_calls import AGENT_HEADER, Call
 from mas_gym.programs.program import Program, load_program
 from mas_gym.programs.recording import recorded
 from mas_gym.programs.replay import ProgramError, Runner, Session

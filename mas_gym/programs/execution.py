@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mas_gym.errors import MASGymError
 from mas_gym.programs.background import Activity
-from mas_gym.programs.calls import Call, difference
+from mas_gym.programs.model_calls import Call, difference
 from mas_gym.programs.worlds import World
 
 

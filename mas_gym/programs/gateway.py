@@ -19,7 +19,8 @@ from weakref import WeakValueDictionary
 
 from mas_gym.errors import PolicyError
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.calls import (
+from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
+from mas_gym.programs.model_calls import (
     AGENT_HEADER,
     NODE_HEADER,
     NODES_HEADER,
@@ -30,7 +31,6 @@ from mas_gym.programs.calls import (
     read_call,
     reply_to,
 )
-from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
 from mas_gym.programs.recording import answer_use
 
 MAX_BODY = 16 * 2**20

@@ -14,8 +14,8 @@ from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, effective_temperature
 from mas_gym.programs.agent_names import OTHERS, agent_name, agent_of_call
-from mas_gym.programs.calls import Call
 from mas_gym.programs.dry_run import dry_run
+from mas_gym.programs.model_calls import Call
 from mas_gym.programs.replay import ProgramError, Runner
 from mas_gym.programs.sources import PROGRAMS, CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
 from mas_gym.programs.worlds import World

@@ -24,7 +24,6 @@ from mas_gym.errors import MASGymError, SearchError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, fitted
 from mas_gym.programs.background import CURRENT, track
-from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
     DivergenceError,
     Execution,
@@ -39,6 +38,7 @@ from mas_gym.programs.execution import (
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway, Server
 from mas_gym.programs.idle_detection import Watcher
+from mas_gym.programs.model_calls import Call
 from mas_gym.programs.program_loop import Loop
 from mas_gym.programs.sources import Source
 from mas_gym.programs.worlds import World

@@ -20,7 +20,7 @@ from rewardmodels.model.model_critic import ModelCritic
 from search.protocol import ScoringContext
 
 if TYPE_CHECKING:
-    from rewardmodels.model.prefixes import Counts
+    from rewardmodels.model.prefix_cache import Counts
 
 _EXACT_BYTES = 400_000_000
 """Weights up to this size are computed in float64 on a CPU."""
@@ -35,7 +35,7 @@ class LearnedCritic(ModelCritic):
     """Scores states with a trained model: ``tanh`` of its logit.
 
     Each state is scored once and its score is stored. Encoded prefixes of transcripts are
-    cached, so a new state costs only its newest message (`rewardmodels.model.prefixes`).
+    cached, so a new state costs only its newest message (`rewardmodels.model.prefix_cache`).
 
     Scores are rounded to a millionth. In float64, which small models on a CPU use by default, a
     state's score is the same in every run and at any concurrency: the other states of the batch
@@ -102,7 +102,7 @@ class LearnedCritic(ModelCritic):
         if self._scorer is not None:
             return
         need("torch", "a local reward model", "local")
-        from rewardmodels.model.prefixes import PrefixScorer
+        from rewardmodels.model.prefix_cache import PrefixScorer
 
         device, dtype = self._place()
         self._identity["dtype"] = dtype
@@ -268,13 +268,13 @@ class VLLMCritic(LearnedCritic):
 
 
 class _PoolingScorer:
-    """Computes logits of encoded states; the counterpart of `rewardmodels.model.prefixes.PrefixScorer`."""
+    """Computes logits of encoded states; the counterpart of `rewardmodels.model.prefix_cache.PrefixScorer`."""
 
     def __init__(self, folder: str, arguments: dict[str, object]) -> None:
         from vllm import LLM
 
         from mas_gym.policies.vllm import without_spinning
-        from rewardmodels.model.prefixes import Counts
+        from rewardmodels.model.prefix_cache import Counts
 
         try:
             self._llm = LLM(folder, runner="pooling", **without_spinning(arguments))

@@ -5,7 +5,7 @@ There are three modes:
 * ``logprob``: the probability of "yes" against "no" as the first word of the verdict, from the
   engine's log-probabilities: ``p = P(yes) / (P(yes) + P(no))``;
 * ``share``: the share of "yes" among the valid verdicts of ``n`` samples, each in the format of
-  `mas_gym.tasks.grading.verdicts`;
+  `mas_gym.tasks.grading.judge_verdicts`;
 * ``pairwise``: the mean probability of being preferred to a sibling, over all siblings that the search
   scores in the same request. Each pair is compared in both orders. A comparison of a state with itself
   is a tie, so an only child gets 1/2.
@@ -30,7 +30,7 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest, as_policy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict
+from mas_gym.tasks.grading.judge_verdicts import ask_verdict, read_verdict
 from rewardmodels.model.model_critic import rounded
 from search.protocol import Critic, Scores, ScoringContext
 

@@ -16,9 +16,9 @@ from search.engine.progress import Progress
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
 from search.protocol import Critic
+from search.results.accuracy_at_k import SelectionCurve, selection_curve
 from search.results.display import gap_cells, interval_cell, markdown_table, percent_cell
 from search.results.intervals import Difference
-from search.results.selection import SelectionCurve, selection_curve
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
 
@@ -141,7 +141,7 @@ def select(
     """Return the accuracy of choosing among ``k`` recorded samples: by majority, by each critic, and the upper bound.
 
     Each sample is scored once. The mean over all draws of ``k`` samples is computed exactly
-    (`search.results.selection`), so no seed is needed.
+    (`search.results.accuracy_at_k`), so no seed is needed.
 
     Args:
         recorded: The run, or the store that contains it.

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.calls import unsupported
+from mas_gym.programs.model_calls import unsupported
 from search.budget import Budget
 
 if TYPE_CHECKING:

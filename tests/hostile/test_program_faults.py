@@ -25,8 +25,8 @@ from openai import APIError, AsyncOpenAI, OpenAI
 import search
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Program, Runner, gateway
-from mas_gym.programs.calls import CallError, read_call
 from mas_gym.programs.execution import Execution, Script, Waiting
+from mas_gym.programs.model_calls import CallError, read_call
 from mas_gym.tasks.base import Problem
 from search import Plan
 

@@ -2,7 +2,7 @@
 
 The judge's tokens are counted in `Judge.spent` and never in a search's TOK, because they are a cost of
 evaluation and not of answering. The verdict is the last line of a reply, in the form of
-`mas_gym.tasks.grading.verdicts`. A reply without a verdict is counted, has no default verdict, and is
+`mas_gym.tasks.grading.judge_verdicts`. A reply without a verdict is counted, has no default verdict, and is
 requested again with another seed; after `ATTEMPTS` the grading fails.
 """
 
@@ -24,8 +24,8 @@ from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading.answers import extract_answer
+from mas_gym.tasks.grading.judge_verdicts import ask_verdict, read_verdict, verdict_lines
 from mas_gym.tasks.grading.texts import read_text
-from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict, verdict_lines
 
 ATTEMPTS = 3
 MAX_NEW_TOKENS = 512
