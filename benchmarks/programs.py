@@ -34,7 +34,7 @@ from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import Program
 from mas_gym.programs.execution import Execution
-from mas_gym.programs.sources import CommandSource
+from mas_gym.programs.program_kinds import CommandSource
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "programs" / "plain_openai.py"
 AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
@@ -64,7 +64,7 @@ ENGINES: dict[str, Any] = {
 
 def by_url(shared: bool = False) -> Any:
     """Return the example as a function with ``base_url``, whose clients may share a TLS context."""
-    from mas_gym.programs.sources import PROGRAMS
+    from mas_gym.programs.program_kinds import PROGRAMS
 
     inner = PROGRAMS.find(PROGRAMS.parse(f"{EXAMPLE}:solve"))
 

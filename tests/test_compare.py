@@ -18,11 +18,11 @@ from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
 from search.compare.comparison_runs import named_planners
 from search.compare.cost_matching import Match, _next_size
-from search.results.display import report
 from search.results.intervals import paired_difference
 from search.results.outcomes import Outcome
 from search.results.plots import frontier
 from search.results.summary import summarise
+from search.results.table_formats import report
 
 
 def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Comparison:

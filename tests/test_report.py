@@ -22,7 +22,6 @@ from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.text import one_line
 from search.compare import Comparison
 from search.pages import TreeNodes, TreePage, tree_page, write_tree_page
-from search.results.display import report, to_csv, to_json, to_latex, to_markdown
 from search.results.intervals import (
     FEWEST_PROBLEMS,
     accuracy_interval,
@@ -35,6 +34,7 @@ from search.results.intervals import (
 from search.results.outcomes import Outcome
 from search.results.plots import save_tradeoff, tradeoff_figure
 from search.results.summary import ResultRow, summarise
+from search.results.table_formats import report, to_csv, to_json, to_latex, to_markdown
 
 shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, max_size=60)
 

@@ -23,7 +23,7 @@ from mas_gym.tasks.grading.graders import KindGrader, make_grader
 from mas_gym.tasks.grading.judge import Judge
 from search.engine.scheduler import Scheduler
 from search.grading import grading_threads
-from search.results.display import to_csv, to_html, to_markdown
+from search.results.table_formats import to_csv, to_html, to_markdown
 from search.setup import make_setup
 
 SECONDS = 20.0

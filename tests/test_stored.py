@@ -15,8 +15,8 @@ from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks import ProblemTask
 from search import open_store
 from search.planners import MCTS
-from search.results.display import count
 from search.results.stored_tables import settings
+from search.results.table_formats import count
 
 LOGS = Path(__file__).parents[1] / "examples" / "logs"
 

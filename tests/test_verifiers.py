@@ -333,9 +333,9 @@ def test_search_without_readable_verdict_fails_and_keeps_its_cost() -> None:
 
 
 def test_judge_token_column_is_shown_only_if_used() -> None:
-    from search.results.display import to_csv, to_markdown
     from search.results.outcomes import Outcome
     from search.results.summary import summarise
+    from search.results.table_formats import to_csv, to_markdown
 
     def rows(spent: int) -> Any:
         return summarise([Outcome("bon:2", "judge", 1, "p", True, 1, 2, 30, 8, 2, critic_tokens=spent)])

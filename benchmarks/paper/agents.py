@@ -9,7 +9,7 @@ from benchmarks.paper.main import guide_claims, over_a_pass
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.published import LLAMA, ORDER
 from benchmarks.paper.rivals import compared, rivals
-from search.results.display import to_markdown
+from search.results.table_formats import to_markdown
 
 ASKS = f"""
 The agents are replaced by a different model, and the critics are unchanged. The paper replaces Qwen2.5-1.5B by

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.paper.lab import LIKELIHOOD, MCTS, ORM, Lab, Score, Setting, command, keep_rows, row_of
 from benchmarks.paper.page import NEW, Page, claim
-from search.results.display import to_markdown
+from search.results.table_formats import to_markdown
 
 BEAM, PASSES = "sbs:5,1", "bon:10"
 PAIRS = "judge, pairs"

@@ -50,9 +50,9 @@ from search.compare.comparison_runs import (
     pair,
 )
 from search.engine.ray_actors import Fleet
-from search.results.display import to_json
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarise
+from search.results.table_formats import to_json
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
@@ -550,7 +550,7 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return Hit@1, its interval, TOK, AC and RC as a table shows them."""
-    from search.results.display import COLUMNS, table_cells
+    from search.results.table_formats import COLUMNS, table_cells
 
     shown = dict(zip(COLUMNS, table_cells([score.row])[0], strict=True))
     return tuple(shown[name] for name in SCORE_HEADER)

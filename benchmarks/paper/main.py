@@ -10,8 +10,8 @@ from benchmarks.paper.lab import MCTS, Lab, Score, command, keep_rows, paper_row
 from benchmarks.paper.page import NEW, Claim, Page, claim_of
 from benchmarks.paper.published import MAIN, ORDER, Table, lead, narrowing, over_single
 from benchmarks.paper.rivals import compared
-from search.results.display import to_markdown
 from search.results.plots import save_tradeoff
+from search.results.table_formats import to_markdown
 
 VOTE = "sc:5,weights=critic"
 NARROW, BEST_LEAF = "mcts:20,2", "mcts:10,3,answer=best"

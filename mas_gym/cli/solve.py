@@ -106,8 +106,8 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
 
 
 def _cost(plan: Plan) -> str:
-    from search.results.display import dollars
     from search.results.summary import Spread
+    from search.results.table_formats import dollars
 
     usage = plan.usage
     parts = [

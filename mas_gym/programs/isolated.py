@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from mas_gym.errors import need
 from mas_gym.programs.execution import Ended, Failed
 from mas_gym.programs.frameworks import name_nodes
+from mas_gym.programs.program_kinds import PROGRAMS, FunctionSource, ended, failed
 from mas_gym.programs.recording import record_at
-from mas_gym.programs.sources import PROGRAMS, FunctionSource, ended, failed
 from mas_gym.programs.worlds import WORLD_VARIABLE
 
 

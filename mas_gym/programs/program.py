@@ -16,8 +16,15 @@ from mas_gym.policies.base import PolicyBase, effective_temperature
 from mas_gym.programs.agent_names import OTHERS, agent_name, agent_of_call
 from mas_gym.programs.dry_run import dry_run
 from mas_gym.programs.model_calls import Call
+from mas_gym.programs.program_kinds import (
+    PROGRAMS,
+    CommandSource,
+    FunctionSource,
+    IsolatedSource,
+    ServiceSource,
+    Source,
+)
 from mas_gym.programs.replay import ProgramError, Runner
-from mas_gym.programs.sources import PROGRAMS, CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
 from mas_gym.programs.worlds import World
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from mas_gym.programs.background import CURRENT, job_of
 from mas_gym.programs.execution import Execution, ProgramStopped, raise_in
-from mas_gym.programs.sources import failed
+from mas_gym.programs.program_kinds import failed
 
 _BUSY_SECONDS = 0.3
 _MAX_THREADS = 4096

@@ -39,8 +39,8 @@ from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway, Server
 from mas_gym.programs.idle_detection import Watcher
 from mas_gym.programs.model_calls import Call
+from mas_gym.programs.program_kinds import Source
 from mas_gym.programs.program_loop import Loop
-from mas_gym.programs.sources import Source
 from mas_gym.programs.worlds import World
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, MAS, RETURNED

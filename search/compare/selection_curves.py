@@ -17,8 +17,8 @@ from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
 from search.protocol import Critic
 from search.results.accuracy_at_k import SelectionCurve, selection_curve
-from search.results.display import gap_cells, interval_cell, markdown_table, percent_cell
 from search.results.intervals import Difference
+from search.results.table_formats import gap_cells, interval_cell, markdown_table, percent_cell
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import DataError, DataNotFoundError
-from search.results.display import html_table
 from search.results.intervals import wilson
+from search.results.table_formats import html_table
 
 OUTCOMES = ("unstopped", "same", "different", "failed", "dropped")
 """Outcomes of a request of the canary share (`search.service.canary.Canary`)."""

@@ -154,13 +154,13 @@ def regrade_table(lines: Sequence[Regraded]) -> str:
 
 def _figures(rows: Sequence[StoredRow]) -> list[dict[str, str]]:
     """Return the cells of each row by column. The search package is imported only when a page is shown."""
-    from search.results.display import COLUMNS, table_cells
+    from search.results.table_formats import COLUMNS, table_cells
 
     return [dict(zip(COLUMNS, line, strict=True)) for line in table_cells([row.result for row in rows])]
 
 
 def _index_table(group: Sequence[StoredRow]) -> str:
-    from search.results.display import PROBLEM_MARKS, marked_problems
+    from search.results.table_formats import PROBLEM_MARKS, marked_problems
 
     head = ("A", "B", "Search", "Critic", "Seeds", "Problems", *_FIGURES, "Failed")
     marked = marked_problems([row.result for row in group])
@@ -214,8 +214,8 @@ def _summary(choice: ListingQuery) -> str:
     if choice.second is not None:
         first, second = choice.first.result, choice.second.result
         if first.shares.keys() & second.shares.keys():
-            from search.results.display import gap_cells, verdict
             from search.results.intervals import paired_difference
+            from search.results.table_formats import gap_cells, verdict
 
             gap = paired_difference(first.shares, second.shares)
             mean, span = gap_cells(gap)

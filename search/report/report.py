@@ -22,7 +22,6 @@ from search.compare.reliability import CONFIDENT, Bin, ScoredStates
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
 from search.report.listing import regrade_table, report_page
-from search.results.display import html_table
 from search.results.intervals import wilson
 from search.results.outcomes import Outcome
 from search.results.plots import (
@@ -44,6 +43,7 @@ from search.results.plots import (
 )
 from search.results.stored_tables import Setting, cost_of, settings, table_of
 from search.results.summary import ResultRow, anytime_curve
+from search.results.table_formats import html_table
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

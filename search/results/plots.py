@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import one_line
-from search.results.display import marked_problems
 from search.results.summary import ResultRow
+from search.results.table_formats import marked_problems
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

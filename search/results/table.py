@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.text import one_line
-from search.results import display, plots
+from search.results import plots, table_formats
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, find_row, hit_differences
@@ -77,19 +77,19 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """Return the table as GitHub Markdown."""
-        return display.to_markdown(self.rows)
+        return table_formats.to_markdown(self.rows)
 
     def to_latex(self) -> str:
         """Return the table in LaTeX, for the package booktabs."""
-        return display.to_latex(self.rows, self.title)
+        return table_formats.to_latex(self.rows, self.title)
 
     def to_csv(self) -> str:
         """Return one line per row, with a header; shares in [0, 1]."""
-        return display.to_csv(self.rows)
+        return table_formats.to_csv(self.rows)
 
     def to_json(self) -> str:
         """Return rows, per-problem shares, differences and facts as one JSON document."""
-        return display.to_json(self.rows, self.meta, self.baseline)
+        return table_formats.to_json(self.rows, self.meta, self.baseline)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one line per row, with the difference to the baseline and its interval.
@@ -121,7 +121,7 @@ class Comparison:
 
     def show(self, width: int = _WIDTH) -> object:
         """Return the whole result as a renderable of rich."""
-        return display.report(self.rows, self.title, width, self.baseline)
+        return table_formats.report(self.rows, self.title, width, self.baseline)
 
     def __str__(self) -> str:
         """Return what ``print`` shows."""
@@ -144,7 +144,7 @@ class Comparison:
         return f"<Comparison of {len(self.rows)} rows: {rows}>"
 
     def _repr_html_(self) -> str:
-        return display.to_html(self.rows, self.title, self.baseline)
+        return table_formats.to_html(self.rows, self.title, self.baseline)
 
 
 def spent_text(spent: float) -> str:

@@ -128,9 +128,9 @@ def test_eval_escapes_hostile_server_errors(tmp_path: Path) -> None:
 
 
 def test_eval_table_escapes_failures(store: Path) -> None:
-    from search.results.display import report
     from search.results.outcomes import Outcome
     from search.results.summary import summarise
+    from search.results.table_formats import report
 
     reason = EVIL + "\nAnswer: forged" + "x" * 10_000
     outcome = Outcome(NAME, NAME, 0, NAME, False, None, 0, 1, 1, 0, reason, ())
