@@ -170,7 +170,7 @@ def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
 
 
 def yaml_value(text: str, expected: str) -> object:
-    """Parse a YAML value of a spec. Raises `ConfigError` with the text ``expected``."""
+    """Parse a YAML value of a spec. Raises `ConfigError`; its message begins with the argument ``expected``."""
     try:
         return yaml.safe_load(text)
     except Exception as error:

@@ -54,7 +54,8 @@ class Budget:
             name, _, number = (piece.strip() for piece in part.partition("="))
             if name not in LIMITS or name in limits:
                 raise ConfigError(
-                    f"budget: expected each of {', '.join(LIMITS)} at most once, such as calls=40, got {shown(part)}"
+                    f"budget: expected limits on {', '.join(LIMITS)}, each at most once, such as calls=40, got "
+                    f"{shown(part)}"
                 )
             try:
                 limits[name] = int(number) if number.isdecimal() and len(number) < 16 else float(number)
@@ -184,7 +185,10 @@ class Allowance:
         self._observed += 1
 
     def rest(self, spent: Usage, open_searches: Iterable[tuple[Cost, Cost]]) -> Cost:
-        """Return the budget neither spent nor granted to open searches, which are pairs of granted and spent cost."""
+        """Return the part of the budget that is neither spent nor granted to open searches.
+
+        ``open_searches`` contains a pair of granted and spent cost for each open search.
+        """
         pairs = list(open_searches)
         left: list[float] = []
         for unit, used in enumerate(self.cost(spent)):
@@ -193,7 +197,7 @@ class Allowance:
         return Cost(*left)
 
     def pays(self, rest: Cost, searches: int, alone: bool) -> bool:
-        """Return whether the remaining budget covers more searches; ``alone`` if none is open."""
+        """Return whether the remaining budget covers ``searches`` more searches; ``alone`` means that none is open."""
         if rest.calls < 1 or rest.tokens <= 0 or rest.usd <= 0:
             return False
         if alone and searches == 1:

@@ -124,7 +124,7 @@ def read_model(data: Any) -> CalibratedModel:
         return CalibratedModel(method, members, final, tuple(folds), questions, data["metrics"], data["data"])
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(
-            f"expected calibrated critics of schema {SCHEMA}, got the error {error!r:.200}; train them again"
+            f"expected calibrated critics of schema {SCHEMA}, but reading them failed: {error!r:.200}; train them again"
         ) from error
 
 

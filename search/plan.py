@@ -83,7 +83,7 @@ class Plan:
         correct: Whether that answer equals the reference (Hit@1); None before grading.
         usage: The cost of the search.
         stopped: Reason for stopping early: an exhausted budget, or the planner's reason, such as a settled majority;
-            None if the search did not stop early, or if the planner stayed within its budget.
+            None if the search did not stop early, or if the planner itself limited it to stay within its budget.
         error: Reason for the failure; None if the search did not fail.
         error_details: The traceback of the failure; not stored.
         mas: The system that was searched; filled in by the scheduler.

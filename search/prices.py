@@ -138,8 +138,8 @@ class Prices:
             for arm, price in found.items():
                 if price.tokens is None or price.second is not None:
                     raise ConfigError(
-                        f"{self.source}: {models[arm][0]}: expected only prompt and generated, because a policy of "
-                        "several models does not count seconds per model"
+                        f"{self.source}: {models[arm][0]}: expected prices per token (prompt and generated) and no "
+                        "second, because seconds are not counted per model if a policy has several models"
                     )
                 arms[arm] = price.tokens
             arms.pop("", None)
@@ -163,7 +163,10 @@ class Prices:
             )
         price = found[names[0]]
         if price.tokens is None and price.second is None:
-            raise ConfigError(f"{self.source}: {names[0]}: expected prompt and generated, or second, for a policy")
+            raise ConfigError(
+                f"{self.source}: {names[0]}: expected prompt and generated, or second, for a policy; got only forward, "
+                "which prices a critic"
+            )
         return price
 
     def _find(self, role: str, name: str, example: str) -> ModelPrice:

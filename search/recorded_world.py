@@ -99,7 +99,7 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
 
 
 def _episodes(plan: Plan, tree: Tree) -> list[int]:
-    """Return the number of recorded episodes through each node, where each candidate or other terminal node is one."""
+    """Return the number of episodes through each node; each candidate, or terminal node without one, is an episode."""
     ends = Counter(candidate.node for candidate in plan.candidates)
     passes = [max(1, ends[node]) if tree.is_terminal(node) else 0 for node in range(len(tree))]
     for node in range(len(tree) - 1, 0, -1):

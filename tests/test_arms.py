@@ -241,7 +241,7 @@ def test_only_uses_one_arm(spec: str) -> None:
         assert {arm.arm for arm in plan.usage.arms if arm.calls} == {"small"}
 
 
-def test_cascade_from_the_small_to_the_large_arm() -> None:
+def test_cascade_uses_the_large_arm_only_if_it_does_not_stop_early() -> None:
     spec = "cascade:bon:2,arms=only:small>mcts:6,3,arms=only:large@0.55"
     ended = Counter()
     for plan in run(spec, n=12):

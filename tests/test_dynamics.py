@@ -486,7 +486,7 @@ def test_chain_of_ten_thousand_agents_runs(condition) -> None:
         assert early.recipients == (model.mas.sink,)
 
 
-def test_wide_graph_runs() -> None:
+def test_wide_graph_sends_to_all_agents_and_shortens_its_error() -> None:
     count = 2_000
     agents = [{"name": f"A{i}", "system_prompt": "Go on."} for i in range(count)]
     edges = [[-1, 0], *([0, i] for i in range(1, count)), *([i, count - 1] for i in range(1, count - 1))]

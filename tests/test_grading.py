@@ -309,7 +309,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("text", "label"), CHOICES)
-def test_labels_are_extracted(text: str, label: str | None) -> None:
+def test_option_labels_are_extracted_from_messages(text: str, label: str | None) -> None:
     assert extract_answer(CHOICE, text) == label
 
 

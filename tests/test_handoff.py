@@ -315,7 +315,7 @@ def test_routing_passes_the_compliance_checks() -> None:
 # ------------------------------------------------------------------------------------- the shipped system
 
 
-def test_handoff_system_is_as_documented() -> None:
+def test_handoff_system_has_the_documented_agents_limits_and_prompts() -> None:
     mas = load_mas("handoff")
     roles = "Analyst Algebraist Geometer NumberTheorist Combinatorialist IndependentSolver Critic Finalizer"
     assert [agent.name for agent in mas.agents] == roles.split()

@@ -374,7 +374,7 @@ def test_custom_reader_yields_transcripts_or_rows(tmp_path: Path) -> None:
         list(read_transcripts(log, f"{tmp_path}/my.py:absent"))
 
 
-def test_files_may_be_gzipped_arrays_or_documents(tmp_path: Path) -> None:
+def test_gzipped_lines_arrays_and_single_documents_are_read(tmp_path: Path) -> None:
     rows = [said(("A", f"say {n}")) for n in range(3)]
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows)))
     (tmp_path / "b.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -509,7 +509,7 @@ def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert fresh.run == done.run
 
 
-def test_commands_work_on_imported_runs(store: Path, tmp_path: Path) -> None:
+def test_imported_runs_can_be_compared_reported_regraded_and_viewed(store: Path, tmp_path: Path) -> None:
     other = [said(("Solo", f"Final Answer: {n}"), question=q, answer=a) for q, a, n in (
         ("What is 2 + 3?", "5", 4), ("What is 2 * 4?", "8", 8))]  # fmt: skip
     search.import_transcripts(write(tmp_path / "solo.jsonl", *other), store)

@@ -444,7 +444,7 @@ def test_every_task_has_a_default_system(rows: Rows) -> None:
     assert load_task(rows(capitals())).mas == "rpsv"
 
 
-def test_policy_lists_its_intended_tasks() -> None:
+def test_use_of_a_policy_outside_its_purpose_is_reported() -> None:
     purpose = purpose_of("tiny")
     assert purpose is not None
     assert purpose.misuse("arithmetic", "rpsv") is purpose.misuse("ordering", "logic") is None

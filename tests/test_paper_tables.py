@@ -289,7 +289,7 @@ def test_critics_on_other_backbones_use_the_same_searches(
     assert len(re.findall(r"^- backbone-[\w.-]+-2: weights [0-9a-f]{12}$", text, re.MULTILINE)) == 4
 
 
-def test_generated_tasks_have_a_rule_for_equal_messages() -> None:
+def test_rule_for_equal_messages_depends_on_the_task_family() -> None:
     rules = {
         name: rule_for(Setting(name, "rpsv", "tiny")) for name in ("arithmetic-1", "retold-3", "stories-4", "gsm8k")
     }

@@ -207,7 +207,7 @@ def test_package_parts_load_by_name_with_settings_and_options() -> None:
 @pytest.mark.parametrize(
     ("spec", "answer"), [("extra", "graded"), ("tolerant", "graded"), ("tolerant:answer=7x", "7x")]
 )
-def test_package_graders_grade_by_name(spec: str, answer: str) -> None:
+def test_package_graders_are_loaded_by_name(spec: str, answer: str) -> None:
     task = mas_gym.load_task("extra", grader=spec)
     assert task.grade(task[0], answer).correct and not task.grade(task[0], "else").correct
     assert identity_of(make_grader(spec, task.grader))["identity"]["code"]  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ def test_package_programs_run_by_name() -> None:
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("kind", LOADERS)
-def test_unimportable_package_error_names_it(kind: str) -> None:
+def test_import_error_names_the_plugin_and_the_missing_module(kind: str) -> None:
     with pytest.raises(
         MissingDependencyError, match=f"{kind} 'broken' cannot be imported: No module named 'no_such_module'"
     ):

@@ -156,7 +156,7 @@ def test_arbitrary_spec_gives_a_policy_or_an_error(spec: str) -> None:
         load_policy(spec)
 
 
-def test_unsupported_option_error_names_it(tmp_path: Path) -> None:
+def test_error_for_an_unsupported_option_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'speed'"):
         load_policy(f"recorded:{tmp_path / 'r.jsonl'}", speed=3)
 

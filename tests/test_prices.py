@@ -102,7 +102,7 @@ def test_prices_must_match_the_role_of_a_model() -> None:
         as_prices(PRICES).rate("talker", "talker")
 
 
-def test_per_agent_policies_need_one_price_each() -> None:
+def test_agents_with_different_prices_need_a_price_for_the_whole_policy() -> None:
     policy = PerAgentPolicy({"agent0": talker(), "*": talker()})
     assert next(run(policy=policy, prices=PRICES)).usd == pytest.approx(next(run(prices=PRICES)).usd)
     mixed = {"a": {"second": 1}, "b": {"second": 2}}

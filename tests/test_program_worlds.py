@@ -152,7 +152,7 @@ def test_folder_symlink_to_the_outside_is_rejected(repository: Path, target: str
     assert Folder(repository, ignore=["bad"]).snapshot()
 
 
-def test_folder_circular_symlinks_are_kept(repository: Path) -> None:
+def test_folder_keeps_circular_symlinks(repository: Path) -> None:
     (repository / "circle").symlink_to("circle")
     folder = Folder(repository)
     assert os.readlink(os.path.join(folder.restore(folder.start), "circle")) == "circle"
@@ -175,7 +175,7 @@ def test_folder_special_file_is_rejected(repository: Path) -> None:
         Folder(repository).snapshot()
 
 
-def test_folder_invalid_arguments_are_rejected(tmp_path: Path) -> None:
+def test_folder_rejects_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="expected a folder"):
         Folder(tmp_path / "none")
     wrong: Any = ".venv"
@@ -360,7 +360,7 @@ def test_program_rehearsal_leaves_the_original_unchanged(repository: Path) -> No
 runs: list[str] = []
 
 
-def test_program_recorded_tool_is_not_repeated_and_its_changes_are_restored(repository: Path) -> None:
+def test_recorded_tool_is_not_repeated_and_its_changes_to_the_world_are_restored(repository: Path) -> None:
     def solve(question: str, client: OpenAI, world: str) -> str:
         log = ""
         for _ in range(ROUNDS):

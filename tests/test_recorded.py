@@ -190,7 +190,7 @@ def test_planner_that_repeats_exhausted_requests_fails(store: Path, monkeypatch:
     assert all("50 consecutive rounds" in str(plan.error) for plan in search.run(Stubborn(), recorded=store))
 
 
-def test_recorded_outcomes_and_tokens_count(tmp_path: Path) -> None:
+def test_recorded_outcomes_replace_grades(tmp_path: Path) -> None:
     turn = {"role": "assistant", "name": "A", "content": "The answer is 5.", "usage": {"completion_tokens": 7}}
     rows = [{"question": "2 + 3?", "messages": [turn | {"content": f"{i}: it is 5."}], "answer": "5", "correct": i > 1,
              "score": 0.5} for i in range(4)]  # fmt: skip
@@ -275,7 +275,7 @@ def test_majority_right_is_the_mean_over_all_draws(answered: list[tuple[str | No
 
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.booleans()), min_size=1, max_size=6), st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
-def test_best_and_any_right_are_the_means_over_all_draws(scored: list[tuple[float, bool]], k: int) -> None:
+def test_best_right_and_any_right_equal_the_means_over_all_draws(scored: list[tuple[float, bool]], k: int) -> None:
     k = min(k, len(scored))
     draws = [[scored[i] for i in draw] for draw in itertools.permutations(range(len(scored)), k)]
     best = [max(draw, key=lambda one: one[0])[1] for draw in draws]
@@ -342,7 +342,7 @@ def test_eval_distinct_requires_recorded() -> None:
     assert "expected --recorded" in said(command("eval", "--distinct"))
 
 
-def test_equal_episodes_have_their_majority_outcome(tmp_path: Path) -> None:
+def test_outcome_of_equal_episodes_is_that_of_the_majority(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     turn = [{"role": "assistant", "name": "A", "content": "same"}]
     rows = [{"question": name, "messages": turn, "correct": correct}

@@ -115,7 +115,7 @@ def test_token_ids_of_a_state_are_a_prefix_of_its_successors(tokenizer: Any) -> 
         assert longer.parts[: len(shorter.parts)] == shorter.parts
 
 
-def test_parts_tokenise_as_the_whole_text(tokenizer: Any) -> None:
+def test_parts_have_the_tokens_of_the_whole_text(tokenizer: Any) -> None:
     text = state_text(MODEL.mas, chain(TEXTS))
     joined = [
         i

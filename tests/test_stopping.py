@@ -103,7 +103,7 @@ def test_store_contains_why_a_search_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", [2, 3, 7, 12, 17])
-def test_stop_answers_within_a_budget(calls: int) -> None:
+def test_searches_with_stop_answer_within_a_budget(calls: int) -> None:
     plans = list(
         search.run(
             "sc:12,stop=0.9",

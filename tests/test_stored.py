@@ -121,7 +121,7 @@ def test_outcomes_are_computed_from_plans() -> None:
     assert "&lt;b&gt;" in search.Plan(problem_id="<b>")._repr_html_()
 
 
-def test_preferences_exclude_pairs_equal_by_the_task(store: Path) -> None:
+def test_preferences_exclude_pairs_that_the_tasks_rule_treats_as_equal(store: Path) -> None:
     def say(request: SamplingRequest, seed: int) -> str:
         if request.agent == "agent0":
             return f"{('Plan', 'Steps', 'Path')[seed % 3]}: add them."

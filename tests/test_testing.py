@@ -415,7 +415,7 @@ class Silent(Wide):
 
 
 @pytest.mark.slow
-def test_planner_identity_contains_its_settings() -> None:
+def test_different_planners_with_one_identity_fail_the_check() -> None:
     check_planner(Wide(), other=Wide([5]))
     assert "but one identity" in breaches(check_planner, Silent(), other=Silent([5]))
 

@@ -97,7 +97,7 @@ def test_arbitrary_text_is_parsed_without_failing(text: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["Final Answer", "FINAL ANSWER", "final answer"])
-def test_last_answer_is_used(label: str) -> None:
+def test_read_answer_returns_the_last_answer(label: str) -> None:
     assert language.read_answer(f"{label}: 3\n{label}: 42") == "42"
     assert language.read_answer("no answer") is None
 
@@ -254,7 +254,7 @@ WRONG, MENDED = "Work: 10 + 12 = 22, 22 * 2 = 44.", "Work: 10 + 12 = 22, 22 * 2 
         ([WRONG, WRONG, "VERDICT: AGREE\nFinal Answer: 44"], [False, False, False]),
     ],
 )
-def test_rights_judges_each_message_for_its_transcript(texts: list[str], expected: list[bool]) -> None:
+def test_rights_judges_each_message_in_its_transcript(texts: list[str], expected: list[bool]) -> None:
     problem = Problem("p", "?", "40", metadata={"facts": [list(f) for f in STORY.facts], "rival": [2, 7]})
     assert rights(problem, [("agent", text) for text in texts]) == expected
 

@@ -101,7 +101,7 @@ def test_openenv_client_rewards_give_the_credit(batch: list[search.Plan]) -> Non
 
 
 @needs("verifiers", "'verifiers>=0.4,<0.5'")
-def test_verifiers_rollouts_give_the_credit(batch: list[search.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifiers_rollouts_get_the_credit_of_plans(batch: list[search.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     [plan] = batch[:1]
     problem = mas_gym.load_task("arithmetic", split="train").problem(plan.problem_id)

@@ -88,7 +88,7 @@ def test_exact_recomputation_of_close_draws_changes_nothing(
     assert careful.stats.rechecks > careful.stats.tokens / 10
 
 
-def test_streaming_gives_the_replies_of_batches(policy: TransformersPolicy) -> None:
+def test_streaming_replies_equal_batch_replies(policy: TransformersPolicy) -> None:
     asked = requests(24)
     assert isinstance(policy, StreamingPolicy)
     session = policy.open()

@@ -178,7 +178,7 @@ def test_debug_shows_where_the_users_code_failed(mine: Path) -> None:
     ("load", "group"),
     [(search.load_planner, "planners"), (load_critic, "critics"), (load_policy, "policies")],
 )
-def test_unknown_name_error_explains_how_to_add_one(load: Any, group: str) -> None:
+def test_unknown_name_error_explains_how_to_add_a_component(load: Any, group: str) -> None:
     with pytest.raises(UnknownNameError, match=rf"write FILE\.py:NAME or register .* mas_gym\.{group}$"):
         load("nonsense")
 

@@ -496,7 +496,7 @@ def test_server_truncates_and_rejects_with_a_reason(server: str) -> None:
         ask(load_policy(f"openai:absent@{server}"), [request(0)])  # type: ignore[arg-type]
 
 
-def test_server_reports_cached_tokens_at_their_price(server: str) -> None:
+def test_cached_tokens_of_the_server_are_charged_at_their_own_price(server: str) -> None:
     policy = load_policy(f"openai:served@{server}#price=1000000,100000,0")
     ask(policy, [request(100, 1, words=WORDS)])  # type: ignore[arg-type]
     [reply] = ask(policy, [request(101, 1, words=WORDS)])  # type: ignore[arg-type]

@@ -183,7 +183,7 @@ def _check_recorded(
     flags += [flag for flag, value in spread.items() if value is not None]
     if flags:
         raise ConfigError(
-            "--recorded reads problems, agents and messages from the store, in this process; leave out "
+            "--recorded reads problems, agents and messages from the store and runs in one process; leave out "
             + " and ".join(flags)
         )
 

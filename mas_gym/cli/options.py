@@ -293,9 +293,9 @@ class AgentSource:
     cache: Cache = None
 
     def load(self, task: Task | None, kind: str | None = None) -> tuple[MAS, Program | None]:
-        """Load a program and the MAS that represents it, which ``mas`` may name; or a MAS and no program.
+        """Load a program and the MAS that represents it, or only a MAS without a program; ``mas`` names the MAS.
 
-        By default the MAS is the task's, or the one for a kind of answer.
+        Without a program, the default MAS is the task's; without a task, it is the one for the kind of answer.
         """
         from mas_gym import load_mas
         from mas_gym.programs import load_program
@@ -372,7 +372,7 @@ class RunOptions:
 
     @contextmanager
     def watched(self) -> Iterator[Watch]:
-        """Write events and metrics; yield a function that is called with every progress update."""
+        """Write events and metrics; yield a function to call with every progress update."""
         from search.service import telemetry
 
         with telemetry.json_lines(self.log_json), telemetry.metrics(self.metrics) as watch:

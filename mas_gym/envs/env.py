@@ -353,7 +353,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if snapshot.mas != self._mas_id:
             raise ConfigError(
                 f"expected a snapshot of the MAS {self.mas.name!r}, got one of another MAS; restore it in an "
-                "environment with its MAS"
+                "environment with that other MAS"
             )
         if snapshot.rng is not None:
             self.np_random.bit_generator.state = json.loads(snapshot.rng)

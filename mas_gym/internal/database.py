@@ -99,7 +99,7 @@ class Format:
         with transaction(connection, "DEFERRED"):
             version = self._version(connection, path)
         if version is None and not create:
-            raise self.error(f"{self.name} {path}: an empty file; {self.origin}")
+            raise self.error(f"{self.name} {path}: expected a database, got an empty file; {self.origin}")
         if version is None:
             _write_ahead(connection)
             with transaction(connection):

@@ -65,7 +65,7 @@ def run_jobs(
         if "pickle" not in str(error).lower():
             raise
         raise ConfigError(
-            f"workers: expected planners and problems that can be pickled, got {error}; use workers=1"
+            f"workers: expected planners and problems that can be pickled, but pickling failed: {error}; use workers=1"
         ) from error
     finally:
         pool.kill()

@@ -22,7 +22,10 @@ from mas_gym.internal.process_groups import guard, kill
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Start Python processes that import nothing from the current folder; multiprocessing has no option for it."""
+    """Context in which new Python processes import nothing from the current folder.
+
+    Multiprocessing has no option for this.
+    """
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

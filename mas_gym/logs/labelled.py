@@ -145,8 +145,8 @@ def _verdicts(judges: object) -> dict[int, dict[str, float]]:
 def prm800k(row: Any) -> Transcript:
     """Read a solution with a label for each step.
 
-    The row is of PRM800K (Lightman et al. 2023, arXiv:2305.20050), or has a question, ``steps`` or
-    ``completions``, and as many ``labels`` or ``ratings`` (1, 0, -1, true or false).
+    The row is either from PRM800K (Lightman et al. 2023, arXiv:2305.20050), or it has a question, a list ``steps`` or
+    ``completions``, and a list ``labels`` or ``ratings`` of the same length (1, 0, -1, true or false).
 
     Raises:
         BadRow: The row has neither format.

@@ -347,7 +347,10 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
     asked = next((text for span in roots if (text := span_text(span["input"], last=False))), None)
     answered = next((text for span in roots if (text := span_text(span["output"], last=True))), None)
     if not messages:
-        raise BadRow("expected a span of a model with its output messages, found none; record contents with the trace")
+        raise BadRow(
+            "expected a span of a model call with its output messages, found none; turn on message contents in the "
+            "program that writes the trace"
+        )
     last = messages[-1].text.strip()
     return Transcript(
         question=asked or question or "",

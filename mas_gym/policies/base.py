@@ -255,7 +255,7 @@ def log_sum(logprobs: Sequence[float]) -> float:
 
 
 def first_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> list[list[int]]:
-    """Return the possible first tokens of each word: its spellings that are one token, else the word's first token.
+    """Return the possible first tokens of each word: its single-token spellings or, without any, its first token.
 
     Args:
         words: The words.

@@ -298,7 +298,7 @@ class OpenAIPolicy(AsyncPolicy):
         body: JSONMapping | None = None,
         absent: Callable[[Fault], bool] = lambda fault: False,
     ) -> JSONObject | None:
-        """Repeat a call until it returns a JSON object; None if a fault shows that there is none."""
+        """Repeat a call until it returns a JSON object; return None after a fault for which ``absent`` is true."""
         tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:

@@ -55,8 +55,9 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
             its policy; equal strings are loaded once. The mapping may also be a string:
             ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option ``cache=FILE`` adds a response cache to any
             policy. ``"arms:small=tiny,large=openai:M@URL"`` gives every agent several models, among which planners
-            choose (`mas_gym.policies.arms_policy`); in a mapping, a mapping from arms to strings or policies gives them
-            to one agent: ``{"Solver": {"small": "tiny", "large": "openai:M@URL"}, "*": "tiny"}``.
+            choose (`mas_gym.policies.arms_policy`); to give several models to only one agent,
+            map it to a mapping from arm names to strings or policies:
+            ``{"Solver": {"small": "tiny", "large": "openai:M@URL"}, "*": "tiny"}``.
         options: Options of the loader, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
             models (`TransformersPolicy`), or those of `OpenAIOptions` for servers.
 

@@ -37,8 +37,8 @@ def dry_run(program: Described, elsewhere: Callable[[], Described] | None) -> li
     The agents that make calls come first, in order, then the other nodes of the graphs (see
     `mas_gym.programs.frameworks`).
 
-    It also runs in a new process, if ``elsewhere`` is given, to find requests that depend on the order of a set. This
-    run is skipped if ``PYTHONHASHSEED`` is set, because the order is then the same in every process.
+    If ``elsewhere`` is given, the program also runs in a new process, to find requests that depend on the order of a
+    set. This run is skipped if ``PYTHONHASHSEED`` is set, because the order is then the same in every process.
 
     A call that requires structured output gets a small instance of its schema. Only tools that hand over to another
     agent are called, each once, because other tools may have side effects. The log reports where the run ended.

@@ -201,7 +201,10 @@ class Server:
                 raise ConnectionError
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: str) -> str | None:
-        """Handle one request, after one to the path ``last``; return its path, or None to close the connection."""
+        """Handle one request; return its path, or None to close the connection.
+
+        ``last`` is the path of the previous request on this connection; empty for the first request.
+        """
         try:
             head = await self._head(reader, last)
             method, path, headers, body = await _request(head, reader, writer)

@@ -1,4 +1,4 @@
-"""Detection of idle programs, which make no other call before a reply, so that open calls can be ordered."""
+"""Detection of programs that make no further call until they receive a reply, so that open calls can be ordered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Watch:
         self.turns, self._usage = 0, dict[int, ThreadUsage]()
 
     def called(self, when: float) -> None:
-        """Restart the measurement if the program has made a call since."""
+        """Restart the measurement if the program's last call or reply, at ``when``, is later than its start."""
         if when > self.since:
             self.since, self.turns = when, 0
             self._usage = {}
@@ -201,7 +201,7 @@ class Watcher(ABC):
         return enough and now - max(watch.busy, execution.touched) >= seconds
 
     def _sleeps(self, watch: _Watch, busy: set[Busy]) -> bool:
-        """Whether all busy parts have slept for `BUSY_SECONDS`, or for `settle` if they slept before."""
+        """Whether all busy parts have slept for `BUSY_SECONDS`, or for `settle` if all passed this check before."""
         names = {item.name for item in busy}
         if not watch.sleeps(busy, self.settle if names <= self._unknown else BUSY_SECONDS):
             return False

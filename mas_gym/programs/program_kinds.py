@@ -112,7 +112,7 @@ class FunctionSource:
         self.async_client = "Async" in hint or (self.asynchronous and "OpenAI" not in hint)
 
     def check_world(self, given: bool) -> None:
-        """Raise `ConfigError` if a given world has no parameter, or if a required world is not given."""
+        """Raise `ConfigError` if a world is given but not accepted by the program, or required but not given."""
         takes = "world" in self.named
         required = takes and inspect.signature(self.function).parameters["world"].default is inspect.Parameter.empty
         if (given and not takes) or (required and not given):

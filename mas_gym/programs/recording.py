@@ -52,7 +52,7 @@ _gateway: tuple[str, str] | None = None
 
 
 def record_at(base_url: str, api_key: str) -> None:
-    """Make this process's `recorded` tools use a gateway, because another process started its only program."""
+    """Make this process's `recorded` tools use a gateway; for a process that was started to run a single program."""
     global _gateway
     _gateway = base_url, api_key
 
@@ -100,7 +100,7 @@ def recorded(tool: F) -> F:
 
 
 def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
-    """Return a recorded result, or record one, as a request demands. Raises `CallError`."""
+    """Record the result in a PUT request, or look one up for any other request. Raises `CallError`."""
     try:
         asked = json.loads(body)
         key = key_of(asked["tool"], asked.get("arguments"))

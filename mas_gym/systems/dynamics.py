@@ -277,7 +277,9 @@ class Dynamics:
             if state.acting != data["acting"]:
                 raise DataError(f"expected agent {state.acting} to act after these turns, got {shown(data['acting'])}")
         except (LookupError, TypeError, ValueError, EpisodeOverError) as error:
-            raise DataError(f"expected a transcript of MAS {self.mas.name!r}: {error}") from error
+            raise DataError(
+                f"expected a transcript of MAS {self.mas.name!r}, but replaying it failed: {error}"
+            ) from error
         return state
 
     def replay(self, state: MASState, text: str, recipients: tuple[int, ...]) -> MASState:

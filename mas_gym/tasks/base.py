@@ -198,7 +198,7 @@ class Task(Sequence[Problem], ABC):
         """Return the same task with another grader.
 
         Raises:
-            ConfigError: Only the task can grade.
+            ConfigError: The task does not support other graders.
         """
         raise ConfigError(
             f"task {self.name!r} has its own grading; leave out grader, or derive it from ProblemSequence"
@@ -261,7 +261,7 @@ def as_task(part: object) -> Task:
 
 
 def as_problems(problems: Iterable[Problem]) -> Iterable[Problem]:
-    """Return an object that can grade as a `Task`, and other iterables of problems unchanged.
+    """Adapt an object that can grade to a `Task`; return any other iterable of problems unchanged.
 
     Raises:
         ConfigError: The object can grade but lacks another method of a task.

@@ -82,7 +82,7 @@ class ProblemSequence(Task):
         return self._with(grader=grader)
 
     def only(self, problem_id: str) -> Self:
-        """Return the task of one problem.
+        """Return a task that contains only the given problem.
 
         Raises:
             UnknownNameError: This sequence has no such problem.

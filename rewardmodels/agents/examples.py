@@ -187,7 +187,7 @@ def credited_samples(
     run: str | None = None,
     reward: Critic | None = None,
 ) -> list[CreditedSample]:
-    """Return the samples of `sampled_messages`, with the same arguments, scaled to a root mean square of 1.
+    """Return the samples of `sampled_messages` (same arguments), with advantages scaled to a root mean square of 1.
 
     Raises:
         ConfigError: The method needs a critic.
@@ -249,7 +249,10 @@ def sampled_messages(
                             f"repeat the rollouts into a new store with --token-traces"
                         )
                     if not sampled.trace.completion:
-                        raise DataError(f"{traces}: expected token ids, got only log-probabilities; use a vLLM server")
+                        raise DataError(
+                            f"{traces}: expected token ids, got only log-probabilities; repeat the rollouts with a "
+                            "vLLM server"
+                        )
                     samples.append(CreditedSample(sampled.agent, sampled.trace, one.advantage))
                 found.append((plan.problem_id, samples))
     return found

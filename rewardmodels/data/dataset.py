@@ -100,8 +100,8 @@ class RewardData:
         graphs: The MAS graphs that the examples come from, by name, as `graph_of` describes them.
         examples: The examples.
         trees: Number of trees read, including those without an example.
-        continuations: For the non-terminal states of imported trees: number of recorded continuations behind a target,
-            to the number of states.
+        continuations: Number of non-terminal states of imported trees, by the number of recorded continuations behind
+            their target.
     """
 
     kind: DataKind

@@ -107,7 +107,8 @@ def train(
         raise ConfigError(f"expected rows of view {config.view!r}, got {data.view!r}; collect them with that view")
     if config.anchor and (points is None or points.kind != "points"):
         raise ConfigError(
-            "anchor: expected labelled states, got none; collect the same trees with kind='points' and pass points="
+            "anchor: expected labelled states, got none; collect the same trees again with kind='points', and pass the "
+            "result as points="
         )
     if (warning := continuation_warning(data)) is not None:
         log(warning)

@@ -106,8 +106,9 @@ class JudgeCritic(Critic):
             log-probabilities of first words (local models, vLLM, servers with ``logprobs``), else
             ``"share"``. Comparisons use log-probabilities by the same rule.
         n: Number of sampled verdicts per state, or comparisons per pair and order.
-        prompt: A text file that replaces the prompt, with the placeholders of `FIELDS`; braces are doubled. If verdicts
-            are sampled, the lines with the verdict format are appended. Otherwise the file must request the first word.
+        prompt: A text file that replaces the prompt, with the placeholders of `FIELDS`; literal braces must be doubled.
+            If verdicts are sampled, the lines with the verdict format are appended. Otherwise the file must request
+            the first word.
         temperature: Temperature for sampling verdicts.
         max_tokens: Longest sampled reply.
 

@@ -393,7 +393,7 @@ def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]
         except (SafetensorError, OSError) as error:
             raise DataError(f"cannot read the weights in {path}: {error}; copy the file again") from error
     if lacking := sorted(wanted - set(found)):
-        raise DataError(f"{folder}: expected a head with {', '.join(lacking)} in its safetensors files, found none")
+        raise DataError(f"{folder}: expected a head with {', '.join(lacking)}, which its safetensors files lack")
     return found
 
 

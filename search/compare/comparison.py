@@ -151,7 +151,7 @@ def matched(
 
 
 def renamed(name: str, pairs: Iterable[tuple[Row, Row, CalibratedSize]]) -> str:
-    """Return the label after resizing of the row with this label or planner."""
+    """Return the new label or planner of the resized row that had this one; other names are returned unchanged."""
     for old, new, _ in pairs:
         if name in (old.label, old.name):
             return new.label if name == old.label else new.name

@@ -290,7 +290,8 @@ def _measure_in_processes(
     for row in rows:
         if row.critic is not None and not row.critic_spec:
             raise ConfigError(
-                f"{row.label}: expected the name of a critic for worker processes; pass a name, or use workers=1"
+                f"{row.label}: expected the name of a critic, got an object, which worker processes cannot load; pass "
+                "a name, or use workers=1"
             )
     # Planners are usually listed from cheap to expensive. Long runs start first, so that no core is idle at the end.
     runs = [(row, seed) for row in rows for seed in bench.seeds][::-1]

@@ -57,7 +57,7 @@ class Threshold(NamedTuple):
 class Predictor:
     """Predicts the first wrong step of scored transcripts, for any threshold.
 
-    The value before the first step is the mean value after first steps.
+    The value before the first step is taken to be the mean, over the transcripts, of the value after the first step.
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
@@ -115,7 +115,7 @@ def choose_threshold(dev: Sequence[Scored], rules: Sequence[Rule] = RULES) -> tu
     """Return the rule and the threshold with the best F1, and that F1 in percent.
 
     Raises:
-        ConfigError: The transcripts are all right, or all wrong.
+        ConfigError: Either no transcript contains an error, or every transcript does.
     """
     labels = np.array([one.transcript.label for one in dev])
     if not len(dev) or (labels == NOBODY).all() or (labels != NOBODY).all():

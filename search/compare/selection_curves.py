@@ -160,7 +160,9 @@ def select(
     """
     source = as_recorded(recorded)
     if source.distinct:
-        raise DataError("expected recorded samples, got a run of distinct messages; open it with distinct=False")
+        raise DataError(
+            "expected a run with all its samples, got one opened with distinct=True; open it with distinct=False"
+        )
     items = list(source if problems is None else problems)
     most = max(source.world(one).episodes for one in items)
     loaded = named_critics(critics)

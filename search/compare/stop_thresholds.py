@@ -1,8 +1,8 @@
 """Calibration of stop rules on dev problems.
 
-A recording rule stores the evidence at every check of complete searches. The label of a check is whether the answer at
-that point is right. A turn-by-turn search has no answer yet at a check, so it runs again for each check and stops
-there. With the same seed, these runs draw the same messages.
+Searches run to their end, with a rule that only records the evidence at every check. The label of a check is whether
+the answer at that point is right. A turn-by-turn search has no answer yet at a check, so the search is run once more
+per check and stopped there. With the same seed, these runs draw the same messages.
 
 Thresholds are chosen on held-out probabilities: the probabilities of a problem come from a map fitted on the other four
 fifths of the problems. The map in the file is fitted on all problems.
@@ -126,7 +126,8 @@ def calibrate_stop(
         options: As for `search.run`: ``mas``, ``program``, ``policy``, ``sampling``, ``concurrency``, ``progress``.
 
     Raises:
-        ConfigError: The planner has no such setting, there are too few problems, or all answers are right or wrong.
+        ConfigError: The planner has no such setting, there are too few problems, or every answer is right,
+            or every answer is wrong.
         MissingDependencyError: scikit-learn is not installed.
     """
     need("sklearn", "calibrating a stop rule", "train")

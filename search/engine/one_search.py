@@ -596,9 +596,9 @@ class ActiveSearch:
         return [] if self.session is None else self._steps(call, records)
 
     def _keep(self, state: MASState, record: SampleRecord) -> None:
-        """Store a message by its state and text; keep the first of equal ones.
+        """Store a message by its state and text; of equal messages, keep the one of the earliest round.
 
-        Of equal messages in one round, the one of the first arm by name is kept, so that the order of replies does not
+        Within a round, the message of the alphabetically first arm is kept, so that the order of replies does not
         matter.
         """
         key = (state.digest, record.proposal.action.text)

@@ -252,7 +252,7 @@ class ActorPool:
 
     Attributes:
         earlier: Cost of the run in earlier processes, which counts towards the budget.
-        stopped: Reason for accepting no more problems; None while it does.
+        stopped: Reason for accepting no more problems; None while it accepts them.
         closed: Whether it accepts no more problems.
         meters: The last reported meters of the actors' policies.
         size: The number of actors.

@@ -167,7 +167,7 @@ class Engine(Protocol):
     The work is done in `turn` and `wait` on the caller's thread, where futures are also completed.
 
     Attributes:
-        stopped: Reason for accepting no more problems, such as a spent budget; None while it does.
+        stopped: Reason for accepting no more problems, such as a spent budget; None while it accepts them.
     """
 
     stopped: str | None

@@ -254,7 +254,7 @@ class Scheduler:
         search = ActiveSearch(setup, problem, grader, account, runner, world, future._advance, arms)
         with self._lock:
             if self._closed:
-                raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")
+                raise SearchError(f"expected an open scheduler, got one that has ended: {self.stopped or 'closed'}")
             self._waiting[number] = _Entry(number, search, future)
             if self._allocation is not None:
                 self._allocation.enter(number)
@@ -582,7 +582,7 @@ class Scheduler:
         elif self._open:
             self.wait(timeout)
         else:
-            raise SearchError("deadlock of open searches: a policy or critic dropped a request")
+            raise SearchError("no open search can continue: a policy or critic never answered a request")
 
     def _read_mail(self) -> bool:
         """Process all mail from other threads; return whether it contained an outcome."""

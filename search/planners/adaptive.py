@@ -120,7 +120,7 @@ class _Growth:
         path.append(child)
 
     def _choose(self, node: int) -> int | None:
-        """Return the child with the largest sampled mean; None if "sample another" has it or there is no child."""
+        """Return the child with the largest sampled mean; None if a new message's is larger or there is no child."""
         tree = self.tree
         best, best_sample = None, -math.inf
         children = tree.children(node)

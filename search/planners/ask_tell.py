@@ -43,17 +43,17 @@ class AskTellAlgorithm(Protocol[State]):
         """Return the state and the next trials."""
 
     def tell(self, state: State, trial_id: object, result: tuple[int, float]) -> State:
-        """Return the state after a trial's node and its score in [0, 1]."""
+        """Report the result of a trial, its node and score in [0, 1]; return the algorithm's new state."""
 
 
 @dataclass(frozen=True)
 class AskTell(Planner):
     """A planner driven by an ask/tell algorithm, which chooses the states to extend; AC is at most ``n_trials`` + D.
 
-    A node is a transcript, and a trial is one sampled message. Such libraries have no terminal states. If the algorithm
-    extends a terminal state, the planner reports the same state and score again, at no cost. The answer is the terminal
-    state with the best path score; if no trial reached one, the best transcript is completed. Results are reproducible
-    only if the algorithm's random generator is.
+    A node is a transcript, and a trial is one sampled message. Ask/tell libraries have no terminal states. If the
+    algorithm extends a terminal state, the planner reports the same state and score again, at no cost. The answer is
+    the terminal state with the best path score; if no trial reached one, the best transcript is completed. Results are
+    reproducible only if the algorithm's random generator is.
 
     If the first agent's policy has arms, the algorithm's actions are the arm names, so that multi-model algorithms such
     as TreeQuest's ``ABMCTSA`` choose among them. If an agent lacks the chosen arm, its arms take turns.

@@ -142,7 +142,8 @@ class MCTS(Planner):
             raise ConfigError(f"MCTS: values={self.values!r} are defined on terminal states only: use leaf='rollout'")
         if terminal_only and self.virtual_visits:
             raise ConfigError(
-                f"MCTS: expected no virtual visits with values={self.values!r}: new children have no value"
+                f"MCTS: expected no virtual visits with values={self.values!r}, because new children have no value; "
+                "leave out virtual_visits"
             )
 
     def for_run(self, critic: Critic | None, training: bool) -> MCTS:

@@ -24,7 +24,7 @@ def step_values(planner: str, critic: Critic | None, training: bool) -> ValueKin
         what = "the true reward" if kind == "reward" else f"the outcome critic {critic.name!r}"  # type: ignore[union-attr]
         raise ConfigError(
             f"{planner} ranks intermediate states, but {what} is defined on terminal states only: "
-            "use a process critic or policy likelihood, or MCTS, sc or bon with an outcome critic"
+            "pass a process critic or 'policy-likelihood', or change the planner to MCTS, sc or bon"
         )
     return kind
 

@@ -374,8 +374,8 @@ def stop_for_run(
         )
     if at_turns and not rule.at_turns:
         raise ConfigError(
-            f"{planner_name(planner)}: stop={rule} compares answers, and this planner has none before its end; use "
-            "a probability or a file from mas-gym calibrate"
+            f"{planner_name(planner)}: stop={rule} compares answers, and this planner has no answer until its search "
+            "ends; use a probability or a file from mas-gym calibrate"
         )
     return rule.for_run(planner, critic, kind)
 

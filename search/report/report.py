@@ -66,7 +66,7 @@ class SettingReport:
         setting: The runs.
         comparison: Comparison table of the runs.
         calibration: For each row with values, bins by the last agent.
-        blamed: For each row with values along its wrong answers, how often each agent or "nobody" is blamed.
+        blamed: How often each agent or "nobody" is blamed for wrong answers, for each row with values along them.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.
     """

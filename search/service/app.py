@@ -120,7 +120,10 @@ class _LocalOnly:
 
 
 class _KeyRequired:
-    """Middleware that rejects requests without the service's key; `/health` then reports only liveness."""
+    """Middleware that rejects requests without the service's key.
+
+    `/health` needs no key, but reports only liveness without it.
+    """
 
     def __init__(self, app: ASGIApp, front: _Front) -> None:
         self._app, self._front = app, front

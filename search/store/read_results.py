@@ -167,7 +167,7 @@ def _sums(connection: sqlite3.Connection, run: str) -> tuple[int, int, Usage, di
 
 
 def _active(spans: Iterable[tuple[float, float]]) -> tuple[float, float | None]:
-    """Return the length of the union of spans, given by start and end in order of start, and the last end."""
+    """Return the length of the union of spans (pairs of start and end, sorted by start) and the latest end."""
     length, last = 0.0, -math.inf
     for start, end in spans:
         if end > last:

@@ -146,7 +146,7 @@ def test_code_in_a_folder_is_not_executed(folder: Path, kind: str, monkeypatch: 
     assert not list(folder.rglob("ran"))
 
 
-def test_missing_folder_is_not_requested_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_is_not_requested_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("the network was asked")
 

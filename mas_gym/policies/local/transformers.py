@@ -167,7 +167,7 @@ class TransformersSession:
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
         """Queue a request."""
         if self._decoder is None:
-            raise PolicyError("the session is closed; open another")
+            raise PolicyError("the session is closed; open another with the policy's open()")
         cap = min(request.max_new_tokens, GLOBAL_CAP)
         try:
             refuse_extra_body(self._policy, request)

@@ -113,11 +113,11 @@ def answer_of(facts: list[Fact]) -> int | None:
 
 
 def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]:
-    """List the errors that a Reader may make: a large find dropped, another person's count taken as a gain.
+    """List the errors that a Reader may make: omitting a large find, or counting another person's items as a gain.
 
     Args:
         facts: The true facts.
-        rival: Position of another person's count (number of facts before it) and the count, if the story has one.
+        rival: The number of facts before another person's count, and that count; None if the story has none.
     """
     slips = [("drop", i) for i, fact in enumerate(facts) if fact[0] == "finds" and int(fact[1]) >= LARGE]
     if rival is not None:
@@ -276,7 +276,7 @@ class Story(NamedTuple):
 
 
 def draw_story(rng: random.Random, level: Level) -> Story:
-    """Sample a story of a level; its numbers may still leave the range."""
+    """Sample a story of a level, without checking that its numbers stay in range."""
     facts: list[Fact] = [("has", rng.randint(4, 30))]
     kinds, weights = list(EVENT_WEIGHTS), list(EVENT_WEIGHTS.values())
     for _ in range(rng.randint(*level.events)):

@@ -60,7 +60,7 @@ def states_of(rules: list[Rule]) -> list[State] | None:
 
 
 def reader_slips(rules: list[Rule], phrases: list[str]) -> list[Slip]:
-    """List the errors that a reader of the text may make: "ahead of" as after, a swap left out.
+    """List the errors that a reader of the text may make: reading "ahead of" as "after", or omitting a swap.
 
     Args:
         rules: The true rules.

@@ -275,7 +275,7 @@ def is_rounded(right: str, given: str) -> bool:
 
 
 def close(reference: Fraction, answer: Fraction, rounded: bool = True) -> bool:
-    """Whether two numbers agree: exactly, or within ``1e-3`` (below one, also relative) if one may be rounded."""
+    """Whether two numbers agree: exactly, or within ``1e-3`` (relative if both are below 1) if one may be rounded."""
     if reference == answer or not rounded:
         return reference == answer
     scale = min(Fraction(1), max(abs(reference), abs(answer)))
@@ -400,7 +400,7 @@ def read_number(span: str) -> str | None:
 
 
 def _asserted_token(text: str) -> re.Match[str] | None:
-    """Return the last number of a sentence, or the one before a count such as "in 2 days" if a verb asserts it.
+    """Return the last number of a sentence or, if it is a count ("in 2 days"), the one before if a verb asserts that.
 
     The parts of a quantity count as one number, which begins at the first part.
     """

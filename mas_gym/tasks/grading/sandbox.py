@@ -267,8 +267,8 @@ def _bubblewrap() -> list[str]:
         )
     if bwrap is None:
         raise ConfigError(
-            "running code from messages: expected the program bwrap, which isolates it; install it with "
-            f"'apt install bubblewrap' (or the package bubblewrap of your system), {_ALTERNATIVE}"
+            "running code from messages: expected the program bwrap, which isolates the code, found none; install "
+            f"it with 'apt install bubblewrap' (or your system's package bubblewrap), {_ALTERNATIVE}"
         )
     names = "--unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent --new-session"
     command = [bwrap, *names.split(), "--size", str(_WRITABLE_BYTES), "--tmpfs", "/tmp"]

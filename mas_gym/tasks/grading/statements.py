@@ -122,7 +122,10 @@ def _opens_line(text: str, start: int) -> bool:
 
 
 def _line(text: str, start: int) -> str:
-    """Return the rest of the line, or the next line with content; longer than `MAX_CHARS` if it is too long."""
+    """Return the rest of the line, or the next line with content.
+
+    A line longer than `MAX_CHARS` is cut after its last complete sentence; without one, the result stays too long.
+    """
     window = text[start : start + 2 * MAX_CHARS]
     hollow = _HOLLOW.match(window)
     if hollow is not None and "\n" in hollow[0]:
