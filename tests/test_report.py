@@ -258,6 +258,15 @@ def test_table_fits_any_terminal_width(width: int) -> None:
         assert needed in text
 
 
+def test_caption_explains_only_the_columns_shown() -> None:
+    rows = summarise(outcomes())
+    described = {width: "reward calls" in " ".join(rendered(rows, width).split()) for width in range(50, 161)}
+    assert set(described.values()) == {True, False}
+    for width, explained in described.items():
+        body = rendered(rows, width).partition("Hit in %")[0]
+        assert (re.search(r"\bRC\b", body) is not None) == explained, width
+
+
 def test_report_without_outcomes_says_that_no_search_ended() -> None:
     assert "No search has ended" in rendered([], 80)
 

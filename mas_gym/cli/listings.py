@@ -1,4 +1,4 @@
-"""Commands that list environments, tasks, planners, critics, policies and the runs of a store."""
+"""Commands that list environments, tasks, planners, critics and policies."""
 
 from __future__ import annotations
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def report(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from search import RunInfo
     from search.store.read_results import Totals
+
 _DASH = "\N{EN DASH}"
 _RESULTS = ("Task", "MAS", "Policy", "Hit@1", "TOK", "AC", "RC", "Prompt", "Cached")
 _PACE = ("Searches", "Failed", "Active", "Per min", "TOK/s", "Seconds", "Last")

@@ -30,7 +30,7 @@ class AgentConfig:
             ``"grpo"`` on sampled tokens with an advantage per message.
         credit: How ``"grpo"`` computes advantages: a method of `search.credit`.
         adapters: ``"shared"`` trains one model for all agents, ``"per-agent"`` one for each.
-        best: ``"sft"``: number of transcripts to use per problem; those whose messages have the highest mean reward.
+        best: ``"sft"``: number of transcripts to use per problem, in descending order of their messages' mean reward.
         least: ``"dpo"``: smallest difference of two siblings' mean rewards, in ``(0, 2]``.
         beta: ``"dpo"``: the factor of the log-ratios in the loss.
         clip: ``"grpo"``: bound on the relative change of a token's probability within one run (PPO's epsilon).

@@ -66,7 +66,7 @@ class SettingReport:
         setting: The runs.
         comparison: Comparison table of the runs.
         calibration: For each row with values, bins by the last agent.
-        blamed: How often each agent or "nobody" is blamed for wrong answers, for each row with values along them.
+        blamed: Number of wrong answers by blamed agent, or "nobody", for each row whose critic values are stored.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.
     """

@@ -43,6 +43,7 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
     character: "\\" + character for character in "&%$#_{}"
 }
 _DASH = "\N{EN DASH}"
+_COSTS = {"TOK": "generated tokens", "AC": "agent calls", "RC": "reward calls"}
 
 
 def percent(spread: Spread | None) -> str:
@@ -126,8 +127,10 @@ def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
     )
 
 
-def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
-    """Return the table for a terminal, and whether its width in characters allows deviations; the best Hit@1 is bold.
+def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool, tuple[str, ...]]:
+    """Return the table for a terminal, whether its width in characters allows deviations, and the omitted columns.
+
+    The best Hit@1 is bold.
 
     Columns that are empty in every row are omitted. On narrow terminals, the deviations are omitted first, then Hit@3
     and Hit@5, then RC; on narrower ones, each row becomes a paragraph.
@@ -143,8 +146,8 @@ def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[Renderab
     ):
         table = _table(rows, title, deviations, dropped)
         if ruler.measure(table).maximum <= width:
-            return table, deviations
-    return _cards(rows, title), True
+            return table, deviations, dropped
+    return _cards(rows, title), True, ()
 
 
 def _table(rows: Sequence[ResultRow], title: str, deviations: bool, dropped: tuple[str, ...]) -> Table:
@@ -194,17 +197,24 @@ def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
     return text
 
 
-def caption(rows: Sequence[ResultRow], shown: bool = True) -> str:
-    """Return the sentence that explains the table's figures; ``shown`` if the table has deviations over seeds."""
+def caption(rows: Sequence[ResultRow], shown: bool = True, dropped: Sequence[str] = ()) -> str:
+    """Return the sentence that explains the table's figures.
+
+    Args:
+        rows: The rows of the table.
+        shown: Whether the table has deviations over seeds.
+        dropped: Columns that the table omits.
+    """
     sizes = sorted({row.problems for row in rows})
     problems = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     seeds = sorted({seed for row in rows for seed in row.seeds})
     deviations = any("±" in cell for line in table_cells(rows, shown) for cell in line)
     over = f"mean{' ± std' * deviations} over seeds {', '.join(map(str, seeds))}"
     averaged = over if len(seeds) > 1 else f"seed {seeds[0]}"
+    costs = ", ".join(f"{name} {meaning}" for name, meaning in _COSTS.items() if name not in dropped)
     return (
         f"{problems} problems, {averaged}. Hit in %, failed searches counted as wrong; 95% intervals over problems. "
-        "TOK generated tokens, AC agent calls, RC reward calls, each per problem." + "".join(_remarks(rows))
+        f"{costs}, each per problem." + "".join(_remarks(rows))
     )
 
 
@@ -220,8 +230,8 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
 
     if not rows:
         return Text("No search has ended.", style="yellow")
-    table, deviations = _fitted(rows, title, width)
-    parts: list[RenderableType] = [table, Text(caption(rows, deviations), style="dim")]
+    table, deviations, dropped = _fitted(rows, title, width)
+    parts: list[RenderableType] = [table, Text(caption(rows, deviations, dropped), style="dim")]
     if arms := arm_cells(rows):
         parts += [Text(""), _lines_table(ARM_TITLE, ARM_HEAD, arms, ARM_HEAD[2:])]
     gaps = hit_differences(rows, baseline)

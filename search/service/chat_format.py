@@ -17,6 +17,7 @@ from search.budget import Budget
 
 if TYPE_CHECKING:
     from search import Plan, Sampling
+
 TOO_LONG = "context_length_exceeded"
 """OpenAI's ``code`` for a prompt that exceeds the model's context window."""
 _MAX_CHOICES, _MAX_INT = 64, 2**31 - 1

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mas_gym.errors import need
 from mas_gym.systems.graph import MAS, Agent
@@ -17,8 +17,6 @@ from search.results.run_info import RunInfo
 from search.store.row_conversion import CandidateRow, NodeRow, recipients_of
 from search.tree import Node, Tree
 
-if TYPE_CHECKING:
-    pass
 SCHEMA = 3
 BATCH = 10_000
 TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "arm", "answer"}
