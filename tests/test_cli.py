@@ -24,8 +24,8 @@ import mas_gym
 import rewardmodels
 import search
 from mas_gym.cli import app
-from mas_gym.cli.console import RunProgress
 from mas_gym.cli.evaluate import pair_rows
+from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.internal.text import by_cause
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy

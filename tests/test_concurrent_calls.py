@@ -19,7 +19,7 @@ from openai import AsyncOpenAI, OpenAI
 from search_worlds import noise
 
 import search
-from mas_gym.cli import options as opt
+from mas_gym.cli.run_notes import note_order
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
 from mas_gym.programs.background import ProgramThread, thread_usage
@@ -247,9 +247,9 @@ def test_late_call_is_reported_with_settle_as_the_remedy(tmp_path: Path, caplog:
 
 
 def test_command_line_reports_searches_with_varying_order(capsys: pytest.CaptureFixture[str]) -> None:
-    opt.note_order(0)
+    note_order(0)
     assert not capsys.readouterr().err
-    opt.note_order(3)
+    note_order(3)
     assert "varied in 3 searches" in capsys.readouterr().err
 
 

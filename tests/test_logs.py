@@ -15,7 +15,8 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError
 from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognise
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search.compare.imported_transcripts import read_labelled
-from search.report.report import read_reports, write_report
+from search.report.report import write_report
+from search.report.report_data import read_reports
 from search.results.summary import hit_differences
 from search.store import regrade
 from search.store.row_conversion import Writer

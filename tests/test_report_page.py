@@ -20,7 +20,9 @@ from mas_gym.policies import ScriptedPolicy
 from search import open_store
 from search.compare.blame import blame, chosen_path, path_values
 from search.compare.reliability import ScoredState, ScoredStates, depth_bins
-from search.report.report import read_reports, report_figures, write_tensorboard
+from search.report.report_data import read_reports
+from search.report.report_figures import figures_of
+from search.report.tensorboard import write_tensorboard
 from search.results.outcomes import Outcome
 from search.results.summary import anytime_curve
 
@@ -85,7 +87,7 @@ def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: P
         return found.Reload()
 
     images = read("1 figures")
-    assert set(images.Tags()["images"]) == set(report_figures(reports[0]))
+    assert set(images.Tags()["images"]) == set(figures_of(reports[0]))
     for name in images.Tags()["images"]:
         [image] = images.Images(name)
         assert image.encoded_image_string.startswith(b"\x89PNG")
@@ -245,7 +247,7 @@ def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> 
         [report] = read_reports(opened)
     [groups] = report.calibration.values()
     assert set(groups) <= {0, 1}
-    figure = report_figures(report)["calibration"]()
+    figure = figures_of(report)["calibration"]()
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     [agents] = report.agents.values()
     assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app
-from mas_gym.cli.options import read_workers
+from mas_gym.cli.worker_processes import read_workers
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.internal.parallel_jobs import run_jobs
 from mas_gym.policies import ScriptedPolicy
@@ -184,7 +184,7 @@ def test_unpicklable_parts_are_rejected() -> None:
 
 
 def test_small_local_models_use_one_process_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.cli.options._cores", lambda: 4)
+    monkeypatch.setattr("mas_gym.cli.worker_processes._cores", lambda: 4)
     rows = [Row("single", search.load_planner("single")), Row("sc:3", search.load_planner("sc:3"))] * 3
 
     def count(policy: Any, problems: int = 200, wanted: int | None = None, rows: list[Row] = rows) -> int:

@@ -12,6 +12,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout, table
+from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 
@@ -77,14 +78,14 @@ def bench_critic(
     from search.compare.first_errors import bench_critic as measure
     from search.compare.imported_transcripts import read_labelled
 
-    opt.check_folder(json)
+    check_folder(json)
     if dev is not None and threshold is not None:
         raise ConfigError("expected --dev or --threshold, got both; leave out one of them")
     transcripts, chosen = read_labelled(data), None if dev is None else read_labelled(dev)
     found: list[FirstErrorFigures] = []
     for spec in dict.fromkeys(critic):
         common: dict[str, Any] = {"dev": chosen, "mas": mas, "rule": rule, "threshold": threshold}
-        one = measure(opt.read_critic(spec), transcripts, **common, listen=_Progress(spec))
+        one = measure(read_critic(spec), transcripts, **common, listen=_Progress(spec))
         found.append(one)
         note(_threshold_line(one, None if dev is None else dev.name))
     _show(found, data.name)

@@ -12,6 +12,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 
@@ -37,9 +38,9 @@ def blame(
     from search import open_store
     from search.compare.reliability import CONFIDENT
 
-    opt.check_folder(json)
+    check_folder(json)
     least = CONFIDENT if threshold is None else threshold
-    guide = None if critic is None else opt.read_critic(critic)
+    guide = None if critic is None else read_critic(critic)
     document = []
     with open_store(store) as opened:
         for info in [opened.find(one) for one in run] if run else opened.runs():

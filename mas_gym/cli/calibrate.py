@@ -11,6 +11,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.cli.option_values import check_folder, policy_label, read_critic, read_planner, read_seeds
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 
@@ -42,21 +43,21 @@ def calibrate(
         raise ConfigError(f"--out: expected a file that ends in .json, got {str(out)!r}")
     if source.split == "test":
         raise ConfigError("--split test: thresholds chosen on test problems leak their answers; use dev or train")
-    opt.check_folder(out)
-    _, algorithm = opt.read_planner(planner)
+    check_folder(out)
+    _, algorithm = read_planner(planner)
     problems = source.load()
     system, code = agents.load(problems)
-    numbers = opt.read_seeds(seeds)
+    numbers = read_seeds(seeds)
     options: dict[str, Any] = {"mas": None if code is not None else system, "program": code}
     options["policy"] = agents.read_policy(system)
     options |= {"seeds": numbers, "method": method, "concurrency": concurrency, "progress": True}
-    found = calibrate_stop(algorithm, problems, critic=opt.read_critic(critic), **options)
+    found = calibrate_stop(algorithm, problems, critic=read_critic(critic), **options)
     about = {
         "spec": planner_spec(replace(algorithm, stop=None)),  # type: ignore[type-var]
         "task": source.label,
         "problems": len(problems),
         "seeds": list(numbers),
-        "policy": opt.policy_label(agents.spec(system)),
+        "policy": policy_label(agents.spec(system)),
         "method": method,
         "whole_hit": found.hit,
         **{f"held_out_{name}": value for name, value in found.chosen._asdict().items() if name != "threshold"},

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import RunProgress, note, stdout
+from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import Files, end_early, measure, show
+from mas_gym.cli.option_values import load_weights, read_policy
+from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.solve import write_page
+from mas_gym.cli.worker_processes import read_workers
 from mas_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -58,10 +61,10 @@ def demo(
     rows = _rows(specs)
     # Rows with the same seed share most of their messages.
     samples = out / "samples.db"
-    shared = opt.read_workers(workers, POLICY, rows, len(task), cache=samples)
+    shared = read_workers(workers, POLICY, rows, len(task), cache=samples)
     if shared is None:
-        opt.load_weights(rows)
-    bench = replace(bench, policy=opt.read_policy(POLICY, samples) if shared is None else None, workers=shared)
+        load_weights(rows)
+    bench = replace(bench, policy=read_policy(POLICY, samples) if shared is None else None, workers=shared)
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(rows)} rows; results in {out}/")
     trees_seen = _BestTree(rows)
     outcomes, stop = measure(rows, bench, trees_seen.look)
@@ -104,7 +107,7 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
     learning = replace(
         bench,
         task=mas_gym.load_task("arithmetic", split="train", limit=number),
-        policy=opt.read_policy(POLICY),
+        policy=read_policy(POLICY),
         seeds=(42,),
         store=out / "rollouts.db",
     )

@@ -13,7 +13,11 @@ import typer
 
 from mas_gym import errors
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import RunProgress, note, stdout
+from mas_gym.cli.console import note, stdout
+from mas_gym.cli.option_values import check_folder, check_plot, load_weights, policy_label, read_prices, read_seeds
+from mas_gym.cli.progress import RunProgress
+from mas_gym.cli.run_notes import note_costs, note_judge, note_order, warn_of_misuse
+from mas_gym.cli.worker_processes import read_workers
 from mas_gym.errors import BudgetError, ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
@@ -101,7 +105,7 @@ def evaluate(
     from search.engine.otel_spans import Spans
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
-    numbers, costs = opt.read_seeds(seeds), opt.read_prices(options.prices)
+    numbers, costs = read_seeds(seeds), read_prices(options.prices)
     target = None if match is None else Match.read(match, costs is not None)
     limits = options.limits(costs)
     rows = pair_rows(planner or ["single"], critic, lazy=True)
@@ -114,13 +118,13 @@ def evaluate(
         _check_recorded(source, agents, options, workers)
         bench, title = _recorded_bench(recorded, run, distinct, source.number)
         assert bench.recorded is not None
-        opt.load_weights(rows)
+        load_weights(rows)
         meta = _meta(bench, numbers, recorded=bench.recorded.identity())
     else:
         problems = source.load()
         system, code = agents.load(problems)
         spec = agents.spec(system)
-        opt.warn_of_misuse(spec, source.task, system)
+        warn_of_misuse(spec, source.task, system)
         alone: dict[str, object] = {
             "--ray": options.ray,
             "--cache": agents.cache,
@@ -132,11 +136,11 @@ def evaluate(
             "--judge": source.judge,
             "--token-traces": options.token_traces or None,
         }
-        shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, rows, len(problems), len(numbers)))
+        shared = _workers(workers, alone, partial(read_workers, workers, spec, rows, len(problems), len(numbers)))
         local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
-        opt.load_weights(rows if local is not None else [])
+        load_weights(rows if local is not None else [])
         bench = Bench(problems, system, local, (), remote=remote, workers=shared, program=code)
-        policy = opt.policy_label(spec)
+        policy = policy_label(spec)
         title = f"{source.label}, {system.name}, policy {policy}"
         task = {"task": source.task, "split": problems.split, "grading": problems.grading}
         meta = _meta(bench, numbers, **task, mas=system.name, policy=policy)
@@ -155,8 +159,8 @@ def evaluate(
         console = stdout()
         console.print(f"\n{curves.text(console.width)}")
     if recorded is None:
-        opt.note_costs(bench.policy)
-        opt.note_judge(bench.task)
+        note_costs(bench.policy)
+        note_judge(bench.task)
     if stop is not None:
         end_early(stop, f"the table shows the finished searches; {_goes_on(store)}")
 
@@ -216,8 +220,8 @@ def _curves(rows: Sequence[Row], bench: Bench) -> Selection | None:
 
 def _checked(files: Files, log: Path | None) -> Files:
     for path in (*files, log):
-        opt.check_folder(path)
-    opt.check_plot(files.plot)
+        check_folder(path)
+    check_plot(files.plot)
     return files
 
 
@@ -353,7 +357,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
     kinds = {reason.partition(":")[0] for row in rows for reason in row.failures}
     if not kinds <= vars(errors).keys():
         note("--debug shows the traceback of each failure", "yellow")
-    opt.note_order(sum(outcome.order_varied for outcome in outcomes))
+    note_order(sum(outcome.order_varied for outcome in outcomes))
     forms = {
         files.json: table.to_json,
         files.csv: table.to_csv,

@@ -9,6 +9,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stderr, stdout
+from mas_gym.cli.option_values import check_folder, check_kind
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import cut, one_line
 
@@ -44,7 +45,7 @@ def import_logs(
     Invalid lines are reported, and the other lines are imported. To resume an interrupted import, repeat the command;
     files that are already in the store are skipped.
     """
-    checked = None if kind is None else opt.check_kind(kind)
+    checked = None if kind is None else check_kind(kind)
     if dry_run:
         _preview(files, format)
         return
@@ -54,7 +55,7 @@ def import_logs(
 
     from search.store.transcript_import import import_transcripts
 
-    opt.check_folder(store)
+    check_folder(store)
     console = stderr()
     tasks: dict[str, TaskID] = {}
 

@@ -9,6 +9,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout, table
+from mas_gym.cli.option_values import check_folder, read_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,11 +67,11 @@ def improve(
     from rewardmodels.agents.improve import improve as run
     from search.compare.comparison_runs import Bench
 
-    opt.check_folder(out)
+    check_folder(out)
     task = replace(source, split="train", number=(rounds + 1) * problems).load()
     dev = replace(source, split="dev", number=evaluated).load()
     system, _ = opt.AgentSource(mas).load(task)
-    settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
+    settings = {**read_pairs(setting), "credit": credit, "adapters": adapters}
     if planner is not None and method == "grpo" and planner.startswith("mcts"):
         note("MCTS merges equal messages and continues the better ones, so its advantages are biased", "yellow")
     config = ImproveConfig(method, rounds, problems, planner or "", search_planner, seed, tuple(settings.items()))

@@ -1,12 +1,10 @@
-"""Options shared by several commands, and the functions that parse and check their values."""
+"""Options shared by several commands, in groups."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -15,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from mas_gym.cli.console import note
+from mas_gym.cli.option_values import read_budget, read_pairs, read_policy
+from mas_gym.cli.worker_processes import critic_maker
 from mas_gym.errors import ConfigError
-from mas_gym.internal.suggestions import choice
 
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
-    from search import Budget, Critic, Planner, Prices
-    from search.compare.comparison_runs import Remote, Row, Workers
+    from search import Budget, Prices
+    from search.compare.comparison_runs import Remote
     from search.service.telemetry import Watch
 
 LIKELIHOOD = "policy-likelihood"
@@ -36,22 +34,6 @@ CRITICS = (
     "random, recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
 )
 """The registered names, for help texts: querying the registries would load the search packages."""
-
-_MODELS = (
-    "mas_gym.policies.local.transformers",
-    "rewardmodels.model.prefix_cache",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.tokenization_utils_tokenizers",
-)
-"""Packages that local policies and critics import."""
-_SHARED_POLICY: dict[str, Any] = {"max_batch": 64, "prefix_megabytes": 32}
-_SHARED_CRITIC: dict[str, Any] = {"memory": 32}
-"""Options of small models in each of several processes: half of the values for a single process."""
-_SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
-# Models up to this size use one core each (see mas_gym.policies.local.forward), at 2 or more bytes per parameter.
-_SMALL_BYTES = 100_000_000
-# A process takes some seconds to start.
-_SEARCHES_PER_WORKER = 50
 
 TaskName = Annotated[
     str | None,
@@ -424,234 +406,3 @@ def with_task(**defaults: object) -> Callable[[Callable[..., None]], Callable[..
         return run
 
     return decorate
-
-
-def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str = "") -> None:
-    """Print one warning if a policy was made for a different purpose."""
-    from mas_gym.policies.registry import purpose_of
-
-    purpose = purpose_of(policy)
-    misuse = purpose.misuse(task, mas.name, question) if purpose is not None and not mas.program else None
-    if misuse is not None:
-        note(f"Policy {policy_label(policy)} was {misuse}.", "yellow")
-
-
-def note_judge(task: Task) -> None:
-    """Print a judge's cost, which is not included in TOK."""
-    from mas_gym.tasks.grading.graders import KindGrader, OwnGrader
-    from mas_gym.tasks.grading.judge import Judge
-
-    judge = task.grader.judge if isinstance(task.grader, KindGrader | OwnGrader) else None
-    if isinstance(judge, Judge):
-        note(f"judge {judge.policy.name}: {judge.spent} (not in TOK)")
-
-
-def check_folder(path: Path | None) -> None:
-    """Check that a file's folder exists before any work starts."""
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path}: its folder does not exist; create it with: mkdir -p {path.parent}")
-
-
-def check_plot(path: Path | None) -> None:
-    """Check that a plot's format is supported before the run starts."""
-    if path is None:
-        return
-    from search.results.plots import figure_class
-
-    kinds = figure_class()().canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in kinds:
-        names = ", ".join(sorted(kinds))
-        raise ConfigError(f"--plot {path}: expected a name that ends in one of {names}; try {path.stem}.png")
-
-
-def check_kind(kind: str | None) -> Any:
-    """Check a kind of answer and return it; ``"number"`` by default."""
-    from mas_gym.tasks.base import KINDS
-
-    return choice("--kind", "number" if kind is None else kind, KINDS)
-
-
-def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Read ``key=value`` options; values are YAML scalars, so ``3`` is a number and ``true`` a boolean."""
-    import yaml
-
-    read: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"expected an option as key=value, such as difficulty=3, got {pair!r}")
-        try:
-            read[key.replace("-", "_")] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"option {pair!r}: {value!r} is not a plain YAML value; quote it") from error
-    return read
-
-
-def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -> Budget:
-    """Read limits such as ``calls=200``; a limit in USD requires prices.
-
-    Raises:
-        ConfigError: A limit is unknown, not a positive number, or in USD without prices.
-    """
-    from search.budget import LIMITS, Budget
-
-    for pair in pairs or ():
-        if "=" not in pair:
-            number = pair.strip() if pair.strip().isdecimal() else "200"
-            raise ConfigError(
-                f"{flag}: expected a limit as calls=N, tokens=N, seconds=S or usd=X, got {pair!r}; "
-                f"write {flag} calls={number}"
-            )
-    limits = read_pairs(pairs)
-    for name in limits:
-        if name not in LIMITS:
-            raise ConfigError(f"{flag}: expected {', '.join(LIMITS)}, as in {flag} seconds=60, got {name!r}")
-    budget = Budget(**limits)
-    return budget if prices is not None else budget.priced(None)
-
-
-def read_prices(path: Path | None) -> Prices | None:
-    """Read a file of prices. Raises `ConfigError`."""
-    from search.prices import as_prices
-
-    return None if path is None else as_prices(path)
-
-
-def read_seeds(text: str) -> list[int]:
-    """Read ``"14,24,42"``."""
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"expected seeds as whole numbers with commas, such as 14,24,42, got {text!r}") from error
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"expected different seeds, got {text!r}: repeating a seed adds no information")
-    return seeds
-
-
-def policy_label(spec: PolicySpec) -> str:
-    """Return a policy's name for titles."""
-    return spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
-
-
-def read_policy(
-    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
-) -> Policy | AsyncPolicy:
-    """Load a policy; ``cache`` adds a response cache, and ``traces`` records its token traces."""
-    from mas_gym.policies import load_policy
-    from mas_gym.policies.token_traces import traced
-
-    check_folder(cache)
-    policy = load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
-    return policy if traces is None else traced(policy, traces)
-
-
-def note_order(searches: int) -> None:
-    """Print the number of searches in which the order of a program's concurrent calls depended on their speed."""
-    if searches:
-        note(
-            f"The order of concurrent calls varied in {searches:,} searches, so another run may give other results; "
-            "set Program(..., settle=1.0)",
-            "yellow",
-        )
-
-
-def note_costs(policy: Policy | AsyncPolicy | None) -> None:
-    """Print each engine's calls, tokens, faults and cost."""
-    for name, meter in (policy.meters if policy is not None else {}).items():
-        note(f"{name}: {meter}")
-
-
-def read_workers(
-    wanted: int | None,
-    policy: PolicySpec,
-    rows: Sequence[Row],
-    problems: int,
-    seeds: int = 1,
-    cache: Path | None = None,
-) -> Workers | None:
-    """Return the worker processes that share the runs; None to run all of them in this process.
-
-    Args:
-        wanted: The user's choice. By default, one process per core if policy and critics are small local models,
-            limited by the number of runs and the start-up cost; otherwise one.
-        policy: The policy that each process loads.
-        rows: The rows.
-        problems: Searches per run.
-        seeds: Runs per row.
-        cache: Response cache that the processes share.
-    """
-    from search.compare.comparison_runs import Workers
-
-    runs = len(rows) * seeds
-    if wanted is None:
-        parts = [policy, *(row.critic_spec for row in rows if row.critic is not None and not row.critic.free)]
-        small = all(map(_is_small, parts)) and all(_is_shipped(row.planner) for row in rows)
-        wanted = min(_cores(), runs * problems // _SEARCHES_PER_WORKER) if small else 1
-    count = min(wanted, runs)
-    if count < 2:
-        return None
-    local = not isinstance(policy, str) or policy.startswith(("tiny", "transformers:"))
-    less = _SHARED_POLICY if _is_small(policy) and "#" not in policy else {}
-    make_policy = partial(read_policy, policy, cache, **less)
-    return Workers(count, make_policy, partial(critic_maker, shared=True), _MODELS if local else ())
-
-
-def critic_maker(spec: str, shared: bool = False) -> Callable[[], Critic]:
-    """Return a picklable function that loads a critic; ``shared`` reduces the memory of small critics."""
-    return partial(read_critic, spec, **(_SHARED_CRITIC if shared and _is_small(spec) and "#" not in spec else {}))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _is_shipped(planner: Planner) -> bool:
-    """Whether another process can import the planner."""
-    from mas_gym.internal.adapter import Adapter
-    from search.planners import Cascade
-    from search.planners.wrapper import PlannerWrapper
-
-    if isinstance(planner, PlannerWrapper):
-        return _is_shipped(planner.planner)
-    if isinstance(planner, Cascade):
-        return all(map(_is_shipped, planner.stages))
-    return not isinstance(planner, Adapter) and type(planner).__module__.startswith("search.")
-
-
-def _is_small(spec: PolicySpec) -> bool:
-    """Whether a policy or critic is a shipped model, or a model of at most this size in a folder."""
-    if not isinstance(spec, str):
-        return False
-    name = spec.partition("#")[0]
-    if name in _SHIPPED:
-        return True
-    weights = Path(name.removeprefix("transformers:")).glob("*.safetensors")
-    sizes = [file.stat().st_size for file in weights]
-    return bool(sizes) and sum(sizes) <= _SMALL_BYTES
-
-
-def read_critic(spec: str, **options: Any) -> Critic:
-    """Load a critic."""
-    from rewardmodels import load_critic
-
-    critic: Critic = load_critic(spec, **options)
-    return critic
-
-
-def load_weights(rows: Iterable[Row]) -> None:
-    """Load the weights of lazily loaded critics, so that damaged files are reported at once."""
-    from rewardmodels import LearnedCritic
-
-    for row in rows:
-        if isinstance(row.critic, LearnedCritic):
-            row.critic.load()
-
-
-def read_planner(spec: str) -> tuple[str, Planner]:
-    """Load a planner; return its name in tables, and the planner."""
-    from search import load_planner, planner_spec
-    from search.protocol import planner_name
-
-    planner = load_planner(spec)
-    label = planner_spec(planner)
-    return (spec if label == planner_name(planner) else label), planner

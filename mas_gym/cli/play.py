@@ -12,6 +12,8 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.cli.option_values import read_policy
+from mas_gym.cli.run_notes import warn_of_misuse
 from mas_gym.cli.solve import COLOURS, LONGEST, message_panel
 from mas_gym.internal.suggestions import unknown_name
 from mas_gym.internal.text import cut, one_line
@@ -46,9 +48,9 @@ def play(
     """
     env = _make(env_id, source, mas)
     mine = _seats(env, agent)
-    others = opt.read_policy(policy) if len(mine) < len(env.mas.agents) else None
+    others = read_policy(policy) if len(mine) < len(env.mas.agents) else None
     if others is not None:
-        opt.warn_of_misuse(policy, env.task.name, env.mas)
+        warn_of_misuse(policy, env.task.name, env.mas)
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     options = {"problem_id": problem_id} if problem_id is not None else None

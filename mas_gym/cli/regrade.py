@@ -11,6 +11,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.cli.option_values import check_folder, check_kind
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
@@ -39,7 +40,7 @@ def regrade(
     import search
     from search.store import regrade as grade_again
 
-    opt.check_folder(json)
+    check_folder(json)
     grader, problem_of, references, label = _plan(source)
     with search.open_store(store) as opened:
         runs = [opened.find(run)] if run is not None else opened.runs()
@@ -82,7 +83,7 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
     grader = make_grader(source.grader, base)
     if source.kind is None:
         return grader, lambda problem: problem, None, label
-    kind = opt.check_kind(source.kind)
+    kind = check_kind(source.kind)
 
     def as_kind(problem: Problem) -> Problem:
         return replace(problem, kind=kind)

@@ -10,6 +10,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.cli.option_values import check_folder, read_prices
 from mas_gym.errors import ConfigError
 
 
@@ -34,11 +35,12 @@ def report(
 ) -> None:
     """Write one HTML page about a run store: tables, intervals, curves, calibration and failures."""
     from search import Comparison, open_store
-    from search.report.report import write_report, write_tensorboard
+    from search.report.report import write_report
+    from search.report.tensorboard import write_tensorboard
 
     for path in (out, markdown, latex):
-        opt.check_folder(path)
-    costs = opt.read_prices(prices)
+        check_folder(path)
+    costs = read_prices(prices)
     if store is None and service_log is None:
         raise ConfigError("expected a store, --service-log FILE or both, got neither; see mas-gym report --help")
     with nullcontext() if store is None else open_store(store) as opened:

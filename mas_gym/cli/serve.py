@@ -10,6 +10,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
+from mas_gym.cli.option_values import check_folder, check_kind, read_critic, read_planner
 from mas_gym.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def serve(
 
     make_app, make_service, listen = _web()
     key = _key(key_env, host)
-    opt.check_folder(log_json)
+    check_folder(log_json)
     algorithm, guide = _search(planner, critic)
     grader, task, kind = _grading(source)
     system, code = agents.load(task, kind)
@@ -76,7 +77,7 @@ def serve(
         mas=system,
         policy=agents.read_policy(system),
         critic=guide,
-        kind=opt.check_kind(kind),
+        kind=check_kind(kind),
         budget=Budget(seconds=seconds),
         concurrency=concurrency,
         queue=queue,
@@ -95,9 +96,9 @@ def serve(
 
 
 def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
-    _, algorithm = opt.read_planner(planner)
+    _, algorithm = read_planner(planner)
     if algorithm.needs_critic:
-        return algorithm, opt.read_critic(critic or opt.LIKELIHOOD)
+        return algorithm, read_critic(critic or opt.LIKELIHOOD)
     if critic:
         raise ConfigError(
             f"--critic: {planner} uses no critic; choose a planner that does, such as --planner mcts:10,3"

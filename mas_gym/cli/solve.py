@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import RunProgress, note, stdout
+from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import pair_rows
+from mas_gym.cli.option_values import check_folder, check_kind, read_policy, read_prices
+from mas_gym.cli.progress import RunProgress
+from mas_gym.cli.run_notes import note_costs, note_judge, note_order, warn_of_misuse
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.internal.text import cut, one_line
 
@@ -48,7 +51,7 @@ def solve(
     task = source.task
     if (question is None) == (task is None):
         raise ConfigError('expected either a question, such as mas-gym solve "Tom has 3 pens ...", or --task NAME')
-    opt.check_folder(tree)
+    check_folder(tree)
     if question is not None:
         problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
     else:
@@ -56,16 +59,16 @@ def solve(
         problems = problems[:1] if problem_id is None else problems.only(problem_id)
     system, code = agents.load(None if task is None else problems, source.kind)
     spec = agents.spec(system)
-    opt.warn_of_misuse(spec, task, system, problems[0].question)
+    warn_of_misuse(spec, task, system, problems[0].question)
     [row] = pair_rows([planner], [critic] if critic else None)
-    engine = opt.read_policy(spec, agents.cache)
-    costs = opt.read_prices(prices)
+    engine = read_policy(spec, agents.cache)
+    costs = read_prices(prices)
     bench = Bench(problems, system, engine, [seed], concurrency=1, program=code, prices=costs)
     with RunProgress([row.label], 1, graded=task is not None) as progress:
         plans = list(start(row, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
-    opt.note_costs(engine)
-    opt.note_judge(problems)
+    note_costs(engine)
+    note_judge(problems)
     if tree is not None:
         write_page(plans[0], bench, row, tree, engine.name, graded=task is not None)
     if plans[0].error is not None:
@@ -78,7 +81,7 @@ def _own(question: str, kind: str | None) -> Task:
 
     if not question.strip():
         raise ConfigError("expected a question, got an empty text")
-    return ProblemTask.of([Problem("question", question.strip(), "", opt.check_kind(kind))], grader=Ungraded())
+    return ProblemTask.of([Problem("question", question.strip(), "", check_kind(kind))], grader=Ungraded())
 
 
 def show(plan: Plan, bench: Bench, graded: bool) -> None:
@@ -102,7 +105,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
         answer.append(f"  ({verdict[0]})", style=verdict[1])
     console.print(answer)
     console.print(_cost(plan), style="dim")
-    opt.note_order(plan.order_varied)
+    note_order(plan.order_varied)
 
 
 def _cost(plan: Plan) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mas_gym.cli.console import clock, stdout, table
+from mas_gym.cli.console import stdout, table
+from mas_gym.cli.progress import clock
 from mas_gym.internal.text import by_cause, one_line
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.cli.option_values import check_folder
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 
@@ -25,7 +25,7 @@ def new(
     path: Annotated[Path, typer.Argument(help="File to write, such as mas.yaml.")],
 ) -> None:
     """Write a commented MAS config to start from: three agents, one of them conditional."""
-    opt.check_folder(path)
+    check_folder(path)
     text = (resources.files("mas_gym") / TEMPLATE).read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -49,7 +49,7 @@ def check(
         return
     if source is None:
         raise ConfigError("expected a MAS, such as mas-gym check mas.yaml, or --schema for the JSON Schema")
-    opt.check_folder(svg)
+    check_folder(svg)
     mas = _load(source)
     console = stdout()
     console.print(_headline(mas))

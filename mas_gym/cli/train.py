@@ -15,6 +15,8 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import examples, note, stdout, table
 from mas_gym.cli.evaluate import end_early, measure
+from mas_gym.cli.option_values import check_folder, read_pairs, read_planner, read_prices
+from mas_gym.cli.run_notes import note_costs, note_judge, warn_of_misuse
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import choice
 
@@ -160,7 +162,7 @@ def _train(
     if base == FEATURES:
         _train_features(kind, stores, out, run, {"--set": setting, "--view": view != "full"})
         return
-    overrides: dict[str, Any] = {**opt.read_pairs(setting), "kind": kind, "head": head, "view": view}
+    overrides: dict[str, Any] = {**read_pairs(setting), "kind": kind, "head": head, "view": view}
     wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
     def trees() -> Iterator[LabelledTree]:
@@ -232,7 +234,7 @@ def agents(
     from rewardmodels.agents import agent_config, train_agents
     from rewardmodels.agents.examples import read_examples
 
-    settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
+    settings = {**read_pairs(setting), "credit": credit, "adapters": adapters}
     # Invalid settings end the command before the store is read.
     config = agent_config(method, 0, settings)
     first = os.environ.get("RANK", "0") == "0"
@@ -292,24 +294,24 @@ def rollouts(
 
     if source.split == "test":
         raise ConfigError("expected --split train or dev: training on trees of the test split would leak its answers")
-    opt.check_folder(store)
-    opt.check_folder(export)
-    opt.check_folder(options.log_json)
-    name, method = opt.read_planner(planner)
+    check_folder(store)
+    check_folder(export)
+    check_folder(options.log_json)
+    name, method = read_planner(planner)
     problems = source.load()
     system, code = agents.load(problems)
     spec = agents.spec(system)
-    opt.warn_of_misuse(spec, source.task, system)
+    warn_of_misuse(spec, source.task, system)
     local, remote = options.engines(spec, agents.cache, store)
-    costs = opt.read_prices(options.prices)
+    costs = read_prices(options.prices)
     shared: dict[str, Any] = {"program": code, "training": True, "prices": costs}
     bench = Bench(problems, system, local, [seed], options.concurrency, store, remote, *options.limits(costs), **shared)
     harvest = _Harvest()
     with options.watched() as watch:
         _, stop = measure([Row(f"{name}, true reward", method)], bench, harvest.add, watch)
     _show_harvest(harvest, len(problems), store)
-    opt.note_costs(local)
-    opt.note_judge(problems)
+    note_costs(local)
+    note_judge(problems)
     if export is not None:
         with search.open_store(store) as opened:
             note(f"wrote {opened.export(export):,} nodes to {export}")

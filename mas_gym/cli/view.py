@@ -20,14 +20,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import typer
 
-from mas_gym.cli.console import note, show_traceback
+from mas_gym.cli.console import note
+from mas_gym.cli.error_output import show_traceback
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
 from mas_gym.tasks.base import GRADING_MODES
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
-    from search.report.listing import Cell, StoredRow
+    from search.report.store_pages import Cell, StoredRow
     from search.results.outcomes import Outcome, RunSums
     from search.store.regrading import Regraded
 
@@ -177,7 +178,7 @@ class Pages:
 
         if place == "/":
             rows, faults, unread = self._listing()
-            from search.report.listing import index_page
+            from search.report.store_pages import index_page
 
             return index_page(
                 self._path.name, rows, faults, unread, drawn=not unread and _can_draw(), regraded=self._regraded
@@ -190,7 +191,7 @@ class Pages:
             if first is None:
                 raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
             second = None if second is None or second is first else self._with_cells(second)
-            from search.report.listing import ListingQuery, problems_page
+            from search.report.store_pages import ListingQuery, problems_page
 
             shown, words = query.get("show", "all"), query.get("q", "").strip()
             return problems_page(self._path.name, ListingQuery(self._with_cells(first), second, shown, words, page))
@@ -266,7 +267,7 @@ class Pages:
 
     def _read_cells(self, run: _ReadRun) -> _Cells:
         from search import open_store
-        from search.report.listing import Cell
+        from search.report.store_pages import Cell
 
         found = _Cells(run.mark, {}, {})
         try:
@@ -289,7 +290,7 @@ class Pages:
             MissingDependencyError: matplotlib is not installed.
         """
         from search import open_store
-        from search.report.report import svg
+        from search.report.report_figures import svg
         from search.results.plots import tradeoff_figure
         from search.results.stored_tables import settings, table_of
 
@@ -328,7 +329,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Group the runs of each planner and critic; rows of one setting are adjacent, by increasing cost."""
-    from search.report.listing import StoredRow
+    from search.report.store_pages import StoredRow
     from search.results.stored_tables import settings
     from search.results.summary import row_of_sums
 

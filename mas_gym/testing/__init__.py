@@ -16,7 +16,10 @@ This package does not import `search`: planners, critics and requests are recogn
 """
 
 from mas_gym.errors import ComplianceError
-from mas_gym.testing.checks import check_mas, check_policy
-from mas_gym.testing.search import OracleCritic, check_critic, check_planner
+from mas_gym.testing.critic_checks import check_critic
+from mas_gym.testing.mas_checks import check_mas
+from mas_gym.testing.oracle_critic import OracleCritic
+from mas_gym.testing.planner_checks import check_planner
+from mas_gym.testing.policy_checks import check_policy
 
 __all__ = ["ComplianceError", "OracleCritic", "check_critic", "check_mas", "check_planner", "check_policy"]

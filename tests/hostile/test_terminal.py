@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app, console
+from mas_gym.cli.error_output import log_handler
 from mas_gym.errors import PolicyError
 from mas_gym.internal.text import one_line, printable
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
@@ -225,7 +226,7 @@ def test_arbitrary_text_is_escaped(text: str) -> None:
 
 
 def test_log_records_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = console.log_handler(logging.INFO)
+    handler = log_handler(logging.INFO)
     handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "%s", (EVIL,), None))
     assert_clean(capsys.readouterr().err)
     assert warnings.formatwarning is not None

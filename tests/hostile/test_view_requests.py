@@ -225,7 +225,7 @@ def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
 
 def test_problem_list_is_paginated() -> None:
     from search.pages.tree_page import PAGE
-    from search.report.listing import Cell, ListingQuery, StoredRow, problems_page
+    from search.report.store_pages import Cell, ListingQuery, StoredRow, problems_page
     from search.results.outcomes import Outcome
     from search.results.summary import summarise
 

@@ -29,11 +29,11 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper_rules
+from mas_gym.tasks.grading.answer_markers import statements
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare_expressions, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
 from mas_gym.tasks.grading.numbers import last_number, read_number, same_number
-from mas_gym.tasks.grading.statements import statements
 from mas_gym.tasks.grading.texts import accepted_texts, normalise_text, read_code, read_text
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from string import ascii_uppercase
 
+from mas_gym.tasks.grading.answer_markers import _TAIL
 from mas_gym.tasks.grading.numbers import MAX_CHARS, plain_ascii
-from mas_gym.tasks.grading.statements import _TAIL
 
 # ------------------------------------------------------------------ options
 

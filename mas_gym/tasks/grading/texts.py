@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 
-from mas_gym.tasks.grading.statements import statements
+from mas_gym.tasks.grading.answer_markers import statements
 
 # ---------------------------------------------------- texts, patterns, code
 

@@ -1,4 +1,4 @@
-"""Locates the statement of the answer in a message."""
+r"""Finds the markers of an answer in a message, such as ``Final Answer:``, ``\boxed{...}`` and ``####``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mas_gym.tasks.grading.numbers import MAGNITUDE, MAX_CHARS
-
-# --------------------------------------- where a message states its answer
 
 _MOST_STATEMENTS = 32
 _TAIL = 4096

@@ -1,38 +1,22 @@
-"""Checks of planners and critics without an engine, and a critic that uses the reference answers.
-
-The check of planners runs whole searches against scripted replies.
-"""
+"""Checks of planners, which run whole searches against scripted replies without an engine."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import random
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mas_gym.envs.critic_base import Critic, ScoringContext, as_critic, scores_of
-from mas_gym.errors import BudgetError, ComplianceError, CriticError, shown
-from mas_gym.internal.adapter import describe_type, has_method
+from mas_gym.envs.critic_base import Critic, ScoringContext
+from mas_gym.errors import BudgetError, shown
+from mas_gym.internal.adapter import has_method
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.state import Action, MASState
-from mas_gym.tasks.base import Problem, Task
-from mas_gym.testing.checks import (
-    HOSTILE,
-    ORDINARY,
-    ArmLike,
-    Findings,
-    ProposalLike,
-    addressed,
-    check_apart,
-    check_steady,
-    stated,
-    walk,
-)
+from mas_gym.testing.shared_checks import ArmLike, Findings, ProposalLike, addressed, check_apart, check_steady, stated
 
 _QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
 
@@ -302,158 +286,4 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
         )
 
 
-class CriticLike(Protocol):
-    """The part of `search.Critic` that has no default."""
-
-    def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
-        """Return one value per state, in order."""
-
-
-def check_critic(
-    critic: CriticLike,
-    *,
-    mas: MASSource = "rpsv",
-    question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
-    tolerance: float = 1e-4,
-    seed: int = 0,
-    other: CriticLike | None = None,
-) -> None:
-    """Check a critic: the type and order of its values, its identity, and that a value depends only on its state.
-
-    Args:
-        critic: The critic.
-        mas: The system of the states to score.
-        question: A question suitable for the critic.
-        tolerance: Maximum change of a value caused by batching.
-        seed: Seed of the episodes.
-        other: Another instance, such as one with other weights. If its values differ, it must have another
-            identity, because a run store treats two critics with one identity as the same.
-
-    Raises:
-        ComplianceError: Lists every violation.
-    """
-    if not has_method(critic, "score"):
-        raise ComplianceError(f"critic {describe_type(critic)}: it has no method score(contexts)")
-    critic, other = as_critic(critic), None if other is None else as_critic(other)
-    findings = Findings(f"critic {critic.name!r}")
-    _check_attributes(findings, critic)
-    contexts = _contexts(load_mas(mas), question, bool(critic.terminal_only), seed)
-    identity = stated(findings, critic)
-    values = _score(findings, critic, contexts)
-    if values is not None:
-        _compare(
-            findings,
-            values,
-            _score(findings, critic, contexts),
-            0.0,
-            "called again with the same states, it returned different values",
-        )
-        mirrored = _score(findings, critic, contexts[::-1])
-        _compare(findings, values, mirrored and mirrored[::-1], tolerance, "the order of a batch changes the values")
-        alone = [_score(findings, critic, [context]) for context in contexts[:4]]
-        singles = [value[0] for value in alone if value]
-        _compare(findings, values[:4], singles, tolerance, "a state has different values alone and in a batch")
-        if other is not None:
-            alike = _score(Findings("other"), other, contexts) == values
-            check_apart(findings, identity, stated(findings, other), alike)
-    _score(findings, critic, [])
-    check_steady(findings, critic, identity)
-    findings.settle()
-
-
-def _check_attributes(findings: Findings, critic: Critic) -> None:
-    name, size = critic.name, critic.max_batch
-    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {shown(name)}")
-    findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {shown(size)}")
-    flags = {
-        "terminal_only": critic.terminal_only,
-        "free": critic.free,
-        "concurrent": critic.concurrent,
-        "scores_actions": critic.scores_actions,
-        "reads_peers": critic.reads_peers,
-    }
-    for flag, value in flags.items():
-        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {shown(value)}")
-
-
-def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ScoringContext]:
-    model, rng = Dynamics(mas), random.Random(seed)
-    contexts = []
-    for texts in (ORDINARY, ORDINARY, (*HOSTILE, *ORDINARY)):
-        states = walk(model, question, texts, rng)
-        for state in states[-1:] if terminal_only else states[1:]:
-            proposal = ProposalLike(Action(state.text, mas.ALL), 5, -1.0 - rng.random(), "stop")
-            contexts.append(ScoringContext(state, mas, proposal))
-    return contexts
-
-
-def _score(findings: Findings, critic: Critic, contexts: list[ScoringContext]) -> list[float] | None:
-    try:
-        scores = scores_of(critic, contexts)
-    except Exception as error:
-        findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {shown(str(error))}")
-        return None
-    faults = [findings.expect(not reason, f"a state has no value: {reason:.200}") for reason in scores.reasons]
-    return list(scores) if all(faults) else None
-
-
-def _compare(
-    findings: Findings, values: Sequence[float], others: Sequence[float] | None, tolerance: float, fault: str
-) -> None:
-    if others is not None:
-        same = len(values) == len(others) and all(abs(a - b) <= tolerance for a, b in zip(values, others, strict=True))
-        findings.expect(same, fault)
-
-
 # ------------------------------------------------------------------ oracle
-
-
-class OracleCritic(Critic):
-    """Scores terminal states by the true reward and rejects all others; for tests of planners.
-
-    `rewardmodels.load_critic` cannot load it, so no spec, command or config can use it. A test
-    constructs it with the answers that it may use.
-
-    Args:
-        task: Grades the final messages.
-        answers: The reference answer of each problem that it may score, by problem id.
-
-    Raises:
-        CriticError: An answer differs from the task's reference.
-    """
-
-    name = "oracle"
-    terminal_only = True
-    free = True
-
-    def __init__(self, task: Task, answers: Mapping[str, str]) -> None:
-        """Index the problems by question."""
-        self._task, self._answers = task, dict(answers)
-        self._problems: dict[str, Problem] = {}
-        for name, answer in answers.items():
-            problem = task.problem(name)
-            if answer != problem.answer:
-                raise CriticError(f"expected the reference answer of {name!r}, got {answer!r}; pass problem.answer")
-            self._problems[problem.question] = problem
-
-    def identity(self) -> object:
-        """Return the answers and the task that grades."""
-        return {"answers": self._answers, "task": self._task}
-
-    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        """Return +1.0 or -1.0 per terminal state.
-
-        Raises:
-            CriticError: A state is not terminal, or its question belongs to no problem in ``answers``.
-        """
-        return [self._reward(context) for context in contexts]
-
-    def _reward(self, context: ScoringContext) -> float:
-        problem = self._problems.get(context.state.question)
-        if problem is None:
-            raise CriticError(
-                f"the oracle has no answer to the question {context.state.question[:60]!r}; add it to answers"
-            )
-        if context.state.acting != context.mas.sink:
-            raise CriticError("the oracle scores terminal states only; use a learned critic for others")
-        return 1.0 if self._task.grade(problem, context.state.text).correct else -1.0

@@ -1,201 +1,24 @@
-"""Checks of MAS configs and policies, and shared parts of all checks: findings, test messages, episodes, identities."""
+"""Checks of policies."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import random
-import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from mas_gym.errors import ComplianceError, ConfigError, IdentityError, IllegalActionError, PolicyError, shown
+from mas_gym.errors import ComplianceError, ConfigError, PolicyError, shown
 from mas_gym.internal.event_loop import engine_loop
-from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
-from mas_gym.policies.base import as_policy, mean_logprob
+from mas_gym.policies.base import as_policy
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.prompts import ChatMessage, chat_messages
-from mas_gym.systems.recipient_names import nameable
-from mas_gym.systems.state import Action, MASState
-from mas_gym.tasks import Problem, ProblemTask
-
-HOSTILE = ("", " \n\t", "\ud800", "نص من اليمين إلى اليسار", "\u202eesrever", "\x00\x1b[31m", "Final Answer: " * 50)
-ORDINARY = (
-    "Facts: 3 and 4.",
-    "3 + 4 = 7",
-    "VERDICT: DISAGREE\nRecount.",
-    "VERDICT: AGREE",
-    "Final Answer: 7",
-)
-
-
-class ArmLike(NamedTuple):
-    """The only arm of an agent, like `search.Arm`."""
-
-    name: str = ""
-    price: float | None = None
-
-
-class ProposalLike(NamedTuple):
-    """A substitute for the scheduler's proposal of one sampled message."""
-
-    action: Action
-    tokens: int
-    logprob: float | None
-    finish_reason: str
-    certainty: None = None
-    arm: str = ""
-
-    @property
-    def mean_logprob(self) -> float | None:
-        """Length-normalised log-likelihood, in nats per token."""
-        return mean_logprob(self.logprob, self.tokens)
-
-
-class Findings:
-    """Collects violations; `settle` raises them all."""
-
-    def __init__(self, subject: str) -> None:
-        """Start without violations; ``subject`` names the component in messages."""
-        self.subject = subject
-        self.faults: list[str] = []
-
-    def expect(self, holds: bool, fault: str) -> bool:
-        """Record a violation, once, unless the expectation is met; return whether it is met."""
-        if not holds and fault not in self.faults:
-            self.faults.append(fault)
-        return holds
-
-    def settle(self) -> None:
-        """Raise `ComplianceError` if anything was found."""
-        if self.faults:
-            count = len(self.faults)
-            head = f"{self.subject} breaks its contract in {count} way{'s' if count > 1 else ''}:"
-            raise ComplianceError("\n".join([head, *(f"  {f}" for f in self.faults)]), tuple(self.faults))
-
-
-def addressed(mas: MAS, state: MASState, text: str, number: int) -> str:
-    """Return a text that names one of the recipients, chosen by a number, if the acting agent must name one."""
-    legal = nameable(mas, state)
-    return f"{text}\n-> {mas.node_name(legal[number % len(legal)])}" if legal else text
-
-
-def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Random) -> list[MASState]:
-    """Return the states of one random episode, from the initial to the terminal one."""
-    states = [model.initial_state(question)]
-    while not model.is_terminal(states[-1]):
-        text = rng.choice(texts)
-        if nameable(model.mas, states[-1]) and rng.random() < 0.5:
-            text = addressed(model.mas, states[-1], text, rng.randrange(len(model.mas.agents) + 1))
-        legal = model.legal_recipients(states[-1])
-        # Policies always use ALL, so half of the messages go there.
-        recipient = model.mas.ALL if rng.random() < 0.5 else rng.choice(legal)
-        try:
-            states.append(model.transition(states[-1], Action(text, recipient)))
-        except IllegalActionError:
-            states.append(model.transition(states[-1], Action(text, model.mas.ALL)))
-    return states
-
-
-# -------------------------------------------------------------- identities
-
-
-def stated(findings: Findings, part: object) -> str:
-    """Return the digest of a component's identity; record a violation and return "" if it has none."""
-    try:
-        return digest_of(identity_of(part))
-    except IdentityError as error:
-        findings.expect(False, f"no run with store= accepts it: {error}")
-        return ""
-
-
-def check_steady(findings: Findings, part: object, before: str) -> None:
-    """Check that a component's identity is the same before and after its work."""
-    if before:
-        fault = "its identity changed during use: leave counters, caches and generators out of identity()"
-        findings.expect(stated(findings, part) == before, fault)
-
-
-def check_apart(findings: Findings, first: str, second: str, alike: bool) -> None:
-    """Check that two instances with different behaviour have different identities."""
-    if first and second and not alike:
-        fault = "the two instances have different results but one identity: include the difference in identity()"
-        findings.expect(first != second, fault)
-
-
-_QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
-
-
-def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 50, seed: int = 0) -> MAS:
-    """Check a MAS config: it is valid, its episodes end, every agent can act, and its environment works.
-
-    Args:
-        source: An argument of `mas_gym.load_mas`.
-        texts: Messages that meet the conditions of your edges; patterns of ``contains:`` are tried automatically.
-        episodes: Number of random episodes to play.
-        seed: Seed of the episodes.
-
-    Returns:
-        The system.
-
-    Raises:
-        ConfigError: The config is not valid.
-        ComplianceError: The config is valid but violates a contract.
-    """
-    mas = load_mas(source)
-    findings = Findings(f"MAS {mas.name!r}")
-    findings.expect(
-        load_mas(json.loads(json.dumps(mas.to_dict()))) == mas, "its dict form does not load back as an equal object"
-    )
-    model = Dynamics(mas)
-    patterns = [e.condition.pattern for e in mas.edges if e.condition and e.condition.kind.endswith("contains")]
-    rng = random.Random(seed)
-    says = [*ORDINARY, *HOSTILE, *patterns, *texts]
-    acted: set[int] = set()
-    for _ in range(episodes):
-        states = walk(model, _QUESTION, says, rng)
-        acted.update(turn.speaker for turn in states[-1].turns)
-        for state in states:
-            _check_state(findings, model, state)
-    for i, agent in enumerate(mas.agents):
-        findings.expect(
-            i in acted,
-            f"agents[{i}] {agent.name!r} acted in none of {episodes} episodes: its conditions may exclude each other, "
-            "or need a message that you should pass in texts=",
-        )
-    _check_env(findings, mas)
-    findings.settle()
-    return mas
-
-
-def _check_state(findings: Findings, model: Dynamics, state: MASState) -> None:
-    findings.expect(state.depth <= model.max_depth, f"an episode is longer than {model.max_depth} turns")
-    again = model.state_from_dict(json.loads(json.dumps(state.to_dict())))
-    findings.expect(again == state, "a state does not survive its JSON form")
-    if not model.is_terminal(state):
-        name = model.mas.agents[state.acting].name
-        findings.expect(model.mas.ALL in model.legal_recipients(state), f"{name} cannot send to ALL")
-
-
-def _check_env(findings: Findings, mas: MAS) -> None:
-    from gymnasium.utils.env_checker import check_env
-
-    from mas_gym.envs.env import MASEnv
-
-    env = MASEnv(ProblemTask.of([Problem("check/0", _QUESTION, "7"), Problem("check/1", "1 + 1?", "2")]), mas)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        check_env(env, skip_render_check=True)
-    for warning in caught:
-        findings.expect(False, f"gymnasium's checker warns: {warning.message}")
-
+from mas_gym.testing.shared_checks import HOSTILE, ORDINARY, Findings, addressed, check_apart, check_steady, stated
 
 _CAP = 16
 _MOST_STEPS = 100_000
+_QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
 
 
 def check_policy(

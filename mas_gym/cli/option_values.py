@@ -1,0 +1,142 @@
+"""Functions that parse and check the values of options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError
+from mas_gym.internal.suggestions import choice
+
+if TYPE_CHECKING:
+    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.policies.registry import PolicySpec
+    from search import Budget, Critic, Planner, Prices
+    from search.compare.comparison_runs import Row
+
+
+def check_folder(path: Path | None) -> None:
+    """Check that a file's folder exists before any work starts."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: its folder does not exist; create it with: mkdir -p {path.parent}")
+
+
+def check_plot(path: Path | None) -> None:
+    """Check that a plot's format is supported before the run starts."""
+    if path is None:
+        return
+    from search.results.plots import figure_class
+
+    kinds = figure_class()().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        names = ", ".join(sorted(kinds))
+        raise ConfigError(f"--plot {path}: expected a name that ends in one of {names}; try {path.stem}.png")
+
+
+def check_kind(kind: str | None) -> Any:
+    """Check a kind of answer and return it; ``"number"`` by default."""
+    from mas_gym.tasks.base import KINDS
+
+    return choice("--kind", "number" if kind is None else kind, KINDS)
+
+
+def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Read ``key=value`` options; values are YAML scalars, so ``3`` is a number and ``true`` a boolean."""
+    import yaml
+
+    read: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"expected an option as key=value, such as difficulty=3, got {pair!r}")
+        try:
+            read[key.replace("-", "_")] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"option {pair!r}: {value!r} is not a plain YAML value; quote it") from error
+    return read
+
+
+def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -> Budget:
+    """Read limits such as ``calls=200``; a limit in USD requires prices.
+
+    Raises:
+        ConfigError: A limit is unknown, not a positive number, or in USD without prices.
+    """
+    from search.budget import LIMITS, Budget
+
+    for pair in pairs or ():
+        if "=" not in pair:
+            number = pair.strip() if pair.strip().isdecimal() else "200"
+            raise ConfigError(
+                f"{flag}: expected a limit as calls=N, tokens=N, seconds=S or usd=X, got {pair!r}; "
+                f"write {flag} calls={number}"
+            )
+    limits = read_pairs(pairs)
+    for name in limits:
+        if name not in LIMITS:
+            raise ConfigError(f"{flag}: expected {', '.join(LIMITS)}, as in {flag} seconds=60, got {name!r}")
+    budget = Budget(**limits)
+    return budget if prices is not None else budget.priced(None)
+
+
+def read_prices(path: Path | None) -> Prices | None:
+    """Read a file of prices. Raises `ConfigError`."""
+    from search.prices import as_prices
+
+    return None if path is None else as_prices(path)
+
+
+def read_seeds(text: str) -> list[int]:
+    """Read ``"14,24,42"``."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"expected seeds as whole numbers with commas, such as 14,24,42, got {text!r}") from error
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"expected different seeds, got {text!r}: repeating a seed adds no information")
+    return seeds
+
+
+def policy_label(spec: PolicySpec) -> str:
+    """Return a policy's name for titles."""
+    return spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
+
+
+def read_policy(
+    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
+) -> Policy | AsyncPolicy:
+    """Load a policy; ``cache`` adds a response cache, and ``traces`` records its token traces."""
+    from mas_gym.policies import load_policy
+    from mas_gym.policies.token_traces import traced
+
+    check_folder(cache)
+    policy = load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
+    return policy if traces is None else traced(policy, traces)
+
+
+def read_critic(spec: str, **options: Any) -> Critic:
+    """Load a critic."""
+    from rewardmodels import load_critic
+
+    critic: Critic = load_critic(spec, **options)
+    return critic
+
+
+def load_weights(rows: Iterable[Row]) -> None:
+    """Load the weights of lazily loaded critics, so that damaged files are reported at once."""
+    from rewardmodels import LearnedCritic
+
+    for row in rows:
+        if isinstance(row.critic, LearnedCritic):
+            row.critic.load()
+
+
+def read_planner(spec: str) -> tuple[str, Planner]:
+    """Load a planner; return its name in tables, and the planner."""
+    from search import load_planner, planner_spec
+    from search.protocol import planner_name
+
+    planner = load_planner(spec)
+    label = planner_spec(planner)
+    return (spec if label == planner_name(planner) else label), planner

@@ -1,0 +1,150 @@
+"""Live progress of runs: a table that is redrawn in a terminal, and plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from mas_gym.cli.console import stderr
+from mas_gym.internal.text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from search.engine.progress import Progress
+
+_PLAIN_SECONDS = 15.0
+
+_BAR = 20
+
+_GAP = 2
+
+_SHORTEST_LABEL = 8
+
+_WIDE = 120
+
+
+class _Line:
+    """One line: a run per seed, each with its latest snapshot."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total = one_line(label), total
+        self.runs: dict[int, Progress] = {}
+
+    def sum(self) -> Progress:
+        from search.engine.progress import Progress
+
+        return sum(self.runs.values(), Progress())
+
+
+class RunProgress:
+    """Shows the progress, cost and accuracy of runs so far.
+
+    Args:
+        labels: One line each.
+        total: Searches per line.
+        graded: Whether there are reference answers.
+    """
+
+    def __init__(self, labels: list[str], total: int, graded: bool = True) -> None:
+        """Prepare the lines; printing starts when the context is entered."""
+        self._lines = [_Line(label, total) for label in labels]
+        self._graded = graded
+        self._console = stderr()
+        self._live: Live | None = None
+        self._said = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        from rich.live import Live
+
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing and restore the terminal."""
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, line: int, run: int, progress: Progress) -> None:
+        """Record the latest snapshot of a run."""
+        current = self._lines[line]
+        before = current.runs.get(run)
+        current.runs[run] = progress
+        if self._live is not None or (before is not None and before.done == progress.done):
+            return
+        now = time.monotonic()
+        if current.sum().done == current.total or now - self._said > _PLAIN_SECONDS:
+            self._said = now
+            self._console.print(f"{current.label}: {'  '.join(filter(None, self._figures(current)))}", soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        from rich.constrain import Constrain
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        wide = self._console.width >= _WIDE
+        table = Table.grid(padding=(0, _GAP, 0, 0))
+        table.add_column(min_width=_SHORTEST_LABEL)
+        if wide:
+            table.add_column(width=_BAR)
+        for _ in range(5):
+            table.add_column(no_wrap=True, justify="right")
+        for line in self._shown():
+            done = line.sum().done
+            style = "dim" if not line.runs else "green" if done == line.total else ""
+            bar = [ProgressBar(line.total, done, width=_BAR)] if wide else []
+            label = Text(line.label, no_wrap=True, overflow="ellipsis")
+            table.add_row(label, *bar, *map(Text, self._figures(line)), style=style)
+        # The last column stays free, because some terminals wrap a line that fills it.
+        return Constrain(table, self._console.width - 1)
+
+    def _shown(self) -> list[_Line]:
+        # A table taller than the screen would scroll, so only the lines around the running one are shown.
+        room = max(1, self._console.height - 3)
+        active = next((i for i, line in enumerate(self._lines) if line.sum().done < line.total), 0)
+        first = max(0, min(active - room // 2, len(self._lines) - room))
+        return self._lines[first : first + room]
+
+    def _figures(self, line: _Line) -> list[str]:
+        """Return done, accuracy, agent calls, tokens and time of a line."""
+        now = line.sum()
+        done = f"{now.done:,}/{line.total:,}"
+        if not line.runs:
+            return [done, "", "", "", ""]
+        notes = [f"Hit@1 {100 * now.correct / now.done:.1f}"] if now.done and self._graded else []
+        notes += [f"{now.failed} failed"] if now.failed else []
+        notes += [f"{now.stored} stored"] if now.stored else []
+        usage, fresh = now.usage, now.done - now.stored
+        rate = usage.generated_tokens / usage.seconds if usage.seconds > 0 else 0.0
+        # Concurrent searches end together, so the remaining time cannot be estimated from the first few.
+        reliable = fresh and now.done * 10 >= line.total and now.done < line.total
+        left = f"{clock(usage.seconds / fresh * (line.total - now.done))} left" if reliable else clock(usage.seconds)
+        tokens = f"TOK {rounded(usage.generated_tokens)} ({rounded(round(rate))}/s)"
+        return [done, ", ".join(notes), f"AC {rounded(usage.agent_calls)}", tokens, left]
+
+
+def rounded(number: int) -> str:
+    """Return a number in at most five characters.
+
+    >>> rounded(9_999), rounded(123_456), rounded(7_654_321)
+    ('9,999', '123k', '7.7M')
+    """
+    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= 10 * unit or (unit > 1000 and number >= unit):
+            return f"{number / unit:.1f}{name}" if number < 10 * unit else f"{number // unit}{name}"
+    return f"{number:,}"
+
+
+def clock(seconds: float) -> str:
+    """Return a time as ``m:ss``, or ``h:mm:ss``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

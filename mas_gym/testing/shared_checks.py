@@ -1,0 +1,118 @@
+"""Parts of all checks: violations, test messages, random episodes, identities."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mas_gym.errors import ComplianceError, IdentityError, IllegalActionError
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.policies.base import mean_logprob
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.recipient_names import nameable
+from mas_gym.systems.state import Action, MASState
+
+HOSTILE = ("", " \n\t", "\ud800", "نص من اليمين إلى اليسار", "\u202eesrever", "\x00\x1b[31m", "Final Answer: " * 50)
+ORDINARY = (
+    "Facts: 3 and 4.",
+    "3 + 4 = 7",
+    "VERDICT: DISAGREE\nRecount.",
+    "VERDICT: AGREE",
+    "Final Answer: 7",
+)
+
+
+class ArmLike(NamedTuple):
+    """The only arm of an agent, like `search.Arm`."""
+
+    name: str = ""
+    price: float | None = None
+
+
+class ProposalLike(NamedTuple):
+    """A substitute for the scheduler's proposal of one sampled message."""
+
+    action: Action
+    tokens: int
+    logprob: float | None
+    finish_reason: str
+    certainty: None = None
+    arm: str = ""
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Length-normalised log-likelihood, in nats per token."""
+        return mean_logprob(self.logprob, self.tokens)
+
+
+class Findings:
+    """Collects violations; `settle` raises them all."""
+
+    def __init__(self, subject: str) -> None:
+        """Start without violations; ``subject`` names the component in messages."""
+        self.subject = subject
+        self.faults: list[str] = []
+
+    def expect(self, holds: bool, fault: str) -> bool:
+        """Record a violation, once, unless the expectation is met; return whether it is met."""
+        if not holds and fault not in self.faults:
+            self.faults.append(fault)
+        return holds
+
+    def settle(self) -> None:
+        """Raise `ComplianceError` if anything was found."""
+        if self.faults:
+            count = len(self.faults)
+            head = f"{self.subject} breaks its contract in {count} way{'s' if count > 1 else ''}:"
+            raise ComplianceError("\n".join([head, *(f"  {f}" for f in self.faults)]), tuple(self.faults))
+
+
+def addressed(mas: MAS, state: MASState, text: str, number: int) -> str:
+    """Return a text that names one of the recipients, chosen by a number, if the acting agent must name one."""
+    legal = nameable(mas, state)
+    return f"{text}\n-> {mas.node_name(legal[number % len(legal)])}" if legal else text
+
+
+def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Random) -> list[MASState]:
+    """Return the states of one random episode, from the initial to the terminal one."""
+    states = [model.initial_state(question)]
+    while not model.is_terminal(states[-1]):
+        text = rng.choice(texts)
+        if nameable(model.mas, states[-1]) and rng.random() < 0.5:
+            text = addressed(model.mas, states[-1], text, rng.randrange(len(model.mas.agents) + 1))
+        legal = model.legal_recipients(states[-1])
+        # Policies always use ALL, so half of the messages go there.
+        recipient = model.mas.ALL if rng.random() < 0.5 else rng.choice(legal)
+        try:
+            states.append(model.transition(states[-1], Action(text, recipient)))
+        except IllegalActionError:
+            states.append(model.transition(states[-1], Action(text, model.mas.ALL)))
+    return states
+
+
+# -------------------------------------------------------------- identities
+
+
+def stated(findings: Findings, part: object) -> str:
+    """Return the digest of a component's identity; record a violation and return "" if it has none."""
+    try:
+        return digest_of(identity_of(part))
+    except IdentityError as error:
+        findings.expect(False, f"no run with store= accepts it: {error}")
+        return ""
+
+
+def check_steady(findings: Findings, part: object, before: str) -> None:
+    """Check that a component's identity is the same before and after its work."""
+    if before:
+        fault = "its identity changed during use: leave counters, caches and generators out of identity()"
+        findings.expect(stated(findings, part) == before, fault)
+
+
+def check_apart(findings: Findings, first: str, second: str, alike: bool) -> None:
+    """Check that two instances with different behaviour have different identities."""
+    if first and second and not alike:
+        fault = "the two instances have different results but one identity: include the difference in identity()"
+        findings.expect(first != second, fault)

@@ -1,0 +1,96 @@
+"""The contents of a report, read from a run store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mas_gym.errors import ConfigError
+from search.compare import Comparison
+from search.compare.blame import Falls
+from search.compare.reliability import Bin, ScoredStates
+from search.prices import Prices
+from search.results.outcomes import Outcome
+from search.results.stored_tables import Setting, cost_of, settings, table_of
+
+if TYPE_CHECKING:
+    from search import Store
+    from search.store.regrading import Regraded
+
+
+@dataclass
+class SettingReport:
+    """The report data of one setting's runs.
+
+    Attributes:
+        setting: The runs.
+        comparison: Comparison table of the runs.
+        calibration: For each row with values, bins by the last agent.
+        blamed: Number of wrong answers by blamed agent, or "nobody", for each row whose critic values are stored.
+        agents: Names of the agents, for each row.
+        regraded: The regraded runs, by grading.
+    """
+
+    setting: Setting
+    comparison: Comparison
+    calibration: dict[str, dict[int, list[Bin]]] = field(default_factory=dict)
+    blamed: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    regraded: tuple[Regraded, ...] = ()
+
+
+def read_reports(
+    store: Store, runs: Iterable[str] = (), baseline: str = "", prices: Prices | None = None
+) -> list[SettingReport]:
+    """Read the data of one report per setting; each search is read once.
+
+    Args:
+        store: The store.
+        runs: Which runs, as in `Store.find`; all by default.
+        baseline: The row to compare the others with, in each setting that has it.
+        prices: Prices of the models, which add the column USD.
+
+    Raises:
+        UnknownNameError: A model has no price.
+        ConfigError: There are no runs, or no row matches the baseline.
+        StoreError: Searches are corrupt, or there is no such run.
+    """
+    found = [store.find(run) for run in runs] or store.runs()
+    if not found:
+        raise ConfigError(f"store {store.path}: expected at least one run, got none; write some with --store")
+    reports = [_read(store, setting, baseline, prices) for setting in settings(found)]
+    rows = [row for report in reports for row in report.comparison.rows]
+    if baseline and not any(baseline in (row.label, row.planner) for row in rows):
+        labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "no rows, because no search has ended"
+        raise ConfigError(f"baseline: expected one of {labels}, got {baseline!r}")
+    return reports
+
+
+def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) -> SettingReport:
+    outcomes: list[Outcome] = []
+    states: dict[str, ScoredStates] = {}
+    blamed: dict[str, Counter[str]] = {}
+    agents: dict[str, tuple[str, ...]] = {}
+    for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
+        label = f"{planner} + {critic}" if critic else planner
+        agents[label] = tuple(agent.name for agent in run.mas.agents)
+        if not store.has_values(run.run):
+            outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
+            continue
+        of_row, falls = states.setdefault(label, ScoredStates()), Falls()
+        for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
+            outcomes.append(outcome)
+            of_row.add_tree(tree)
+            falls.add(tree, outcome.correct)
+        blamed.setdefault(label, Counter()).update(falls.counts(agents[label]))
+    known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
+    return SettingReport(
+        setting,
+        table_of(store.path, setting, outcomes, baseline if known else ""),
+        {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
+        {label: counts for label, counts in blamed.items() if counts},
+        agents,
+        tuple(line for run in setting.runs for line in store.regraded(run.run)),
+    )

@@ -1,0 +1,145 @@
+"""The figures of a report."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from search.compare.reliability import Bin
+from search.results.outcomes import Outcome
+from search.results.plots import (
+    COLOURS,
+    FAINT,
+    HEIGHT,
+    INK,
+    NO_CRITIC,
+    PAPER,
+    WIDTH,
+    add_legend,
+    dress,
+    figure_class,
+    legend_height,
+    plain_log_ticks,
+    plot_text,
+    tradeoff_figure,
+)
+from search.results.summary import ResultRow, anytime_curve
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
+
+    from search.results.summary import CurvePoint
+from search.report.report_data import SettingReport
+
+_RANKS = (1, 2, 3, 5, 8, 10)
+
+
+def figures_of(report: SettingReport) -> dict[str, Callable[[], Figure]]:
+    """Return a function that draws each figure, by name."""
+    rows = [row for row in report.comparison.rows if row.tokens.mean > 0]
+    found: dict[str, Callable[[], Figure]] = {}
+    if rows:
+        found["accuracy-tokens"] = lambda: tradeoff_figure(rows)
+        found["accuracy-calls"] = lambda: tradeoff_figure(rows, cost="agent_calls")
+    curves = {row.label: anytime_curve(_of(report, row)) for row in rows}
+    curves = {label: curve for label, curve in curves.items() if curve}
+    if curves:
+        found["anytime"] = lambda: _anytime_figure(curves)
+    ranked = [row for row in rows if 5 in row.hits]
+    if ranked:
+        found["hits"] = lambda: _hits_figure({row.label: _of(report, row) for row in ranked})
+    if report.calibration:
+        found["calibration"] = lambda: _calibration_figure(report.calibration, report.agents)
+    return found
+
+
+def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
+    return [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
+
+
+def _looks() -> Iterator[dict[str, Any]]:
+    """Yield the colour and line style of successive curves."""
+    return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
+
+
+def _figure(lines: int, height: float = HEIGHT) -> Figure:
+    """Return an empty figure with space for a legend of ``lines`` lines."""
+    return figure_class()(figsize=(WIDTH, height + legend_height(lines)), dpi=200, layout="constrained")
+
+
+def _anytime_figure(curves: Mapping[str, Sequence[CurvePoint]]) -> Figure:
+    figure = _figure(len(curves))
+    axes, handles = figure.subplots(), []
+    for (label, curve), look in zip(curves.items(), _looks(), strict=False):
+        spent = [point.tokens for point in curve]
+        handles += axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=plot_text(label), **look)
+        low, high = ([100 * end for end in ends] for ends in zip(*(point.interval for point in curve), strict=True))
+        axes.fill_between(spent, low, high, color=look["color"], alpha=0.15, lw=0)
+    dress(axes, "generated tokens per problem", "Hit@1 (%) if stopped there")
+    spent = [point.tokens for curve in curves.values() for point in curve]
+    axes.set_xscale("log")
+    plain_log_ticks(axes, min(spent), max(spent))
+    add_legend(figure, handles)
+    return figure
+
+
+def _hits_figure(groups: Mapping[str, Sequence[Outcome]]) -> Figure:
+    figure = _figure(len(groups))
+    axes, handles = figure.subplots(), []
+    for (label, group), look in zip(groups.items(), _looks(), strict=False):
+        hits = [100 * sum(one.hit(k) for one in group) / len(group) for k in _RANKS]
+        handles += axes.plot(_RANKS, hits, marker="o", ms=5, label=plot_text(label), **look)
+    dress(axes, "k", "Hit@k (%)")
+    axes.set_xticks(_RANKS)
+    add_legend(figure, handles)
+    return figure
+
+
+def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents: Mapping[str, Sequence[str]]) -> Figure:
+    speakers = list(dict.fromkeys(agents[label][index] for label, groups in rows.items() for index in sorted(groups)))
+    looks = dict(zip(speakers, cycle(_looks()), strict=False))
+    figure = _figure(len(speakers), 2.4 * len(rows))
+    handles: dict[str, Artist] = {}
+    for axes, (label, groups) in zip(figure.subplots(len(rows), squeeze=False).flat, rows.items(), strict=True):
+        for index, bins in groups.items():
+            right, speaker = [100 * one.right for one in bins], agents[label][index]
+            name = f"after {plot_text(speaker)}"
+            [handles[speaker]] = axes.plot(
+                [one.value for one in bins], right, marker="o", ms=4, label=name, **looks[speaker]
+            )
+        dress(axes, "value", "right answers below (%)", label)
+    add_legend(figure, [handles[speaker] for speaker in speakers])
+    return figure
+
+
+_DARK = {
+    COLOURS[0].lower(): ("blue", "#4da3e8"),
+    COLOURS[5].lower(): ("sky", "#a6d8ff"),
+    INK: ("ink", "#e6eaf0"),
+    FAINT: ("faint", "#2c3541"),
+    PAPER: ("paper", "#1a2028"),
+    NO_CRITIC: ("dim", "#94a1b2"),
+}
+"""Figure colours with a dark-mode variant: name and dark colour."""
+
+
+def svg(figure: Figure) -> str:
+    """Return a figure as an SVG picture that follows the reader's colour scheme."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg")
+    text = out.getvalue()
+    for colour, (name, _) in _DARK.items():
+        text = text.replace(colour, f"var(--{name})")
+    light = "".join(f"--{name}:{colour};" for colour, (name, _) in _DARK.items())
+    dark = "".join(f"--{name}:{colour};" for name, colour in _DARK.values())
+    style = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    return text.replace("<defs>", f"{style}<defs>", 1)
+
+
+def data_url(figure: Figure) -> str:
+    """Return a figure as `svg` in a data URL."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg(figure).encode()).decode()
