@@ -1,6 +1,6 @@
 """Publish critics on the Hugging Face hub, and download them.
 
-As for any other use of the hub, ``HF_ENDPOINT`` sets the address of a different hub, ``HF_TOKEN`` or ``hf auth login``
+As with any other use of the hub, ``HF_ENDPOINT`` sets the address of a different hub, ``HF_TOKEN`` or ``hf auth login``
 sets the account, and with ``HF_HUB_OFFLINE=1`` only downloaded critics are used.
 """
 
@@ -30,7 +30,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
         folder: A folder written by training.
         name: ``"org/name"``; created if it does not exist.
         private: Whether a new repository is visible to its owners only.
-        message: The commit's message.
+        message: The commit message.
 
     Returns:
         The address of the repository.
@@ -64,7 +64,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
 
 
 def download_files(name: str, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """Return the local folder of a model of the hub, downloaded if necessary.
+    """Return the local folder of a model on the hub, downloaded if necessary.
 
     Args:
         name: ``"org/name"``.
@@ -72,7 +72,7 @@ def download_files(name: str, patterns: Sequence[str], revision: str | None = No
         revision: Branch, tag or commit; the newest by default.
 
     Raises:
-        DataNotFoundError: The hub does not have it, rejects the request or cannot be reached.
+        DataNotFoundError: The hub does not have the model, rejects the request or cannot be reached.
         MissingDependencyError: huggingface_hub is not installed.
     """
     hub = need("huggingface_hub", "the hub", "local")
@@ -95,7 +95,7 @@ def download(name: str, revision: str | None = None) -> Path:
 
     Raises:
         DataError: The repository contains no critic.
-        DataNotFoundError: The hub does not have it, rejects the request or cannot be reached.
+        DataNotFoundError: The hub does not have the repository, rejects the request or cannot be reached.
         MissingDependencyError: huggingface_hub is not installed.
     """
     folder = download_files(name, _FILES, revision)

@@ -25,8 +25,8 @@ class Budget:
         tokens: Generated tokens (TOK). Once they are spent, a search samples only single messages that finish its first
             path. The last request may overshoot.
         seconds: Wall-clock seconds. Results under this limit depend on the machine's speed.
-        usd: USD, counted as tokens are; needs the ``prices`` of a run. With a price per second, results under this
-            limit also depend on the machine's speed.
+        usd: USD, limited in the same way as tokens; needs the ``prices`` of a run. With a price per second, results
+            under this limit also depend on the machine's speed.
         rate: The run's prices, for ``usd``; filled in by the run.
     """
 
@@ -117,7 +117,7 @@ class Budget:
         return None
 
     def messages_left(self, usage: Usage) -> int | None:
-        """Return the messages left under limits of calls, tokens and USD (`Remaining`); None without such a limit."""
+        """Return the number of messages left under calls, tokens and USD limits (`Remaining`); None without these."""
         left: list[int] = []
         if self.calls is not None:
             left.append(self.calls - usage.agent_calls)
@@ -149,7 +149,7 @@ class Allowance:
     A search starts only if the remaining budget is expected to cover it completely. Otherwise too many concurrent
     searches would share the budget, and none would finish.
 
-    The expected cost of a search is that of the most expensive search so far. Until one has ended, only one search runs
+    The expected cost of a search is that of the most expensive search so far. Until a search ends, only one search runs
     at a time, unless the limits of each search bound its cost. Concurrent searches are granted a margin, which shrinks
     as more searches end. The unused part returns to the budget.
 
@@ -197,7 +197,7 @@ class Allowance:
         return Cost(*left)
 
     def pays(self, rest: Cost, searches: int, alone: bool) -> bool:
-        """Return whether the remaining budget covers ``searches`` more searches; ``alone`` means that none is open."""
+        """Return whether the remaining budget covers ``searches`` more searches; ``alone`` means no open search."""
         if rest.calls < 1 or rest.tokens <= 0 or rest.usd <= 0:
             return False
         if alone and searches == 1:
@@ -222,6 +222,6 @@ class Allowance:
 
 
 def limits_of(budget: Budget) -> Cost:
-    """Return the limits of calls, tokens and USD; infinite for none."""
+    """Return the limits of calls, tokens and USD; infinity for a missing limit."""
     limits = (budget.calls, budget.tokens, budget.usd)
     return Cost(*(math.inf if limit is None else limit for limit in limits))

@@ -192,7 +192,7 @@ def per_agent_and_turn(
 
 
 def value_differences(values: ArrayLike, parents: Sequence[int]) -> Floats:
-    """Return the increase in value by each node's message.
+    """Return the change in value that each node's message causes.
 
     ``A(s_t, a_t) = V(s_{t+1}) - V(s_t)``. Source: the values of MASPRM (arXiv 2510.24803) as a potential; with the true
     expected rewards in place of the values it is the exact credit.
@@ -237,7 +237,7 @@ def control_variate(rewards: ArrayLike, values: ArrayLike, *, weight: float = 0.
 
     ``A_i = R_i - [mean_{j != i, j <= K} (R_j - w V_j) + w mean_{j != i, j <= S} V_j]``. The bracket has the expectation
     ``E[R | s]`` for any values and any fixed weight, because both means of ``V`` have the same expectation. The more of
-    ``R`` the values explain, the smaller the variance, so a message that is scored but not continued replaces a part of
+    ``R`` the values explain, the smaller the variance, so a message that is scored but not continued partly replaces
     a continuation. Without such messages the result is that of `leave_one_out`. Source: control variates with an
     estimated mean (double sampling; Cochran 1977, Sampling Techniques, Ch. 12).
 
@@ -294,9 +294,9 @@ def tree_credit(
 ) -> dict[int, float]:
     """Return the credit of every message of a tree that has a reward below it, from comparisons of siblings.
 
-    A node's estimate is its reward, or from its children ``mean_continued(estimate - w V) + w mean_all(V)``, which is
-    the plain mean without values. Siblings are compared by `leave_one_out`; if ``values`` are given, by
-    `control_variate`; if ``baselines`` are given, by `value_baseline`.
+    The estimate of a terminal node is its reward; that of any other node, computed from its children, is
+    ``mean_continued(estimate - w V) + w mean_all(V)``, or the plain mean without values. Siblings are compared by
+    `leave_one_out`; if ``values`` are given, by `control_variate`; if ``baselines`` are given, by `value_baseline`.
 
     Args:
         parents: ``[N]`` index of each node's parent, which precedes the node; -1 for the root.
@@ -347,7 +347,7 @@ def tree_credit(
 def _normalised(rewards: ArrayLike, groups: Sequence[Hashable], scale: bool) -> Floats:
     found = _finite("rewards", rewards)
     if len(groups) != found.size:
-        raise ConfigError(f"expected one group per reward, got {len(groups)} for {found.size} rewards")
+        raise ConfigError(f"expected one group per reward, got {len(groups)} groups for {found.size} rewards")
     members: dict[Hashable, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):
         members[group].append(place)
@@ -383,7 +383,7 @@ def _rewards(plan: Plan, tree: Tree, reward: StateFunction | None) -> list[tuple
     for one in plan.candidates:
         if one.node is None or one.correct is None:
             name = plan.problem_id or "plan"
-            raise ConfigError(f"{name}: expected graded candidates, got {one!r:.80}; pass reward=, a state's reward")
+            raise ConfigError(f"{name}: expected graded candidates, got {one!r:.80}; pass a function as reward=")
         known.append((one.node, 1.0 if one.correct else -1.0))
     return known
 
@@ -393,7 +393,7 @@ def _values(tree: Tree, value: StateFunction | None) -> list[float]:
 
 
 def _state_differences(sampled: Sequence[Sample], function: StateFunction | None, name: str) -> list[dict[int, float]]:
-    """Return the differences of values between each state and the one before it.
+    """Return the difference in value between each state and its predecessor.
 
     If a question's initial state has no value, the mean value after its first messages is used.
     """

@@ -6,7 +6,7 @@ A package registers names with entry points in the group ``mas_gym.critics``. An
 * the path of a folder written by training;
 * a function that returns such a path; its keyword arguments are options.
 
-A spec without a name is loaded by one of these names: ``folder`` for the path of a folder, ``features`` or
+A spec without a name gets one of these names: ``folder`` for the path of a folder, ``features`` or
 ``calibrated`` if the folder has a file ``features.json`` or ``calibrated.json``, and ``hub`` for ``org/name``.
 """
 
@@ -53,9 +53,9 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
             * ``"policy-likelihood"``, ``"constant:0.5"``, ``"random"``, ``"uncertainty:KIND"``, ``"agreement"``;
             * ``"judge:POLICY"``, ``"prm:MODEL"``, ``"rm:MODEL"``, ``"http://HOST:PORT/ENDPOINT"`` (see
               `rewardmodels.verifiers`);
-            * ``"vllm:FOLDER"`` to score a folder saved by training with vLLM;
+            * ``"vllm:FOLDER"`` for a folder saved by training whose model runs on vLLM;
             * ``"ensemble:A,B"`` for the mean of several critics and ``"vote:A,B"`` for their vote, where A and B are
-            specs;
+              specs;
             * ``"recorded:STORE"`` for the values of a store, or ``"recorded:STORE#judge=NAME"`` for the recorded
               verdicts of a judge (`search.store.RecordedCritic`);
             * ``"FILE.py:NAME:SETTINGS"`` for a custom critic (see `mas_gym.plugins`);

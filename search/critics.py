@@ -150,7 +150,8 @@ class Agreement(Critic):
         peers = context.peers
         if peers is None:
             raise CriticError(
-                "agreement: expected a state with the leaves of its search, got one without; use it only in a search"
+                "agreement: expected a state with the leaves of its search, got one without leaves; use this critic "
+                "only in a search"
             )
         if peers.answer is None:
             return -1.0
@@ -184,13 +185,13 @@ class Combination(Critic):
 
     Attributes:
         name: The members' names, joined by ``+``.
-        terminal_only: Whether any member is.
-        free: Whether every member is.
-        calls: The sum over the members that are not free.
-        concurrent: Whether any member is.
-        max_batch: The smallest of the members'.
-        scores_actions: Whether every member does.
-        reads_peers: Whether any member does.
+        terminal_only: Whether any member scores only terminal states.
+        free: Whether every member is free.
+        calls: The sum of ``calls`` over the members that are not free.
+        concurrent: Whether any member is concurrent.
+        max_batch: The smallest ``max_batch`` of the members.
+        scores_actions: Whether every member scores actions.
+        reads_peers: Whether any member reads peers.
         members: The critics.
 
     Raises:
@@ -242,7 +243,7 @@ class Combination(Critic):
 
 
 class Ensemble(Combination):
-    """The mean of several critics; a state has no value if any member has none."""
+    """The mean of several critics; a state has no value if any member's value is missing."""
 
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
         """Return the mean."""
@@ -252,8 +253,8 @@ class Ensemble(Combination):
 class Vote(Combination):
     """The vote of several critics: the mean of their verdicts, in ``[-1, 1]``.
 
-    A value above ``threshold`` is a verdict of 1, a value below it a verdict of -1. A member abstains if it has no
-    value or exactly the threshold. If fewer than ``quorum`` members vote, the state has no value.
+    A value above ``threshold`` is a verdict of 1, and a value below it is a verdict of -1. A member abstains if its
+    value is missing or equals the threshold. If fewer than ``quorum`` members vote, the state has no value.
 
     Args:
         members: The critics.

@@ -151,11 +151,11 @@ def grading_threads(task: object, kind: str) -> int:
 
 
 class TurnAnswer(NamedTuple):
-    """The answer of an episode if it had ended after some turns.
+    """The answer of an episode cut off after a number of turns.
 
     Attributes:
         turns: Number of turns, at least 1.
-        answer: The normalised answer; None if none was stated.
+        answer: The normalised answer; None if no answer was stated.
         correct: Whether it equals the reference.
     """
 

@@ -76,14 +76,14 @@ class Plan:
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
-        tree: The search tree; for a planner without one, the paths of its candidates.
+        tree: The search tree; for a planner without a tree, the paths of its candidates.
         anytime: The curve of answers against cost, one `AnytimePoint` per change of answer.
         problem_id: The problem searched.
-        answer: The chosen candidate's answer; None if none can be read.
+        answer: The chosen candidate's answer; None if no answer can be read.
         correct: Whether that answer equals the reference (Hit@1); None before grading.
         usage: The cost of the search.
         stopped: Reason for stopping early: an exhausted budget, or the planner's reason, such as a settled majority;
-            None if the search did not stop early, or if the planner itself limited it to stay within its budget.
+            None if the search did not stop early, or if the planner limited the search to fit its budget.
         error: Reason for the failure; None if the search did not fail.
         error_details: The traceback of the failure; not stored.
         mas: The system that was searched; filled in by the scheduler.
@@ -146,7 +146,7 @@ class Plan:
 
         Args:
             facts: Facts for the page header, in addition to the usage.
-            reference: The reference answer; None if the problem has none. Then nothing is shown as right or wrong.
+            reference: The reference answer; None if the problem has none; nothing is then shown as right or wrong.
             grade: Grades the final text of terminal nodes that are not candidates, such as those dropped by a beam. The
                 nodes are unmarked if it is None or returns None.
 
@@ -206,7 +206,7 @@ class Plan:
         Args:
             path: The file.
             facts: As for `page`.
-            reference: The reference answer, shown next to the chosen one.
+            reference: The reference answer, shown next to the chosen answer.
             grade: Grades the final texts of terminal nodes that are not candidates.
 
         Raises:
@@ -258,7 +258,8 @@ def checked_plan(plan: object, root: MASState, dynamics: Dynamics, planner: str,
     for candidate in plan.candidates:
         if candidate.state.path()[0] != root:
             raise SearchError(
-                f"planner {planner}: expected candidates that start at the root of the search, got another start"
+                f"planner {planner}: expected candidates that start at the root of the search, got one that starts at "
+                "another state"
             )
         if not dynamics.is_terminal(candidate.state):
             raise SearchError(

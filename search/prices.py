@@ -36,7 +36,7 @@ class ModelPrice:
 
     Attributes:
         tokens: Per million prompt, cached and generated tokens.
-        forward: Per critic forward.
+        forward: Per reward call (RC).
         second: Per wall-clock second of a search.
     """
 
@@ -70,7 +70,7 @@ class Rate:
     """The prices of one search: those of its agents' models and of its critic.
 
     Attributes:
-        agents: The prices of the agents' model; if some agents have arms, those of the agents without arms.
+        agents: The prices of the agents' model; if some agents have arms, the prices of the agents without arms.
         critic: The prices of the critic; None for a free critic.
         arms: The prices of each arm's model, if they differ.
     """
@@ -120,9 +120,9 @@ class Prices:
         """Return the prices of a search.
 
         Args:
-            policy: The policy's name. For one policy per agent, such as ``"Reader=tiny, *=openai:m"``, all models must
-                have the same price, unless there is a price for the whole name, because tokens are not counted by
-                agent. Arms, such as ``"arms:small=tiny|large=openai:m"``, are priced by arm name or by model name.
+            policy: The policy's name. For one policy per agent, such as ``"Reader=tiny, *=openai:m"``, there must be
+                one price for the whole name or the same price for all models, because tokens are not counted by agent.
+                Arms, such as ``"arms:small=tiny|large=openai:m"``, are priced by arm name or by model name.
             critic: The critic's name; None for no critic or a free one.
 
         Raises:
@@ -138,8 +138,8 @@ class Prices:
             for arm, price in found.items():
                 if price.tokens is None or price.second is not None:
                     raise ConfigError(
-                        f"{self.source}: {models[arm][0]}: expected prices per token (prompt and generated) and no "
-                        "second, because seconds are not counted per model if a policy has several models"
+                        f"{self.source}: {models[arm][0]}: expected prices per token (prompt and generated), not "
+                        "per second, because seconds are not counted per model if a policy has several models"
                     )
                 arms[arm] = price.tokens
             arms.pop("", None)
@@ -148,8 +148,8 @@ class Prices:
         guide = self._find("critic", critic, "{forward: 0.00001}")
         if guide.forward is None:
             raise ConfigError(
-                f"{self.source}: {critic}: expected forward, USD per critic forward; write forward: 0 if only its "
-                "tokens or seconds cost"
+                f"{self.source}: {critic}: expected forward, in USD per reward call, got none; write forward: 0 if "
+                "only its tokens or seconds are charged"
             )
         return Rate(agents, guide, tuple(arms.items()))
 
@@ -159,7 +159,7 @@ class Prices:
         if len(set(found.values())) > 1:
             raise ConfigError(
                 f"{self.source}: the agents' models {', '.join(found)} have different prices, and tokens are not "
-                f"counted per agent; add a price for {policy!r}, such as that of the most expensive one"
+                f"counted per agent; add a price for {policy!r}, such as that of the most expensive model"
             )
         price = found[names[0]]
         if price.tokens is None and price.second is None:

@@ -132,10 +132,10 @@ class Continue:
     """Request to continue a search that has an answer; the reply is None, or the reason to stop.
 
     It must be the only request of its list. The reply is None except in a run that allocates its budget
-    (``search.run(..., allocate=True)``), where it arrives when all other searches are also waiting.
+    (``search.run(..., allocate=True)``), where the reply arrives once all other searches are also waiting.
 
     Attributes:
-        gain: Expected increase of the probability of a right answer per further increment, such as one pass or one
+        gain: Expected increase in the probability of a right answer per further increment, such as one pass or one
             simulation; a positive number.
     """
 

@@ -46,8 +46,8 @@ class RecordedWorld:
         found = self.messages.get(state.digest)
         if found is None:
             raise SearchError(
-                f"expected a state that was recorded, got {state!r}: planners of a recorded run take its messages and "
-                "recipients unchanged"
+                f"expected a state that was recorded, got {state!r}: planners of a recorded run must keep its messages "
+                "and recipients unchanged"
             )
         return found
 
@@ -82,7 +82,7 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
     """
     tree = plan.tree
     if tree is None:
-        raise SearchError(f"{plan.problem_id}: expected a recorded search with a tree, got one without")
+        raise SearchError(f"{plan.problem_id}: expected a recorded search with a tree, got one without a tree")
     messages: defaultdict[bytes, list[Proposal]] = defaultdict(list)
     seen: set[bytes] = set()
     for node, episodes in enumerate(_episodes(plan, tree)):
@@ -99,7 +99,7 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
 
 
 def _episodes(plan: Plan, tree: Tree) -> list[int]:
-    """Return the number of episodes through each node; each candidate, or terminal node without one, is an episode."""
+    """Return the number of episodes through each node; every candidate or other terminal node is an episode."""
     ends = Counter(candidate.node for candidate in plan.candidates)
     passes = [max(1, ends[node]) if tree.is_terminal(node) else 0 for node in range(len(tree))]
     for node in range(len(tree) - 1, 0, -1):

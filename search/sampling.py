@@ -14,12 +14,12 @@ from search.tree import Proposal
 
 @dataclass(frozen=True)
 class Sampling:
-    """How agents sample (paper, App. "Search configurations").
+    """The sampling parameters of agents (paper, App. "Search configurations").
 
     Attributes:
         temperature: Softmax temperature; values below 0.01 mean greedy decoding.
         top_p: Nucleus mass in ``(0, 1]``.
-        max_new_tokens: Maximum length of one message; an agent's own maximum also applies.
+        max_new_tokens: Maximum length of one message, in tokens; an agent's own maximum also applies.
     """
 
     temperature: float = 0.7

@@ -36,9 +36,9 @@ class Setup:
     Attributes:
         planner: The algorithm, bound to the critic.
         dynamics: The system's transition model.
-        critic: Scores states; None if there is none.
+        critic: Scores states; None for a search without a critic.
         seed: Together with the problem's id, determines every sample and every choice.
-        sampling: How agents sample.
+        sampling: The sampling parameters of the agents.
         budget: Limits of one search.
         training: Whether `search.Reward` requests are answered.
         program: The agent program behind the system; None for a MAS.
@@ -112,7 +112,7 @@ def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[M
     """Load a system, or a program and the system that represents it in search; ``mas`` may describe the program.
 
     Raises:
-        ConfigError: There is neither, or the program already has a description.
+        ConfigError: Neither a system nor a program is given, or the program already has a description.
     """
     from mas_gym.systems.loading import load_mas
 
@@ -135,8 +135,8 @@ def check_training(problems: Iterable[Problem], training: bool) -> None:
     """
     if training and isinstance(problems, Task) and problems.split == "test":
         raise ConfigError(
-            f"training=True gives searches the true reward, and {problems.name} is a test split, which would leak; "
-            "load it with split='train' or 'dev'"
+            f"training=True gives searches the true reward, and {problems.name} is a test split, whose answers would "
+            "leak; load it with split='train' or 'dev'"
         )
 
 
@@ -161,7 +161,7 @@ def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | As
     """Return the given policy, or load the one that the MAS names.
 
     Raises:
-        ConfigError: There is neither, or the given object is not a policy.
+        ConfigError: No policy is given or named by the MAS, or the given object is not a policy.
     """
     if policy is None:
         if not mas.policies:

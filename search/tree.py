@@ -88,8 +88,8 @@ class Tree:
 
     Attributes:
         states: The state of each node.
-        parents: Index of its parent; -1 for the root.
-        first: Index of each node's first child, 0 without children, `TERMINAL` for a terminal state.
+        parents: Index of each node's parent; -1 for the root.
+        first: Index of each node's first child, 0 for a node without children, `TERMINAL` for a terminal state.
         last: End (exclusive) of the block of children that starts at ``first``.
         visits: ``N``.
         totals: ``W``.
@@ -209,7 +209,7 @@ class Tree:
         return self.states[node].depth
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form with columns and each text stored once; `from_dict` reads it back."""
+        """Return a JSON-able form of the columns, with each distinct text stored once; `from_dict` reads it back."""
         texts: dict[str, int] = {}
         rest = self.states[1:]
         arms = {"arm": [self.arms.get(index, "") for index in range(len(self))]} if self.arms else {}

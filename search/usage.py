@@ -34,13 +34,13 @@ class Usage:
     Attributes:
         agent_calls: AC, LLM generations by agents; every sample counts, duplicates included.
         generated_tokens: TOK, generated tokens over all agent calls, duplicates included.
-        reward_calls: RC, critic forwards: one per state and search, one per member for a combination, none for a free
-            critic.
-        reward_hits: Evaluations of states that this search had already scored, without a forward.
+        reward_calls: RC, critic forward passes: one per state and search, one per member for a combination, none for a
+            free critic.
+        reward_hits: Evaluations of states that this search had already scored, without a forward pass.
         prompt_tokens: Prompt tokens, once per call to the engine: servers with one sample per call process the prompt
             once per sample, others once per request.
         cached_tokens: Prompt tokens that the engine had cached.
-        dropped_tokens: Tokens cut from the oldest inputs to fit the context window.
+        dropped_tokens: Tokens cut from the oldest input because a prompt did not fit the context window.
         critic_tokens: Tokens that the critic generated, such as a judge's verdicts; not included in TOK.
         critic_prompt_tokens: Prompt tokens that the critic read to generate them.
         unread_verdicts: Verdicts of a judge that could not be parsed.

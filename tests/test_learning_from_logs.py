@@ -116,7 +116,7 @@ def test_features_of_another_version_are_rejected(log: Path, tmp_path: Path) -> 
 
 def test_features_require_both_outcomes_and_a_new_folder(log: Path, tmp_path: Path) -> None:
     rows = list(recorded_states(search.Recorded(imported(tmp_path, [("a", "yes")], [("b", "yes")])), True))
-    with pytest.raises(DataError, match="0 wrong of 2 questions"):
+    with pytest.raises(DataError, match="0 wrong from 2 questions"):
         train_features(rows, tmp_path / "out", "orm")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear", encoding="utf-8")

@@ -486,7 +486,7 @@ def test_packages_add_tasks(tmp_path: Path) -> None:
 def test_true_reward_is_rejected_on_a_test_split() -> None:
     policy = ScriptedPolicy(lambda request, seed: "1")
     problems = [Problem("p", "1?", "1")]
-    with pytest.raises(ConfigError, match="is a test split, which would leak"):
+    with pytest.raises(ConfigError, match="is a test split, whose answers would leak"):
         search.run("mcts:2,2", ProblemTask.of(problems), mas="single", policy=policy, training=True)
     for allowed in (ProblemTask.of(problems, split="train"), problems):
         [plan] = search.run("mcts:2,2", allowed, mas="single", policy=policy, training=True)

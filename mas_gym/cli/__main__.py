@@ -1,4 +1,4 @@
-"""``python -m mas_gym.cli``: the command line if the script ``mas-gym`` is not on the path."""
+"""Entry point of ``python -m mas_gym.cli``, for use when the script ``mas-gym`` is not on the path."""
 
 from mas_gym.cli import main
 

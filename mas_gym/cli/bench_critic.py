@@ -1,4 +1,4 @@
-"""``mas-gym bench-critic``: how well critics find the first error of labelled transcripts."""
+"""``mas-gym bench-critic``: evaluate critics on finding the first error of labelled transcripts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def bench_critic(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures as JSON.")] = None,
 ) -> None:
-    """Evaluate critics on transcripts with a known first wrong step: ProcessBench's F1, AUC, pairs, calibration."""
+    """Evaluate critics on transcripts with a known first error: ProcessBench's F1, AUC, pair accuracy, calibration."""
     from search.compare.first_errors import bench_critic as measure
     from search.compare.imported_transcripts import read_labelled
 
@@ -107,7 +107,7 @@ def _show(found: Sequence[FirstErrorFigures], name: str) -> None:
 
 
 class _Progress:
-    """Prints the progress of scoring every few seconds."""
+    """Prints the scoring progress every few seconds."""
 
     def __init__(self, name: str) -> None:
         self._name, self._said = name, time.monotonic()

@@ -1,4 +1,4 @@
-"""``mas-gym blame``: the messages after which the value fell in wrong answers."""
+"""``mas-gym blame``: find the message that lowered the value most in each wrong answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blame(
         Path | None, typer.Option("--json", help="Write failed searches and blamed agents as JSON.")
     ] = None,
 ) -> None:
-    """For each wrong answer, find the agent with the message that lowered the value most, if the drop is clear."""
+    """For each wrong answer, find the agent that lowered the value most with one message, if the drop is clear."""
     from search import open_store
     from search.compare.reliability import CONFIDENT
 
@@ -57,7 +57,7 @@ def blame(
 
 
 def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
-    """Return the blame of a run's wrong answers."""
+    """Return the blame for each wrong answer of a run."""
     from search.compare.blame import blamed, path_values
 
     scored = ((plan, path_values(plan) if critic is None else _scores(plan, critic)) for plan in store.plans(run.run))

@@ -34,7 +34,7 @@ def calibrate(
 ) -> None:
     """Fit the probability that a search's answer is right, and choose the threshold for stopping.
 
-    The threshold is the smallest with at least the Hit@1 of complete searches on held-out dev problems.
+    The threshold is the smallest at which Hit@1 on held-out dev problems is at least that of complete searches.
     """
     from search import planner_spec
     from search.compare.stop_thresholds import calibrate_stop
@@ -42,7 +42,7 @@ def calibrate(
     if out.suffix != ".json":
         raise ConfigError(f"--out: expected a file that ends in .json, got {str(out)!r}")
     if source.split == "test":
-        raise ConfigError("--split test: thresholds chosen on test problems leak their answers; use dev or train")
+        raise ConfigError("--split: expected dev or train, got test; thresholds chosen on test problems leak answers")
     check_folder(out)
     _, algorithm = read_planner(planner)
     problems = source.load()

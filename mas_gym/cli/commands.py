@@ -32,7 +32,7 @@ _DEBUG = "--debug"
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. The first access to a command imports its module and builds it."""
+    """The commands by name. The first access to a command imports its module and builds the command."""
 
     def __init__(self) -> None:
         self._built: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class _Front(TyperGroup):
             return super().make_context(*arguments, **options)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Accept ``--debug`` after the command, too."""
+        """Also accept ``--debug`` after the command."""
         end = args.index("--") if "--" in args else len(args)
         rest = [word for word in args[:end] if word != _DEBUG]
         parsed: list[str] = super().parse_args(ctx, [_DEBUG] * (len(rest) < end) + rest + args[end:])

@@ -43,7 +43,7 @@ def _console(stderr: bool) -> Console:
 
 @functools.cache
 def _safe_console() -> type[Console]:
-    """Return the console class; defined on demand, because importing rich would slow down ``--version``."""
+    """Return the console class, which is defined on demand because importing rich would slow down ``--version``."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
@@ -98,7 +98,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: s
 
 
 def brief(text: str | None, width: int = 60) -> str:
-    """Return a text of at most ``width`` characters for a cell of a table; ``none`` for None."""
+    """Return the text of a table cell, cut to at most ``width`` characters; ``none`` for None."""
     text = "none" if text is None else text
     return text if len(text) <= width else text[: width - 3] + "..."
 
@@ -110,5 +110,5 @@ def note(message: str, style: str = "dim") -> None:
 
 
 def examples(*commands: str) -> str:
-    """Return the end of a command's help: one example per paragraph, because help texts join the lines of one."""
+    """Return the end of a command's help: one example per paragraph, because help joins lines within a paragraph."""
     return "\n\n".join(("Examples:", *commands))

@@ -82,7 +82,7 @@ def demo(
 
 
 def _rows(specs: Sequence[str]) -> list[Row]:
-    """Pair the paper's planners with all critics, and best-of-N with the outcome critics if there are any, else all."""
+    """Pair the paper's planners with all critics, and best-of-N with the outcome critics, or all if there are none."""
     from search.compare.comparison_runs import PAPER_PLANNERS, named_critics, named_planners, pair
 
     critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
@@ -91,7 +91,7 @@ def _rows(specs: Sequence[str]) -> list[Row]:
 
 
 def _shipped() -> list[str]:
-    """Return the shipped critics, with a note that they are shipped."""
+    """Return the shipped critics and print a note about them."""
     note(
         f"Critics: {ORM} and {MASPRM}, shipped with this package and trained on training problems; "
         "--from-scratch trains new ones, --critic compares others."
@@ -123,7 +123,7 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
 
 
 class _BestTree:
-    """Selects the tree to show from the last MCTS row: the largest that corrects the single pass, else the largest."""
+    """Selects a tree of the last MCTS row: the largest that corrects the single pass, or else the largest."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.row = [row for row in rows if row.name.startswith("mcts")][-1]

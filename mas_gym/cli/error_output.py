@@ -33,7 +33,7 @@ def show_traceback(error: BaseException) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Escapes records; adds the traceback of a failed search, which is the record's ``details`` attribute."""
+    """Escapes log records; appends a failed search's traceback, from the record's attribute ``details``."""
 
     def format(self, record: logging.LogRecord) -> str:
         details = vars(record).get("details")
@@ -41,7 +41,7 @@ class _Formatter(logging.Formatter):
 
 
 class NoteHandler(logging.Handler):
-    """Prints records as notes."""
+    """Prints log records as notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
@@ -49,7 +49,7 @@ class NoteHandler(logging.Handler):
 
 
 def log_handler(level: int) -> logging.Handler:
-    """Return a handler that prints escaped records of at least ``level`` to stderr."""
+    """Return a handler that prints escaped log records of at least ``level`` to stderr."""
     handler = logging.StreamHandler()
     handler.setLevel(level)
     handler.setFormatter(_Formatter("%(levelname)s:%(name)s:%(message)s"))
@@ -65,7 +65,7 @@ def escape_logs_and_warnings() -> None:
 
 @contextlib.contextmanager
 def escaped_usage_errors() -> Iterator[None]:
-    """Escape the user's input in usage errors, which typer prints without our console."""
+    """Escape the user's input in usage errors, which typer does not print through our console."""
     try:
         yield
     except _USAGE_ERROR as error:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Files(NamedTuple):
-    """Files to write the table to, in addition to the terminal."""
+    """Output files for the table, in addition to terminal output."""
 
     json: Path | None = None
     csv: Path | None = None
@@ -113,7 +113,7 @@ def evaluate(
     if allocate:
         _check_allocated(rows, *limits)
     if recorded is None and (run is not None or distinct):
-        raise ConfigError("expected --recorded FILE with --run or --distinct; add it, or leave them out")
+        raise ConfigError("--run and --distinct: expected --recorded FILE as well, got none")
     if recorded is not None:
         _check_recorded(source, agents, options, workers)
         bench, title = _recorded_bench(recorded, run, distinct, source.number)
@@ -177,7 +177,7 @@ def _check_allocated(rows: Sequence[Row], budget: Budget, run_budget: Budget) ->
 def _check_recorded(
     source: opt.TaskSource, agents: opt.AgentSource, options: opt.RunOptions, workers: int | None
 ) -> None:
-    """Reject options without an effect under ``--recorded``."""
+    """Reject options that have no effect with ``--recorded``."""
     flags = ["the options of a task"] if replace(source, number=None) != opt.TaskSource(task="arithmetic") else []
     default = opt.AgentSource()
     flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
@@ -199,7 +199,7 @@ def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | N
 
     source = Recorded(path, run, distinct=distinct)
     if number is not None and number > len(source):
-        raise ConfigError(f"expected -n of at most {len(source):,}, the problems of {path}, got {number:,}")
+        raise ConfigError(f"expected -n of at most {len(source):,}, the number of problems in {path}, got {number:,}")
     return Bench(source[:number], source.mas, None, (), recorded=source), f"recorded run {one_line(source.name)}"
 
 
@@ -238,7 +238,7 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
 
 
 def _dev(source: opt.TaskSource, problems: Task) -> Task:
-    """Return the dev problems, or the evaluated ones if the task has none: sizes depend only on cost."""
+    """Return the dev problems, or, if the task has none, the evaluated problems; sizes depend only on cost."""
     try:
         return replace(source, split="dev", number=None).load()
     except DataError:
@@ -247,7 +247,7 @@ def _dev(source: opt.TaskSource, problems: Task) -> Task:
 
 
 def _resize(rows: Sequence[Row], bench: Bench, target: Match, dev: Task, baseline: str) -> tuple[list[Row], str]:
-    """Set each planner's search parameters to spend the target cost on dev problems, and print them.
+    """Set and print each planner's search parameters so that it spends the target cost on dev problems.
 
     Returns the rows, and the baseline's new name.
     """
@@ -279,7 +279,8 @@ def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, laz
     Args:
         planners: Short forms.
         critics: Names or folders; policy likelihood by default.
-        lazy: Do not load the weights of trained critics; other processes or `mas_gym.cli.options.load_weights` do.
+        lazy: Do not load the weights of trained critics; other processes or `mas_gym.cli.options.load_weights` load
+            them.
 
     Raises:
         ConfigError: No pair remains, or a critic is given but no planner uses one.

@@ -23,12 +23,12 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Entry(NamedTuple):
-    """A registered name.
+    """A registered component.
 
     Attributes:
-        name: Its name.
+        name: The name.
         summary: One line of description.
-        settings: Its settings in order, as ``name=default``, or ``name`` if required.
+        settings: The settings in order, as ``name=default``, or ``name`` if required.
     """
 
     name: str
@@ -68,7 +68,7 @@ def planners(json: AsJSON = False) -> None:
 
 
 def critics(json: AsJSON = False) -> None:
-    """List the critics for --critic, in addition to trained folders."""
+    """List the named critics for --critic, which also accepts folders of trained critics."""
     from search.critic_registry import critic_makers
 
     usage = "--critic NAME or NAME:ARGUMENT, or a folder saved by training; options follow as #name=value"
@@ -132,7 +132,7 @@ def _show(entries: Sequence[Entry], json: bool, usage: str, own: str) -> None:
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:
-    """Return the specs of registered environments by id, including other packages; by default those of a MAS."""
+    """Return registered environments' specs by id, including other packages'; by default only those of a MAS."""
     from gymnasium.envs.registration import registry
 
     import mas_gym  # noqa: F401 - registers the environments

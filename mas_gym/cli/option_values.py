@@ -88,11 +88,11 @@ def read_prices(path: Path | None) -> Prices | None:
 
 
 def read_seeds(text: str) -> list[int]:
-    """Read ``"14,24,42"``."""
+    """Parse seeds such as ``"14,24,42"``."""
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"expected seeds as whole numbers with commas, such as 14,24,42, got {text!r}") from error
+        raise ConfigError(f"expected whole-number seeds separated by commas, such as 14,24,42, got {text!r}") from error
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"expected different seeds, got {text!r}: repeating a seed adds no information")
     return seeds

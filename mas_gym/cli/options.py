@@ -250,13 +250,13 @@ class TaskSource:
         return f"{self.task} {self.split}"
 
     def load(self) -> Task:
-        """Load the task, limited to ``number`` problems if it is given."""
+        """Load the task, limited to ``number`` problems if ``number`` is set."""
         import mas_gym
 
         assert self.task is not None
         task: Task = mas_gym.load_task(self.task, split=self.split, limit=self.number, **self.options)
         if self.number is not None and self.number > len(task):
-            what = f"the problems of {self.task}/{self.split}"
+            what = f"the number of problems in {self.task}/{self.split}"
             raise ConfigError(f"expected -n of at most {len(task):,}, {what}, got {self.number:,}")
         return task
 
@@ -275,9 +275,9 @@ class AgentSource:
     cache: Cache = None
 
     def load(self, task: Task | None, kind: str | None = None) -> tuple[MAS, Program | None]:
-        """Load a program and the MAS that represents it, or only a MAS without a program; ``mas`` names the MAS.
+        """Load a program and the MAS that represents it or, without a program, only a MAS; ``mas`` names the MAS.
 
-        Without a program, the default MAS is the task's; without a task, it is the one for the kind of answer.
+        Without a program, the default is the task's MAS; without a task, it is the MAS for the kind of answer.
         """
         from mas_gym import load_mas
         from mas_gym.programs import load_program
@@ -300,7 +300,7 @@ class AgentSource:
         return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
 
     def spec(self, system: MAS) -> PolicySpec:
-        """Return the policy of ``--policy``, else the MAS's policies, else the bundled model."""
+        """Return the policy of ``--policy`` or, by default, the MAS's policies or the bundled model."""
         return self.policy or dict(system.policies) or "tiny"
 
     def read_policy(self, system: MAS) -> Policy | AsyncPolicy:
@@ -365,7 +365,7 @@ _GROUPS: tuple[type, ...] = (TaskSource, AgentSource, RunOptions)
 
 
 def with_task(**defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add option groups to a command, one for each parameter with a group, such as `TaskSource`, as its type.
+    """Add option groups to a command: a parameter of a group type, such as `TaskSource`, becomes the group's options.
 
     Args:
         defaults: Changed defaults by option name; False removes an option.

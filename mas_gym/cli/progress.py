@@ -27,7 +27,7 @@ _WIDE = 120
 
 
 class _Line:
-    """One line: a run per seed, each with its latest snapshot."""
+    """One progress line: the latest snapshot of each seed's run."""
 
     def __init__(self, label: str, total: int) -> None:
         self.label, self.total = one_line(label), total
@@ -43,7 +43,7 @@ class RunProgress:
     """Shows the progress, cost and accuracy of runs so far.
 
     Args:
-        labels: One line each.
+        labels: One label per line.
         total: Searches per line.
         graded: Whether there are reference answers.
     """
@@ -114,7 +114,7 @@ class RunProgress:
         return self._lines[first : first + room]
 
     def _figures(self, line: _Line) -> list[str]:
-        """Return done, accuracy, agent calls, tokens and time of a line."""
+        """Return the finished searches, accuracy, agent calls, tokens and time of a line."""
         now = line.sum()
         done = f"{now.done:,}/{line.total:,}"
         if not line.runs:

@@ -62,7 +62,7 @@ def serve(
 ) -> None:
     """Answer OpenAI chat requests by search; any OpenAI client works unchanged.
 
-    With --task, the task's system is used, and answers to its questions are graded after they are sent (/metrics).
+    With --task, the task's system is used, and answers to its questions are graded after they are sent (see /metrics).
     """
     from search import Budget
 

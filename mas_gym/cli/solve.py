@@ -131,7 +131,7 @@ def _cost(plan: Plan) -> str:
 
 
 def _critic_cost(plan: Plan) -> list[str]:
-    """Return the critic's cost in addition to its reward calls, if any."""
+    """Return the critic's cost, excluding its reward calls; empty if there is none."""
     usage = plan.usage
     read, written = usage.critic_prompt_tokens, usage.critic_tokens
     costs = [f"judge: {read:,} prompt tokens, {written:,} generated"] if read or written else []

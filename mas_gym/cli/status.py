@@ -25,7 +25,7 @@ _PACE = ("Searches", "Failed", "Active", "Per min", "TOK/s", "Seconds", "Last")
 
 
 def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]) -> None:
-    """Show the runs of a store: progress, speed, accuracy, cost, and why searches failed."""
+    """Show the runs of a store: progress, speed, accuracy, cost and reasons for failures."""
     from search import open_store
 
     with open_store(store) as opened:
@@ -81,7 +81,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tuple[str, ...]]]) -> Table:
-    """Return a table of runs; the first ``words`` columns, with the run's, contain words, the others numbers."""
+    """Return a table of runs: ``words`` columns of words, including the run, then columns of numbers."""
     lines = []
     for run, cells in rows:
         label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")

@@ -48,7 +48,7 @@ def check(
         typer.echo(json.dumps(json_schema(), indent=2))
         return
     if source is None:
-        raise ConfigError("expected a MAS, such as mas-gym check mas.yaml, or --schema for the JSON Schema")
+        raise ConfigError("expected a MAS, as in mas-gym check mas.yaml, or --schema for the JSON Schema")
     check_folder(svg)
     mas = _load(source)
     console = stdout()

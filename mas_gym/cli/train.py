@@ -122,7 +122,7 @@ def calibrated(
     on: Annotated[str, typer.Option("--on", help="Targets: sample outcomes or message labels.")] = "outcomes",
     run: RunName = None,
 ) -> None:
-    """Combine critics into one that is calibrated on recorded outcomes or labels, with cross-validation by question.
+    """Combine critics into one critic, calibrated on recorded outcomes or labels, with cross-validation by question.
 
     Each training question is scored by a model that was fitted without it.
     """
@@ -188,7 +188,7 @@ def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | Non
 
     for flag, typed in given.items():
         if typed:
-            raise ConfigError(f"{flag}: not possible with --base {FEATURES}, a logistic regression")
+            raise ConfigError(f"{flag}: not possible with --base {FEATURES}, which is a logistic regression")
     rows = [row for store in stores for row in recorded_states(Recorded(store, run), kind == "orm")]
     model = train_features(rows, out, kind, note)  # type: ignore[arg-type]
     _show_metrics(model.metrics, out)
@@ -288,12 +288,12 @@ def rollouts(
     seed: opt.Seed = 42,
     export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
 ) -> None:
-    """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
+    """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0); store the trees."""
     import search
     from search.compare.comparison_runs import Bench, Row
 
     if source.split == "test":
-        raise ConfigError("expected --split train or dev: training on trees of the test split would leak its answers")
+        raise ConfigError("--split: expected train or dev, got test; training on test trees would leak the answers")
     check_folder(store)
     check_folder(export)
     check_folder(options.log_json)

@@ -70,7 +70,7 @@ def view(
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that reports only its own errors."""
+    """A server that ignores client connection errors."""
 
     daemon_threads = True
 
@@ -87,14 +87,14 @@ def make_server(store: Path, port: int) -> ThreadingHTTPServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handles GET requests for the listing and for trees."""
+    """Handles GET requests for pages and plots."""
 
     def __init__(self, pages: Pages, *rest: Any) -> None:
         self._pages = pages
         super().__init__(*rest)
 
     def do_GET(self) -> None:
-        """Send a page or an error."""
+        """Send a page, a plot or an error."""
         # Another site's page could reach this server through DNS rebinding; it must not read the store.
         from search.service import foreign
 
@@ -132,7 +132,7 @@ def _error_page(message: str) -> str:
 
 
 class _ReadRun(NamedTuple):
-    """A run that has been read: its description at that time, and its sums."""
+    """A run and its sums, with a mark that changes when the run changes."""
 
     mark: str
     info: RunInfo
@@ -140,7 +140,7 @@ class _ReadRun(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """A run's data for the page of problems: its description when read, and each search's end and question."""
+    """A run's data for the problems page: the run's mark when read, and the outcome and question of each search."""
 
     mark: str
     cells: dict[str, Cell]
@@ -151,7 +151,7 @@ class Pages:
     """The pages of a store.
 
     Each run's sums are read once, and again only after the run has changed. The same applies to its answers and
-    questions, which are read when its problems are first shown, and to its picture.
+    questions, which are read when its problems are first shown, and to its plot.
     """
 
     def __init__(self, path: Path) -> None:
@@ -251,7 +251,7 @@ class Pages:
         self._runs[run.run] = _ReadRun(mark, run, sums)
 
     def _with_cells(self, row: StoredRow) -> StoredRow:
-        """Return a row of the index with the end and the question of each search."""
+        """Return a row of the index with the outcome and question of each search."""
         cells: dict[str, dict[int, Cell]] = {}
         questions: dict[str, str] = {}
         with self._lock:
@@ -283,7 +283,7 @@ class Pages:
         return found
 
     def plot(self, place: str) -> str:
-        """Return the SVG picture of a row's setting, at ``/plot/ROW``; it is drawn once for the same results.
+        """Return the SVG plot of a row's setting, at ``/plot/ROW``; it is redrawn only when the results change.
 
         Raises:
             ConfigError: There is no such row.
@@ -297,7 +297,7 @@ class Pages:
         rows, _, _ = self._listing()
         first = _row(rows, place.removeprefix(PLOT))
         if first is None:
-            raise ConfigError(f"expected the picture of a row of the index, got {place[:80]!r}; start at /")
+            raise ConfigError(f"expected the plot of a row of the index, got {place[:80]!r}; start at /")
         key = tuple(f"{row.key} {row.result.searches}" for row in rows if row.setting == first.setting)
         with self._drawing:
             if key not in self._plots:
@@ -328,7 +328,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 
 
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
-    """Group the runs of each planner and critic; rows of one setting are adjacent, by increasing cost."""
+    """Group the runs of each planner and critic; rows of one setting are adjacent and sorted by increasing cost."""
     from search.report.store_pages import StoredRow
     from search.results.stored_tables import settings
     from search.results.summary import row_of_sums

@@ -96,7 +96,7 @@ def _is_shipped(planner: Planner) -> bool:
 
 
 def _is_small(spec: PolicySpec) -> bool:
-    """Whether a policy or critic is a shipped model, or a model of at most this size in a folder."""
+    """Whether a policy or critic is a shipped model, or a folder with a model of at most `_SMALL_BYTES`."""
     if not isinstance(spec, str):
         return False
     name = spec.partition("#")[0]

@@ -29,18 +29,18 @@ class AgentConfig:
         method: ``"sft"`` on the messages of correct transcripts (expert iteration), ``"dpo"`` on pairs of siblings, or
             ``"grpo"`` on sampled tokens with an advantage per message.
         credit: How ``"grpo"`` computes advantages: a method of `search.credit`.
-        adapters: ``"shared"`` trains one model for all agents, ``"per-agent"`` one for each.
-        best: ``"sft"``: number of transcripts to use per problem, in descending order of their messages' mean reward.
-        least: ``"dpo"``: smallest difference of two siblings' mean rewards, in ``(0, 2]``.
+        adapters: ``"shared"`` trains one model for all agents, ``"per-agent"`` one model per agent.
+        best: ``"sft"``: number of transcripts per problem; those whose messages have the highest mean reward are used.
+        least: ``"dpo"``: smallest difference between the mean rewards of two siblings, in ``(0, 2]``.
         beta: ``"dpo"``: the factor of the log-ratios in the loss.
         clip: ``"grpo"``: bound on the relative change of a token's probability within one run (PPO's epsilon).
-        max_drift: ``"grpo"``: mean difference (nats per token) between the log-probabilities at sampling and in the
-            training forward pass above which a warning is logged.
+        max_drift: ``"grpo"``: a warning is logged above this mean difference (nats per token) between the
+            log-probabilities at sampling and those in the training forward pass.
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
         lora_alpha: Adapters are scaled by ``lora_alpha / lora_rank``.
         lora_dropout: Dropout before the adapters.
         batch_size: Messages (pairs for ``"dpo"``) per update.
-        max_rows: Messages in one forward pass; a larger batch is computed in several, with the same gradient up to
+        max_rows: Messages in one forward pass; a larger batch takes several passes, with the same gradient up to
             rounding. This limits memory use.
         learning_rate: Peak of the schedule.
         epochs: Passes over the rows.
@@ -48,7 +48,7 @@ class AgentConfig:
         warmup: Share of the updates with an increasing learning rate; a linear decay to 0 follows.
         checkpoints: Number of checkpoints in a run.
         gradient_checkpointing: Whether to recompute activations, which saves memory and takes longer.
-        seed: Seed of the order of the rows, dropout and new adapters.
+        seed: Seed for the row order, dropout and new adapters.
     """
 
     method: Method = "sft"
@@ -91,7 +91,7 @@ _TINY_BY_METHOD: dict[str, dict[str, object]] = {
 
 
 def agent_config(method: str, parameters: int, overrides: dict[str, object]) -> AgentConfig:
-    """Return the defaults for a method and a base of this size, with the given fields replaced.
+    """Return the defaults for a method and a base model of this size, with the given fields replaced.
 
     Raises:
         ConfigError: A field is unknown or a value is invalid; the message lists all errors.

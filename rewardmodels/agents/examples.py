@@ -79,10 +79,10 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
 
     Args:
         store: The store.
-        run: One run's name or fingerprint; None for all of them.
+        run: One run's name or fingerprint; None for all runs.
 
     Raises:
-        DataError: There is none; the message describes the store's contents.
+        DataError: There is no training run; the message describes the store's contents.
     """
     runs = [store.find(run)] if run is not None else store.runs()
     chosen = [info for info in runs if info.config["training"]]
@@ -98,7 +98,7 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
 def read_examples(
     path: str | Path, config: AgentConfig, run: str | None = None, critic: Critic | None = None
 ) -> Sequence[Example]:
-    """Return the examples of a config's method from a store, with its token traces next to it.
+    """Return the examples for a config's method from a store; token traces are read from the folder next to it.
 
     Raises:
         ConfigError: The method needs a critic.
@@ -156,8 +156,8 @@ def sibling_pairs(path: str | Path, least: float, run: str | None = None) -> lis
 
     Args:
         path: The store.
-        least: Smallest difference of their mean rewards, in ``(0, 2]``.
-        run: One training run; None reads all.
+        least: Smallest difference between their mean rewards, in ``(0, 2]``.
+        run: One training run; None reads all training runs.
 
     Raises:
         DataError: There is no such pair, or no training run.
@@ -173,8 +173,8 @@ def sibling_pairs(path: str | Path, least: float, run: str | None = None) -> lis
                 )
     if not found:
         raise DataError(
-            f"{path}: expected states whose best and worst message differ by {least} in mean reward, found none; use "
-            "more simulations, or lower least"
+            f"{path}: expected states whose best and worst messages differ by at least {least} in mean reward, found "
+            "none; use more simulations, or lower least"
         )
     return found
 
@@ -218,11 +218,11 @@ def sampled_messages(
 
     Args:
         path: The store.
-        traces: The folder of its token traces.
+        traces: The folder of the store's token traces.
         method: A method of `search.credit.credit`.
         critic: Critic for the methods that need state values.
-        run: One training run; None reads all. Advantages are compared within a run.
-        reward: Critic that replaces the true rewards by its values of the final states.
+        run: One training run; None reads all training runs. Advantages are compared within a run.
+        reward: Critic whose values of the final states replace the true rewards.
 
     Raises:
         ConfigError: The method needs a critic.
@@ -259,7 +259,7 @@ def sampled_messages(
 
 
 def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float]:
-    """Return a critic's value of every state of the given trees except the roots."""
+    """Return a function that looks up a critic's value of a state in the given trees, except the roots."""
     states = {state: plan.mas for plan in plans if plan.tree is not None for state in plan.tree.states if state.depth}
     contexts = [ScoringContext(state, mas, None) for state, mas in states.items() if mas is not None]
     known: dict[MASState, float] = {}

@@ -49,7 +49,7 @@ class ImproveConfig:
 
     Attributes:
         method: Training method of the agents, see `AgentConfig`.
-        rounds: Number of agent trainings.
+        rounds: Number of rounds of agent training.
         problems: Training problems per round; each round uses different problems.
         planner: Planner for training problems; if empty, the method's planner in `PLANNERS`.
         search: Planner that is evaluated with each round's critic.
@@ -72,15 +72,15 @@ class Round(NamedTuple):
     """One generation of agents.
 
     Attributes:
-        number: 0 for the agents at the start.
+        number: Number of the generation; 0 for the initial agents.
         policy: Policy spec of the agents for `load_policy`.
         identity: Digest of the policy's identity, which includes the weights.
         tokens: Tokens generated in the searches of training problems so far, including this generation's.
         rows: Results on the held-out problems: a single pass, and search with this generation's critic.
-        values: Means over the single passes of the held-out problems: the true ``reward``, and the final states' value
-            by this generation's ``critic`` and by the ``first critic``. If the value increases and the reward does
-            not, the agents exploit the critic.
-        outcomes: The searches behind the rows.
+        values: Means over the single passes of the held-out problems: the true ``reward``, and the value of the final
+            state according to this generation's ``critic`` and the ``first critic``. If the value increases and the
+            reward does not, the agents exploit the critic.
+        outcomes: The searches that the rows summarise.
     """
 
     number: int
@@ -92,7 +92,7 @@ class Round(NamedTuple):
     outcomes: tuple[Outcome, ...]
 
     def to_dict(self) -> JSONObject:
-        """Return the figures, JSON-able."""
+        """Return a JSON-able form, with the number of outcomes instead of the outcomes."""
         rows = [row.to_dict() for row in self.rows]
         return {**self._asdict(), "rows": rows, "outcomes": len(self.outcomes)}
 
@@ -113,9 +113,9 @@ def improve(
     call resumes an interrupted stage and gives the same weights and results.
 
     Args:
-        bench: Training problems (as ``task``) and system; policy, store and seeds are set here.
+        bench: Training problems (as ``task``) and system; policy, store and seeds are replaced.
         held_out: Problems for the evaluation, such as a dev split.
-        out: Folder: one store with its token traces, the models of each round, ``rounds.json``, TensorBoard
+        out: Folder for one store with its token traces, the models of each round, ``rounds.json``, TensorBoard
             ``curves``, and ``curves.png``.
         config: The settings.
         start: The agents of generation 0: ``"tiny"``, or a folder or hub id.
@@ -127,9 +127,9 @@ def improve(
         The generations, from 0 to ``config.rounds``.
 
     Raises:
-        ConfigError: A setting is invalid, there are too few problems, or ``out`` belongs to other settings.
+        ConfigError: A setting is invalid, there are too few problems, or ``out`` was created with other settings.
         DataError: The searches yield no training examples.
-        TrainingError: A loss is not a number, or the disk is full.
+        TrainingError: A loss is not finite, or the disk is full.
     """
     for package in ("tensorboard", "matplotlib"):
         need(package, "improve", "agents")
@@ -273,7 +273,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _report(out: Path, rounds: Sequence[Round]) -> None:
-    """Rewrite ``rounds.json`` and the curves, for TensorBoard and as a picture."""
+    """Rewrite ``rounds.json``, the TensorBoard ``curves`` and ``curves.png``."""
     from torch.utils.tensorboard import SummaryWriter
 
     try:
@@ -290,7 +290,8 @@ def _report(out: Path, rounds: Sequence[Round]) -> None:
         _draw(rounds, out / f"{CURVES}.png")
     except OSError as error:
         raise TrainingError(
-            f"cannot write to {out}: {error}; free some space and run the same command again"
+            f"cannot write to {out}: {error}; fix this, for example by freeing disk space, and run the same command "
+            "again"
         ) from error
 
 

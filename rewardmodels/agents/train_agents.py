@@ -43,7 +43,7 @@ class TrainedAgents(NamedTuple):
 
     Attributes:
         folders: Model folder by agent; ``"*"`` stands for all agents.
-        others: Base model of agents without examples.
+        others: Base model of the agents without examples.
         weights: Digest of the weights in each folder.
         metrics: Training data and loss of each model.
     """
@@ -55,7 +55,7 @@ class TrainedAgents(NamedTuple):
 
     @property
     def policy(self) -> str:
-        """The agents as a policy for ``--policy`` and `mas_gym.policies.load_policy`."""
+        """The agents as a policy spec for ``--policy`` and `mas_gym.policies.load_policy`."""
         return policy_spec({ALL: self.others, **{agent: str(folder) for agent, folder in self.folders.items()}})
 
 
@@ -85,18 +85,18 @@ def train_agents(
 
     Args:
         examples: The method's examples, from `rewardmodels.agents.examples`.
-        out: Folder of the model, or with ``adapters="per-agent"`` of one folder per agent.
+        out: Folder of the model; with ``adapters="per-agent"``, it contains one model folder per agent.
         method: ``"sft"``, ``"dpo"`` or ``"grpo"``.
         base: ``"tiny"``, or a folder or hub id; with ``adapters="per-agent"`` also a mapping from agents to bases.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
         resume: False rejects a folder that is not empty.
         log: Receives progress lines.
-        overrides: Fields of `AgentConfig`; the rest depends on the method and the size of the base.
+        overrides: Fields of `AgentConfig`; the other fields depend on the method and the size of the base model.
 
     Raises:
         ConfigError: A setting is invalid, or ``out`` belongs to another run.
         DataError: The examples or the base cannot be used.
-        TrainingError: The loss is not a number, or the disk is full.
+        TrainingError: The loss is not finite, or the disk is full.
         MissingDependencyError: A package is not installed.
     """
     for package in ("trl", "accelerate", "tensorboard"):
@@ -264,5 +264,8 @@ def _encoded(
         else:
             rows.append({"prompt_ids": prompt, **row})
     if not rows:
-        raise DataError(f"expected examples that fit the model's window of {window} tokens, got none")
+        raise DataError(
+            f"expected examples that fit the model's window of {window} tokens, got only longer examples; use shorter "
+            "examples or a model with a larger window"
+        )
     return rows

@@ -45,9 +45,9 @@ class PreferenceTrainer(Guarded, DPOTrainer):
 class CreditTrainer(Guarded, GRPOTrainer):
     """TRL's GRPO trainer for samples that already have advantages.
 
-    Rows have ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``advantage``. The loss is the one of Dr. GRPO (arXiv
+    Rows have ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``advantage``. The loss is that of Dr. GRPO (arXiv
     2503.20783): the sum over tokens, divided by a constant, so that its gradient is the policy gradient, independent
-    of the lengths. The ratio compares with the log-probabilities at sampling.
+    of the message lengths. The importance ratio is relative to the log-probabilities at sampling.
     """
 
     def get_train_dataloader(self) -> object:
@@ -64,7 +64,7 @@ class CreditTrainer(Guarded, GRPOTrainer):
         """Compare the log-probabilities at sampling with those of the model's forward pass.
 
         Returns:
-            For each batch the mean and the largest absolute difference per token, in nats.
+            For each batch, the mean and the largest absolute difference per token, in nats.
         """
         found = []
         collate = Padded(self._tokenizer.pad_token_id)

@@ -23,7 +23,7 @@ def markdown(*blocks: str) -> str:
 
 
 def metadata(**fields: str) -> str:
-    """Return the block at the start of a card that model hubs read."""
+    """Return the metadata block at the start of a card, which model hubs read."""
     return "\n".join(["---", *(f"{name}: {value}" for name, value in fields.items()), "---"])
 
 

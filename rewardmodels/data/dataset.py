@@ -1,8 +1,8 @@
 """Training sets: examples mined from the search trees of many problems, split by problem, and written as Parquet.
 
 There are three kinds: ``"pairs"`` (Bradley-Terry), ``"points"`` (MASPRM by regression) and
-``"outcomes"`` (ORM). Each example contains its problem, so that a split holds out whole
-problems.
+``"outcomes"`` (ORM). Each example contains its problem, so that a split can hold out
+whole problems.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Example(NamedTuple):
         task: The task's name.
         problem_id: The problem.
         mas: Name of the MAS.
-        depth: Turns before the judged message, 0 for the first agent's.
+        depth: Number of turns before the judged message; 0 for the first message.
         agent: Name of the agent that wrote the message.
-        chosen: Parts of the better sibling's text, or of the labelled state's (`rewardmodels.data.encode`).
+        chosen: Parts of the text of the better sibling or of the labelled state (`rewardmodels.data.encode`).
         chosen_target: Its target in ``[-1, 1]``.
         rejected: Parts of the worse sibling's text.
         rejected_target: Its target.
-        margin: Difference of the targets.
+        margin: Difference between the targets.
     """
 
     tree: str
@@ -97,7 +97,7 @@ class RewardData:
     Attributes:
         kind: ``"pairs"``, ``"points"`` or ``"outcomes"``.
         view: Part of a state that the critic reads.
-        graphs: The MAS graphs that the examples come from, by name, as `graph_of` describes them.
+        graphs: The MAS graphs that the examples come from, by name, as returned by `graph_of`.
         examples: The examples.
         trees: Number of trees read, including those without an example.
         continuations: Number of non-terminal states of imported trees, by the number of recorded continuations behind
@@ -162,7 +162,7 @@ def collect(
             None uses all states, but raises an error for pairs and points if each target has only one continuation.
 
     Raises:
-        DataError: There is no tree, no example, or only one class (the message lists the problems and a fix); or each
+        DataError: There is no tree, no example, or only one class (the message lists the reasons and a fix); or each
             target is the outcome of a single sample.
     """
     examples: list[Example] = []
@@ -252,12 +252,12 @@ def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dic
     if not examples:
         raise DataError(
             f"no {kind} in {trees} trees: {blame or 'no visited terminal state'}. Use problems that the agents solve "
-            "sometimes, a higher temperature, or more simulations per tree"
+            "only sometimes, a higher temperature, or more simulations per tree"
         )
     if kind == "outcomes" and len({example.chosen_target for example in examples}) == 1:
         which = "right" if examples[0].chosen_target > 0 else "wrong"
         raise DataError(
-            f"every outcome is {which}: {blame}. An outcome model needs both: use "
+            f"every outcome is {which}: {blame}. An outcome model needs right and wrong outcomes: use "
             f"{'harder' if which == 'right' else 'easier'} problems, or other agents"
         )
 
@@ -265,13 +265,13 @@ def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dic
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
     """Split by problem into a training and a held-out set.
 
-    A problem's assignment depends only on its name and the seed, not on the run or the other problems. As an exception,
-    one problem is moved if one of the sets would be empty.
+    A problem's assignment depends only on its name and the seed, not on the run or the other problems. If one of
+    the sets would be empty, one problem is moved into it.
 
     Args:
         data: The examples.
         held_out: Share of the problems to hold out, in ``(0, 1)``.
-        seed: Seed of the choice.
+        seed: Seed for the assignment.
 
     Raises:
         ConfigError: The share is not between 0 and 1.
@@ -281,7 +281,7 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
         raise ConfigError(f"expected a held-out share between 0 and 1, got {held_out}")
     problems = {(example.task, example.problem_id) for example in data.examples}
     if len(problems) < 2:
-        raise DataError(f"expected examples of at least two problems, got {len(problems)}; one side would be empty")
+        raise DataError(f"expected examples of at least two problems, got {len(problems)}; one set would be empty")
     place = {p: int.from_bytes(blake2b(f"{seed}|{p[0]}|{p[1]}".encode(), digest_size=8).digest()) for p in problems}
     ranked = sorted(problems, key=place.__getitem__)
     count = sum(place[problem] < held_out * 2**64 for problem in ranked)
@@ -315,7 +315,7 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
 
     Raises:
         StoreError: There is no store, it has a different schema, or there is no such run.
-        DataError: The store contains no training run, or one of another MAS.
+        DataError: The store contains no training run, or a run is of another MAS.
     """
     with open_store(path) as store:
         runs = [store.find(run)] if run is not None else store.runs()

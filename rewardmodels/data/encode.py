@@ -8,11 +8,11 @@
     1>2,3: Plan: start 14, ...
     2
 
-The text starts with a legend of names, then the question, then each message as
-``speaker>recipients: text``, then the acting agent. With the legend, a header needs only a
+The text consists of a legend of names, the question, each message as
+``speaker>recipients: text``, and the acting agent. With the legend, a header needs only a
 few digits. The legend is the same for every problem, so it is encoded once.
 
-The text consists of parts: the legend, the question with the first speaker, and one
+The text has these parts: the legend, the question with the first speaker, and one
 part per message, from its ``>`` to the next speaker. The parts of a state are thus a
 prefix of the parts of every successor, and siblings differ only in the last part.
 Parts are tokenized separately, so the same holds for token ids. The last token is
@@ -114,7 +114,7 @@ def state_text(mas: MAS, state: MASState, view: View = "full") -> str:
 
 
 def drop_oldest(parts: list[str], count: int) -> list[str]:
-    """Replace the oldest messages of a state by `CUT`.
+    """Replace the oldest messages of a state with `CUT`.
 
     Args:
         parts: As `state_parts` returns them.
@@ -159,13 +159,13 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, view: View = "full") -> None:
-        """Store the settings and tokenize the opening."""
+        """Store the settings and find the special tokens that start every text."""
         self.tokenizer, self.max_length, self.view = tokenizer, max_length, view
         self._known: dict[str, Ids] = {}
         with_special: list[int] = tokenizer("a")["input_ids"]
         plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         if not plain:
-            raise DataError("expected a tokenizer with a vocabulary, got one without; copy the folder again")
+            raise DataError("expected a tokenizer with a vocabulary, got an empty one; copy the folder again")
         # Some tokenizers start every text with a special token, which belongs to the first part only.
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 
@@ -210,8 +210,8 @@ class Encoder:
         if room < min(_LEAST_QUESTION, len(fitted.parts[1])):
             newest = len(fitted.parts[-1]) if len(fitted.parts) > 2 else 0
             raise CriticError(
-                f"expected a state of at most {self.max_length} tokens, got a newest message of {newest} tokens and no "
-                "room for the question; the newest message is never truncated; lower the agent's max_new_tokens, "
+                f"expected a state of at most {self.max_length} tokens, got a newest message of {newest} tokens, "
+                "which leaves no room for the question and is never truncated; lower the agent's max_new_tokens, "
                 "or use a critic that was trained with a larger max_length"
             )
         parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
@@ -227,7 +227,7 @@ MOST_TOKENS = 8192
 
 
 class Packed(NamedTuple):
-    """One row.
+    """One row of tokens.
 
     Attributes:
         ids: Token ids, shape (S,).
@@ -256,7 +256,7 @@ class Trie(NamedTuple):
     ends: list[int]
 
     def path(self, node: int) -> list[int]:
-        """Return a node's ancestors and the node, from the first part."""
+        """Return the path from a first part to a node, inclusive."""
         found = []
         while node >= 0:
             found.append(node)
@@ -300,7 +300,7 @@ def pack(states: Sequence[Sequence[Ids]]) -> Packed:
 
 
 class ModelInput(NamedTuple):
-    """Rows of tokens as tensors, and the positions of the states' ends.
+    """Rows of tokens as tensors, and the position at which each state ends.
 
     Attributes:
         inputs: Inputs of the backbone: ``input_ids`` (R, S), and ``position_ids`` (R, S) with a 4-D additive
@@ -320,7 +320,7 @@ def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
     Args:
         rows: The rows.
         pad: Padding id.
-        dtype: Data type of the additive mask, which is the model's.
+        dtype: Data type of the additive mask: that of the model.
     """
     import torch
 
@@ -358,9 +358,9 @@ def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False, limit
     """Split items into forward passes of a limited number of tokens.
 
     Args:
-        items: In order.
-        sizes: Tokens of each; ascending, if ``padded``.
-        padded: Whether a forward pass pads all items to its longest.
+        items: The items, in order.
+        sizes: Number of tokens of each item; ascending if ``padded``.
+        padded: Whether a forward pass pads all items to the length of its longest item.
         limit: Largest number of tokens; a larger item gets a separate forward pass.
     """
     cut: list[list[T]] = []

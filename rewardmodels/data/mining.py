@@ -81,13 +81,14 @@ def pairs(
 ) -> list[Pair]:
     """Mine preference pairs from one tree by the paper's five rules.
 
-    At each parent: (i) siblings are deduplicated by ``same``, (ii) ranked by target, (iii) split into up to
-    four top and four bottom ones, disjoint, (iv) paired across the split where the targets differ; at the last
-    step only terminal siblings count; (v) at most ``limit`` pairs per tree.
+    At each parent, siblings are (i) deduplicated by ``same``, (ii) ranked by target, (iii) split into up to four top
+    and up to four bottom siblings, and (iv) paired across the split if their targets differ. At the last step, only
+    terminal siblings count. (v) At most ``limit`` pairs are kept per tree.
 
     Choices that the rules leave open: the most visited of several duplicates is kept; eight siblings or fewer are split
-    at the widest gap between neighbours; under the limit, pairs are taken in turn from each depth, and within a depth
-    from each parent, most visited first and largest margin first, so that a single branch does not fill the limit.
+    at the widest gap between neighbours; to meet the limit, pairs are taken in turn from each depth, and within a
+    depth in turn from each parent, starting with the most visited parent and the largest margin, so that a single
+    branch does not fill the limit.
 
     Args:
         tree: The tree.

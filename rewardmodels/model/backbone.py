@@ -65,7 +65,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
 
 def _source(folder: str) -> dict[str, object]:
-    """Return the options of every load: code in a model's folder is never run, and local folders do not use the hub."""
+    """Return the options of every load: code in a model's folder is never run, and local folders load offline."""
     return {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
 
 
@@ -129,7 +129,8 @@ def load_pretrained(
             model, info = getattr(transformers, kind).from_pretrained(folder, **common, **options)
     except SafetensorError as error:
         raise DataError(
-            f"cannot read the weights in {folder}: {error}; the file is truncated or damaged; copy or train it again"
+            f"cannot read the weights in {folder}: {error}; a file is truncated or damaged; copy the folder "
+            "or train the model again"
         ) from error
     except Exception as error:
         # A damaged config can cause any exception class in transformers.
@@ -209,7 +210,7 @@ def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
     """Run the model and read the head at the end of each state.
 
     Args:
-        model: With or without wrappers.
+        model: The model, with or without wrappers.
         batch: Rows on the model's device.
 
     Returns:

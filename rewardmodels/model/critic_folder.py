@@ -53,7 +53,7 @@ class CriticInfo:
         graphs: The MAS graphs that it was trained on, by name, each with its agents, edges and loops.
         tasks: The tasks that it was trained on.
         base: Name of the backbone.
-        settings: Hyper-parameters.
+        settings: Hyperparameters.
         data: Counts of the training data.
         metrics: Metrics on held-out problems.
         versions: Package versions used in training.
@@ -172,7 +172,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Reject a folder with which transformers would run code, or load weights, from outside the folder.
+    """Reject a folder that would make transformers run code, or load weights, from outside it.
 
     Raises:
         DataError: There is no config, or it is damaged.
@@ -210,7 +210,7 @@ def save_folder(
         The description as written, with the digest of the weights.
 
     Raises:
-        TrainingError: The disk is full or cannot be written.
+        TrainingError: The disk is full or cannot be written to.
     """
 
     def write(fresh: Path) -> None:
@@ -232,7 +232,7 @@ def write_model(
     card: str,
     merge: Callable[[PreTrainedModel], PreTrainedModel],
 ) -> None:
-    """Write a model, its tokenizer and its card; ``merge`` makes a plain model of one with adapters."""
+    """Write a model, its tokenizer and its card; ``merge`` merges adapters into the weights."""
     if has_adapters(model):
         model.save_pretrained(folder / "adapter", save_embedding_layers=False)
         (folder / "adapter" / "README.md").unlink(missing_ok=True)
@@ -243,7 +243,7 @@ def write_model(
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: str) -> None:
-    """Write a model into a folder; the files of an earlier one are kept until everything is written.
+    """Write a model into a folder; the files of an earlier model are kept until everything is written.
 
     Args:
         folder: The folder; its other files are kept.
@@ -252,7 +252,7 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: 
         what: Description of the model, for error messages.
 
     Raises:
-        TrainingError: The disk is full or cannot be written.
+        TrainingError: The disk is full or cannot be written to.
     """
     fresh = folder / ".saving"
     try:
@@ -269,7 +269,7 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: 
     except Exception as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise TrainingError(
-            f"cannot write the {what} to {folder}: {error}. Its checkpoints are kept; free some space and run the same "
+            f"cannot write the {what} to {folder}: {error}. The checkpoints are kept; free some space and run the same "
             "command again"
         ) from error
 
@@ -278,7 +278,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file completely or not at all.
 
     Raises:
-        TrainingError: The disk is full or cannot be written.
+        TrainingError: The disk is full or cannot be written to.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ class FeatureModel:
         mean: Mean of each feature in training.
         scale: Standard deviation of each feature.
         weights: Weight of each standardised feature.
-        bias: The constant.
+        bias: The intercept.
         data: Counts of the training data.
         metrics: Metrics on held-out questions.
     """
@@ -123,8 +123,8 @@ def read_features(folder: Path) -> FeatureModel:
     data = read_object(path)
     if data.get("schema") != SCHEMA or data.get("features") != list(FEATURES):
         raise DataError(
-            f"{path}: expected schema {SCHEMA} with the features of this release, got {shown(data.get('schema'))}; "
-            "train it again"
+            f"{path}: expected schema {SCHEMA} with the features of this release, got {shown(data.get('schema'))} with "
+            f"{shown(data.get('features'))}; train it again"
         )
     tuples = {name: tuple(data[name]) for name in ("agents", "mean", "scale", "weights")}
     return FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)} | tuples)

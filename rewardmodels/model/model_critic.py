@@ -15,7 +15,7 @@ _REMEMBERED = 200_000
 
 
 class ModelCritic(Critic):
-    """A critic that computes the value of each state once; subclasses compute values in `values`."""
+    """A critic that computes the value of each state once; subclasses implement `values`."""
 
     free = False
 

@@ -2,7 +2,7 @@
 
 The keys and values of each part of a state (see `rewardmodels.data.encode`) are
 cached unless the state is terminal. Therefore only the newest message of a new state is
-encoded, whichever search requests it, and in any order of states.
+encoded, regardless of the search that requests it and of the order of states.
 
 In a forward pass, the tokens of all parts form one sequence that is split only for
 attention. The linear layers, most of the work, run on all tokens at once. Attention runs
@@ -11,7 +11,7 @@ from the same forward pass. The computation of a part therefore does not depend 
 other parts, except through the rounding of linear kernels, which may depend on the number
 of rows.
 
-Letters in shapes: L layers, H heads of keys and values, D head size, S tokens of a part, P tokens before it, N parts.
+Letters in shapes: L layers, H key-value heads, D head size, S tokens of a part, P tokens before it, N parts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Part(NamedTuple):
     """New tokens of a state.
 
     Attributes:
-        ids: Their ids.
-        past: Cached keys and values of their predecessors, shape (L, 2, H, tokens, D); None if there are none.
+        ids: Token ids.
+        past: Cached keys and values of the preceding tokens, shape (L, 2, H, tokens, D); None if there are none.
         above: Indices of the preceding parts of this forward pass that follow ``past``.
     """
 
@@ -61,7 +61,7 @@ class _Layout:
 
     Attributes:
         parts: The parts.
-        spans: First token of each and one past the last.
+        spans: Start and end (exclusive) of each part in the sequence.
         masks: Zero where a token may attend, minus infinity elsewhere, shape (S, P + S).
         fresh: Keys and values of all new tokens, one tensor (2, H, tokens, D) per layer run so far.
     """
@@ -89,7 +89,8 @@ def attend(
     """
     special = [name for name in _SPECIAL if options.get(name) is not None]
     if layout is None or special:
-        raise TypeError(f"{type(module).__name__} cannot attend part by part: {special or 'its layers get no layout'}")
+        reason = f"unsupported arguments {special}" if special else "it received no layout"
+        raise TypeError(f"{type(module).__name__} cannot attend part by part: {reason}")
     layer = len(layout.fresh)
     layout.fresh.append(torch.stack((key[0], value[0])))
     grouped = query.shape[1] != key.shape[1]
@@ -111,8 +112,8 @@ def forward_parts(model: PreTrainedModel, parts: Sequence[Part]) -> tuple[torch.
     """Run the model over parts and read the head at the end of each.
 
     Args:
-        model: One that `enable_parts` has accepted.
-        parts: At least one; a part comes after the parts in its ``above``.
+        model: A model that `enable_parts` has accepted.
+        parts: At least one part; each comes after the parts in its ``above``.
 
     Returns:
         Raw logits, shape (N,), and for each part the keys and values of its tokens, shape (L, 2, H, S, D).
@@ -150,7 +151,7 @@ def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
 
 
 def enable_parts(model: PreTrainedModel, pad: int) -> bool:
-    """Enable this attention in a model if it gives equal results for shared prefixes and for whole states.
+    """Enable part-by-part attention in a model if it gives equal results for shared prefixes and for whole states.
 
     This holds for decoders with full causal attention; it is measured, not assumed. Other models are not changed.
     """
@@ -186,7 +187,7 @@ class Counts:
     Attributes:
         states: States scored.
         encoded: Tokens computed by the model.
-        whole: Tokens that it would have computed without sharing.
+        whole: Tokens that the model would have computed without sharing.
         shortened: States longer than ``max_length``; their oldest messages were dropped.
     """
 
@@ -238,7 +239,7 @@ class PrefixScorer:
     Args:
         model: A scalar model in evaluation mode.
         pad: Padding id.
-        share: Share prefixes if the model can (`enable_parts`).
+        share: Whether to share prefixes if the model supports it (`enable_parts`).
         capacity: Size of the cache of prefixes, in bytes.
     """
 

@@ -55,7 +55,7 @@ class LearnedCritic(ModelCritic):
         share: Encode shared prefixes once; False encodes each state completely.
         concurrent: Score in a separate thread while agents generate; None does so on a GPU. On a CPU this helps if a
             core is free.
-        lazy: Load the weights at the first score (or `load`); torch is not imported before that.
+        lazy: Load the weights at the first call of `score` or `load`; torch is not imported before that.
 
     Attributes:
         name: ``"masprm"`` or ``"orm"``.
@@ -192,7 +192,7 @@ class LearnedCritic(ModelCritic):
         if self.terminal_only and state.acting != mas.sink:
             raise CriticError(
                 f"an outcome critic scores terminal states only, got one where {mas.node_name(state.acting)} acts; use "
-                "a MASPRM, or a planner that evaluates terminal states"
+                "a MASPRM, or a planner that evaluates only terminal states"
             )
         self.check_graph(mas)
 
@@ -281,7 +281,7 @@ class _PoolingScorer:
         except Exception as error:
             raise CriticError(
                 f"expected vLLM to start on the critic {folder!r} with {arguments}, got "
-                f"{type(error).__name__}: {error}; its log above has the cause"
+                f"{type(error).__name__}: {error}; see vLLM's log above for the cause"
             ) from error
         self.counts = Counts()
 

@@ -1,4 +1,4 @@
-"""Shared parts of all trainings: complete checkpoints, checks for NaN and infinity, and TensorBoard curves."""
+"""Shared parts of all training runs: complete checkpoints, checks for NaN and infinity, and TensorBoard curves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 class Curves(TrainerCallback):  # type: ignore[misc]
     """Writes the Trainer's logs as TensorBoard curves.
 
-    Each evaluation is also reported in a line, and the loss and the time left about ten times in a run.
+    It also logs a line for each evaluation, and the loss and the time left about ten times in a run.
     """
 
     def __init__(self, folder: Path, log: Callable[[str], None]):
@@ -78,7 +78,7 @@ class Curves(TrainerCallback):  # type: ignore[misc]
 
 
 def common_arguments(settings: JSONObject, folder: Path, updates: int, device: str) -> JSONObject:
-    """Return the arguments of transformers' and TRL's trainers that all trainings share.
+    """Return the arguments of transformers' and TRL's trainers that all training runs share.
 
     Args:
         settings: Hyperparameters by name.
@@ -116,7 +116,7 @@ class Guarded(Trainer):  # type: ignore[misc]
         self.train(resume_from_checkpoint=None if last is None else str(last))
 
     def check_loss(self, loss: float) -> None:
-        """Raise `TrainingError` if the loss of this step is not a number."""
+        """Raise `TrainingError` if the loss of this step is not finite."""
         if not math.isfinite(loss):
             raise TrainingError(
                 f"step {self.state.global_step + 1}: expected a finite loss, got {loss}; training stops. "
@@ -129,7 +129,7 @@ class Guarded(Trainer):  # type: ignore[misc]
         """Compute a step and return its loss.
 
         Raises:
-            TrainingError: The loss is not a number.
+            TrainingError: The loss is not finite.
         """
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.check_loss(loss.item())
@@ -143,7 +143,7 @@ class Guarded(Trainer):  # type: ignore[misc]
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters() if p.requires_grad):
             raise TrainingError(
-                f"step {self.state.global_step}: expected finite weights, got others; training stops. "
+                f"step {self.state.global_step}: expected finite weights, got infinite or NaN weights; training stops. "
                 f"{self._last_checkpoint()} Lower learning_rate"
             )
         try:

@@ -22,7 +22,7 @@ SMALL = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """Hyper-parameters (paper, App. "MASPRM model and optimization").
+    """Hyperparameters (paper, App. "MASPRM model and optimization").
 
     Attributes:
         kind: ``"masprm"`` or ``"orm"``.
@@ -38,7 +38,7 @@ class TrainingConfig:
         lora_dropout: Dropout before the adapters.
         nf4: Whether to quantise the frozen backbone to 4 bits (QLoRA).
         batch_size: Pairs or samples per step and process.
-        max_tokens: Largest forward pass, in tokens; a larger step is computed in several, with the same gradient. This
+        max_tokens: Largest forward pass, in tokens; a larger step takes several passes, with the same gradient. This
             limits memory use.
         accumulation: Number of steps with accumulated gradients per update.
         learning_rate: Peak of the schedule.
@@ -52,7 +52,7 @@ class TrainingConfig:
         cpu_bf16: Whether to use bfloat16 matrix products on a CPU, which is faster on CPUs with bfloat16 instructions;
             GPUs with bfloat16 support always use them. On a CPU this needs about a gigabyte more memory, for kernels
             that are cached for each shape.
-        seed: Seed of the head's initial weights, the order of the examples and dropout.
+        seed: Seed for the head's initial weights, the order of the examples and dropout.
     """
 
     kind: CriticKind = "masprm"
@@ -152,8 +152,8 @@ def check_ranges(
     Args:
         settings: The values by name.
         faults: Errors that were already found.
-        one_of: The allowed values of some of them.
-        at_least: Smallest values.
+        one_of: Allowed values, by name.
+        at_least: Smallest allowed values, by name.
         positive: Names of numbers greater than 0.
         shares: Names of numbers in ``[0, 1)``.
 

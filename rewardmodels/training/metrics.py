@@ -89,8 +89,9 @@ def calibration_by_depth(examples: Sequence[Example], logits: Floats) -> dict[st
     """Compare scores with targets at each depth.
 
     Returns:
-        For each depth the number of states, the mean score, the mean target, and ``gap``. The gap is the absolute
-        difference of mean score and mean target in a score bin, averaged over ten bins of about equally many states.
+        For each depth, the number of states, the mean score, the mean target, and ``gap``. The gap is the absolute
+        difference between the mean score and the mean target in a score bin, averaged over ten bins of nearly equal
+        numbers of states.
     """
     scores = np.tanh(logits).tolist()
     states = [ScoredState(e.depth, v, (e.chosen_target + 1) / 2) for e, v in zip(examples, scores, strict=True)]

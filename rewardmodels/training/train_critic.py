@@ -87,7 +87,7 @@ def train(
     Raises:
         ConfigError: A setting is invalid, or ``out`` belongs to another run.
         DataError: The examples or the backbone cannot be used.
-        TrainingError: The loss is not a number, or the disk is full.
+        TrainingError: The loss is not finite, or the disk is full.
         MissingDependencyError: A package is not installed.
     """
     need("tensorboard", "training")
@@ -104,7 +104,9 @@ def train(
             f"collect the trees with kind={config.data_kind!r}"
         )
     if config.view != data.view:
-        raise ConfigError(f"expected rows of view {config.view!r}, got {data.view!r}; collect them with that view")
+        raise ConfigError(
+            f"expected examples of view {config.view!r}, got {data.view!r}; collect the trees with view={config.view!r}"
+        )
     if config.anchor and (points is None or points.kind != "points"):
         raise ConfigError(
             "anchor: expected labelled states, got none; collect the same trees again with kind='points', and pass the "
@@ -123,7 +125,7 @@ def train(
 def open_backbone(
     base: str, device: str, overrides: Mapping[str, object]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, TrainingConfig]:
-    """Load a backbone ready for training, with a new head and, if the config has them, NF4 and LoRA adapters.
+    """Load a backbone ready for training, with a new head and, if configured, NF4 and LoRA adapters.
 
     Args:
         base: ``"tiny"``, or a folder or hub id of a decoder.
@@ -131,7 +133,7 @@ def open_backbone(
         overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, by the backbone's size.
 
     Returns:
-        The model on the device, its tokenizer, and the config with ``max_length`` cut to the backbone's window.
+        The model on the device, its tokenizer, and the config with ``max_length`` limited to the backbone's window.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -318,7 +320,7 @@ ROLLOUTS = "mcts:40,3"
 def grow(
     bench: Bench, planner: str = ROLLOUTS, listen: Callable[[Progress], None] | bool = False
 ) -> BaseException | None:
-    """Search the problems of a training split with the true reward, into the bench's store.
+    """Search the problems of a training split with the true reward, and save the trees in the bench's store.
 
     Args:
         bench: Problems, system, policy and store; the first seed is used.
@@ -326,7 +328,7 @@ def grow(
         listen: Called with every progress update; True for a progress bar.
 
     Returns:
-        The cause that ended the searches early; None if every tree is in the store.
+        The exception that ended the searches early; None if every tree is in the store.
     """
     [(name, method)] = named_planners([planner]).items()
     return drain(start(Row(name, method), replace(bench, training=True), bench.seeds[0], listen), lambda plan: None)
@@ -337,10 +339,10 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
 
     Args:
         bench: The bench given to `grow`.
-        first: Only the trees of the first ``first`` problems; all by default.
+        first: Number of leading problems whose trees are read; all by default.
 
     Raises:
-        DataError: The store contains no training run of this policy with this sampling.
+        DataError: The store contains no training run of this policy with this sampling and seed.
     """
     assert bench.store is not None and bench.policy is not None
     wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
@@ -354,7 +356,7 @@ def grown(bench: Bench) -> list[RunInfo]:
     """Return the training runs of the bench's store with its policy, sampling and seed.
 
     Raises:
-        DataError: There is none.
+        DataError: There is no such run.
     """
     assert bench.store is not None and bench.policy is not None
     same = {
@@ -367,7 +369,8 @@ def grown(bench: Bench) -> list[RunInfo]:
         runs = [info for info in store.runs() if all(info.config.get(key) == value for key, value in same.items())]
     if not runs:
         raise DataError(
-            f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with its sampling, found none"
+            f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with the bench's sampling "
+            "and seed, found none; call grow first"
         )
     return runs
 
@@ -392,10 +395,10 @@ def teach(
         kind: Kind of critic.
         head: The loss.
         base: The backbone.
-        view: Which part of a state the critic reads.
+        view: Part of a state that the critic reads.
         pairs_per_tree: Maximum number of mined pairs per tree.
         same: The rule for duplicate siblings, as in `rewardmodels.collect`.
-        log: Called with each line about progress.
+        log: Receives progress lines.
         settings: Fields of `rewardmodels.TrainingConfig`.
     """
     wanted = TrainingConfig(kind=kind, head=head).data_kind

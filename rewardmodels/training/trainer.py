@@ -1,4 +1,4 @@
-"""Batches, and transformers' Trainer with the critics' losses; imported only during training because it is slow.
+"""Batches, and transformers' Trainer with the critics' losses; imported only during training (slow import).
 
 Examples of one tree form a *bundle*, so that their common prefixes are encoded once. The order of all steps of all
 epochs is drawn in advance from the seed, so a resumed run needs only the number of its step. If a step has more tokens
@@ -147,8 +147,8 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
     """Return the tensors of one forward pass.
 
     Returns:
-        The inputs of the model, ``rows`` and ``columns`` of the states' ends, indices of the states that are
-        ``better`` and ``worse`` in pairs or ``points``, and the points' ``target``.
+        The inputs of the model, ``rows`` and ``columns`` at which states end, indices of the ``better`` and ``worse``
+        states of pairs and of labelled states (``points``), and the ``target`` of each labelled state.
     """
     offsets = np.cumsum([0, *(len(b.states) for b in chosen)])[:-1]
     batch = (
@@ -182,7 +182,7 @@ def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: Tensors) -> t
     """Return the mean loss of a forward pass (paper, Sec. "MASPRM training", App. "ORM").
 
     Args:
-        config: Names the head.
+        config: Training config, which names the head.
         logits: Logits of the states, shape (K,).
         tensors: As `rewardmodels.training.trainer.gather` returns them.
     """
@@ -292,7 +292,7 @@ class CriticTrainer(Guarded):
         """Accumulate the gradients of a step's forward passes and return its loss.
 
         Raises:
-            TrainingError: The loss is not a number.
+            TrainingError: The loss is not finite.
         """
         model.train()
         passes = self._prepare_inputs(inputs)["passes"]

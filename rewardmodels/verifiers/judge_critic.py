@@ -83,7 +83,7 @@ class JudgeReply(NamedTuple):
     """The outcome of one question to the judge.
 
     Attributes:
-        share: Probability of the first word, in ``[0, 1]``; None if no verdict could be parsed.
+        share: Probability of the verdict "yes" or "A", in ``[0, 1]``; None if no verdict could be parsed.
         tokens: Generated tokens.
         prompt_tokens: Tokens of the prompts.
         unread: Number of verdicts that could not be parsed.
@@ -104,13 +104,13 @@ class JudgeCritic(Critic):
         policy: The policy that acts as the judge.
         mode: ``"logprob"``, ``"share"`` or ``"pairwise"``; ``"auto"`` is ``"logprob"`` if the policy's engine returns
             log-probabilities of first words (local models, vLLM, servers with ``logprobs``), else
-            ``"share"``. Comparisons use log-probabilities by the same rule.
+            ``"share"``. Comparisons use log-probabilities under the same condition.
         n: Number of sampled verdicts per state, or comparisons per pair and order.
         prompt: A text file that replaces the prompt, with the placeholders of `FIELDS`; literal braces must be doubled.
             If verdicts are sampled, the lines with the verdict format are appended. Otherwise the file must request
-            the first word.
+            the verdict as the first word.
         temperature: Temperature for sampling verdicts.
-        max_tokens: Longest sampled reply.
+        max_tokens: Longest sampled reply, in tokens.
 
     Attributes:
         name: ``"judge:POLICY"``.
@@ -261,7 +261,7 @@ class JudgeCritic(Critic):
 
 
 def transcript(context: ScoringContext, state: MASState) -> str:
-    """Return a state's messages, each as ``Agent: text``; a dash before the first one."""
+    """Return a state's messages, each as ``Agent: text``; a dash if there are none."""
     turns = [f"{context.mas.agents[turn.speaker].name}: {turn.text}" for turn in state.path()[1:]]
     return "\n".join(turns) or "-"
 
@@ -315,7 +315,7 @@ def _likely(choice: Choice, words: Sequence[str]) -> JudgeReply:
 
 
 def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> JudgeReply:
-    """Return the share of the first word among the valid verdicts."""
+    """Return the share of the first of the two words among the valid verdicts."""
     found = [read_verdict(sample.text, prompt, words) for sample in reply.samples]
     readable = [one for one in found if one is not None]
     tokens = sum(sample.tokens for sample in reply.samples)
@@ -361,7 +361,7 @@ def judge(
     max_tokens: int = 256,
     **policy: object,
 ) -> JudgeCritic:
-    """An LLM's verdicts: ``"judge:POLICY"`` with any policy; further options are the policy's."""
+    """An LLM's verdicts: ``"judge:POLICY"`` with any policy; further options are passed to the policy."""
     from mas_gym.policies import load_policy
 
     if not argument:

@@ -228,7 +228,7 @@ class StepRewardModel(_Published):
     def _written(self, context: ScoringContext) -> Steps:
         turns = context.state.path()[1:]
         if not turns:
-            raise CriticError(f"{self.name}: expected a state with at least one message, got one without")
+            raise CriticError(f"{self.name}: expected a state with at least one message, got a state without messages")
         tag = STEP_MARKS.get(self.format, "")
         texts = [self._clean(turn.text, tag) for turn in turns]
         steps = self._write(self._clean(context.state.question, tag), texts)
@@ -240,7 +240,10 @@ class StepRewardModel(_Published):
         """Return the id of a step tag: the last token of its text."""
         ids = self._encode(token)
         if not ids or ids[-1] == self._tokenizer.unk_token_id:
-            raise DataError(f"{self.folder}: expected a tokenizer with the token {token!r} of the format {self.format}")
+            raise DataError(
+                f"{self.folder}: format {self.format} needs the token {token!r}, which the tokenizer lacks; set "
+                "format= to the model's format"
+            )
         return ids[-1]
 
     def _two(self, text: str) -> list[int]:
@@ -315,7 +318,8 @@ def _rlhflow(prm: StepRewardModel) -> tuple[Write, Read]:
             before, ids = ids, prm._rendered(turns)
             if words[0] not in ids[len(before) :] or ids[: len(before)] != before:
                 raise CriticError(
-                    f"{prm.name}: expected a chat template that leaves earlier turns unchanged, as format rlhflow needs"
+                    f"{prm.name}: format rlhflow needs a chat template that leaves earlier turns unchanged, got one "
+                    "that changes them; use another model or format"
                 )
             # The answer is the last plus sign; its logits are at the preceding token.
             places.append(len(ids) - 2 - ids[::-1].index(words[0]))
@@ -426,12 +430,12 @@ def guess_format(model: str, folder: str) -> str:
 class ScalarRewardModel(_Published):
     """A published scalar reward model: sequence classification with one label, over a chat of question and answer.
 
-    The answer is the messages of the transcript, joined by blank lines (Skywork-Reward, ArmoRM's scalar variants and
-    others that ``AutoModelForSequenceClassification`` loads). The value is ``tanh(logit / scale)``.
+    The answer is the messages of the transcript, joined by blank lines. The value is ``tanh(logit / scale)``. Examples
+    are Skywork-Reward, ArmoRM's scalar variants and others that ``AutoModelForSequenceClassification`` loads.
 
     Args:
         model: A folder or a hub id.
-        scale: The logit with the value ``tanh(1)``; use a larger scale for models with logits far from 0.
+        scale: The logit whose value is ``tanh(1)``; use a larger scale for models with logits far from 0.
         prefixes: Also score non-terminal states, for which such models were not trained.
         device, dtype, max_batch, max_length: As in `StepRewardModel`.
 

@@ -44,7 +44,7 @@ class ServerCritic(Critic):
         aggregate: As in `rewardmodels.verifiers.published_models.StepRewardModel`.
         scale: As in `rewardmodels.verifiers.published_models.ScalarRewardModel`.
         prefixes: Also score non-terminal states with ``/classify`` and ``/score``.
-        max_batch: Requests open at once.
+        max_batch: Maximum number of concurrent requests.
         options: Options of `mas_gym.policies.openai.OpenAIOptions`, such as ``timeout``, ``key_env`` and ``revision``.
 
     Raises:
@@ -76,7 +76,7 @@ class ServerCritic(Critic):
         if self._endpoint not in ENDPOINTS or not urlsplit(url).netloc:
             raise ConfigError(f"expected http://HOST:PORT/ENDPOINT with one of {', '.join(ENDPOINTS)}, got {url!r}")
         if not model:
-            raise ConfigError(f"critic {url}: expected #model=NAME, as the server's /v1/models lists it")
+            raise ConfigError(f"critic {url}: expected #model=NAME, got none; the server's /v1/models lists the names")
         if format not in COLUMNS:
             raise unknown_name("format", format, COLUMNS)
         if aggregate not in AGGREGATES:

@@ -17,10 +17,10 @@ class Blame(NamedTuple):
 
     Attributes:
         problem_id: The problem.
-        turn: Its position in the transcript, from 0.
+        turn: Position of the message in the transcript, from 0.
         speaker: Index of the agent that wrote it.
         text: The message.
-        values: The value before the first message and after each.
+        values: The value before the first message and after each message.
         fall: The decrease in value after the message.
         confidence: Half of the fall, in ``[0, 1]`` for values in ``[-1, 1]``; 0 if the value never falls.
     """
@@ -49,7 +49,7 @@ def path_values(plan: Plan) -> list[float]:
 
 
 def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
-    """Return the message of the chosen transcript with the largest fall in value; the first of equal falls.
+    """Return the message of the chosen transcript with the largest fall in value; in a tie, the first one.
 
     Args:
         plan: A plan with a tree.
@@ -77,7 +77,7 @@ def largest_fall(values: Sequence[float], before: float) -> tuple[int, float]:
 
 
 def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
-    """Return the blame of the wrong answers of one run.
+    """Return the blame for each wrong answer of one run.
 
     Args:
         scored: All plans of the run, including those with right answers, each with the values after the messages of its
@@ -92,7 +92,7 @@ def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
 
 
 class Falls:
-    """The largest falls in value for the wrong answers of one run, counted by agent at the end."""
+    """Counts the wrong answers of one run by the agent with the largest fall in value."""
 
     def __init__(self) -> None:
         """Start without searches."""
@@ -110,7 +110,7 @@ class Falls:
             self._wrong.append((tuple(tree.speakers[node] for node in path), values))
 
     def counts(self, agents: Sequence[str]) -> Counter[str]:
-        """Return how often each agent is blamed with confidence (`CONFIDENT`); the other searches count as "nobody"."""
+        """Count the wrong answers by blamed agent; those with confidence below `CONFIDENT` count as "nobody"."""
         found: Counter[str] = Counter()
         before = sum(self._first) / len(self._first) if self._first else 0.0
         for speakers, values in self._wrong:

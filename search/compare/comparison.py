@@ -62,7 +62,7 @@ def compare(
     Args:
         planners: Planners or their short forms, or a mapping from custom names.
         problems: A task, or any problems with distinct ids; by default those of ``recorded``.
-        recorded: A recorded run to search in place of a system and a policy, as for `search.run`; seeds are draws.
+        recorded: A recorded run to search in place of a system and a policy, as for `search.run`; each seed is a draw.
         mas: The system, or an argument of `mas_gym.load_mas`.
         program: An agent program in place of the system, as for `search.run`.
         policy: Writes the messages; by default the policy that the MAS names under ``policies``.
@@ -72,7 +72,7 @@ def compare(
         match: ``"tokens=650"``, ``"calls=40"`` or, with prices, ``"usd=0.002"``: choose each planner's size
             (`search.Planner.size_setting`) so that it spends that much per problem. A row is left out, with a warning,
             if all its calibration searches fail.
-        dev: The problems to find sizes on; by default the first 30 compared. Their answers are not used.
+        dev: The problems for choosing sizes; by default the first 30 compared problems. Their answers are not used.
         store: Stores finished searches; repeating the call reads them back. With ``match``, calibration searches are
             stored in a second file next to it, such as ``runs.calibration.db``.
         concurrency: Maximum number of open searches; results do not depend on it.
@@ -123,7 +123,7 @@ def matched(
     problems: Iterable[Problem],
     refused: Callable[[str], None] = lambda reason: None,
 ) -> list[tuple[Row, Row, CalibratedSize]]:
-    """Resize every row to meet a cost; return each row before and after, and its calibration.
+    """Resize every row to meet a cost; return each row before and after resizing, and its calibration.
 
     Args:
         rows: The rows.
@@ -151,7 +151,7 @@ def matched(
 
 
 def renamed(name: str, pairs: Iterable[tuple[Row, Row, CalibratedSize]]) -> str:
-    """Return the new label or planner of the resized row that had this one; other names are returned unchanged."""
+    """Return a row's label or planner after resizing; a name that matches no row is returned unchanged."""
     for old, new, _ in pairs:
         if name in (old.label, old.name):
             return new.label if name == old.label else new.name

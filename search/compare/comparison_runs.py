@@ -1,4 +1,4 @@
-"""Comparison runs: searches every pair of planner and critic with every seed, and reduces the plans to outcomes."""
+"""Comparison runs: run every pair of planner and critic with every seed, and reduce the plans to outcomes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Row:
     """One row to measure: a planner and its critic, if it needs one.
 
     Attributes:
-        name: The planner in tables.
+        name: The planner's name in tables.
         planner: The planner.
         critic: The critic; None for a planner without one.
-        critic_name: The critic in tables.
-        critic_spec: Argument of `rewardmodels.load_critic`; needed only on a fleet.
+        critic_name: The critic's name in tables.
+        critic_spec: Argument of `rewardmodels.load_critic`; needed only on a fleet or in worker processes.
     """
 
     name: str
@@ -104,8 +104,8 @@ class Bench:
         workers: Processes to run rows in; None for this process. Planners must be picklable, and critics need a spec.
         program: The agent program behind ``mas``; None for a MAS.
         training: Whether searches may request the true reward, to generate training data.
-        prices: Prices of the models; None without.
-        recorded: The recorded run to search in place of ``mas`` and ``policy``; None without.
+        prices: Prices of the models, or None.
+        recorded: The recorded run to search in place of ``mas`` and ``policy``, or None.
     """
 
     task: Any
@@ -133,7 +133,7 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
         planners: Planners or their short forms, or a mapping from custom names.
 
     Raises:
-        ConfigError: Two different planners have one name.
+        ConfigError: Two different planners have the same name.
     """
     if isinstance(planners, Mapping):
         return {str(name): load_planner(p) if isinstance(p, str) else as_planner(p) for name, p in planners.items()}
@@ -188,8 +188,8 @@ def pair(
     """Pair each planner that needs a critic with every critic; the others run once, without a critic.
 
     Args:
-        planners: By name.
-        critics: By name, as from `named_critics`.
+        planners: Planners by name.
+        critics: Critics by name, as returned by `named_critics`.
         refused: Called with the reason for each incompatible pair.
 
     Raises:
@@ -314,7 +314,7 @@ def _measure_in_processes(
 
 
 def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
-    """Consume a run's plans, after Ctrl-C or an error only the finished ones; return that exception or None."""
+    """Consume a run's plans; after Ctrl-C or an error, only the finished ones. Return that exception or None."""
     stop: BaseException | None = None
     while True:
         try:

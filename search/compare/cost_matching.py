@@ -27,11 +27,11 @@ _COSTS: dict[str, Callable[[Outcome], float]] = {
 
 
 class Match(NamedTuple):
-    """The cost per problem that all planners should have.
+    """The target cost per problem of every planner.
 
     Attributes:
         unit: ``"tokens"``, ``"calls"`` or ``"usd"``.
-        amount: Per problem.
+        amount: Amount per problem.
     """
 
     unit: str
@@ -39,7 +39,7 @@ class Match(NamedTuple):
 
     @classmethod
     def read(cls, text: str, priced: bool = False) -> Match:
-        """Parse ``"tokens=650"``; USD only if the comparison is ``priced``.
+        """Parse a target such as ``"tokens=650"``; USD requires a ``priced`` comparison.
 
         Raises:
             ConfigError: The unit is unknown, the number is not positive, or the unit is USD and there are no prices.
@@ -57,7 +57,7 @@ class Match(NamedTuple):
 
 
 def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Row, CalibratedSize]:
-    """Return a copy of a row with the planner size that has the closest cost.
+    """Return a row resized to the cost closest to the target, and its calibration.
 
     The size is the planner's `search.Planner.size_setting`, such as the number of passes or
     simulations. Sizes are chosen only by cost, never by correctness. With a store, the searches are stored in a
@@ -105,7 +105,7 @@ def _resized(row: Row, size: int) -> Row:
 
 
 def _next_size(tried: Mapping[int, float], amount: float) -> int:
-    """Return the next size to try, by linear interpolation between the two nearest costs; a tried size when done."""
+    """Return the next size to try, by linear interpolation between the two nearest costs, or a tried size when done."""
     below = max((size for size in tried if tried[size] <= amount), default=0)
     above = min((size for size in tried if tried[size] > amount), default=_LARGEST + 1)
     near, *others = sorted(tried, key=lambda size: abs(tried[size] - amount))

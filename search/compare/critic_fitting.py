@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 
 def label_examples(path: str | Path) -> Iterator[RecordedState]:
-    """Yield every prefix of a store's labelled transcripts; it is right if none of its messages is labelled wrong."""
+    """Yield every prefix of a store's labelled transcripts; a prefix is right if no message in it is labelled wrong."""
     for one in read_labelled(path):
         mas, states = one.states()
         for place, state in enumerate(states):
@@ -46,8 +46,8 @@ def calibrate_critics(
 ) -> CalibratedModel:
     """Fit a combination of critics to outcomes or labels of states.
 
-    One curve is fitted to all questions, and one without each of five folds of the questions. Metrics are computed on
-    the held-out folds.
+    One curve is fitted to all questions, and one more without each of five folds of the questions. Metrics are
+    computed on the held-out folds.
 
     Args:
         critics: The critics by spec; a saved combination loads its critics from these specs.
@@ -79,8 +79,8 @@ def calibrate_critics(
     known: NDArray[np.bool_] = np.any(np.isfinite(values), axis=1)
     if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():
         raise DataError(
-            f"expected right and wrong states with values from at least two questions, got {right[known].sum():.0f} "
-            f"right and {wrong[known].sum():.0f} wrong states from {len(fold_of)} questions"
+            "expected right and wrong states with values from at least two questions, got "
+            f"right: {right[known].sum():.0f}, wrong: {wrong[known].sum():.0f}, questions: {len(fold_of)}"
         )
     folds = np.array([fold_of[key] for key in keys])
     held = [np.asarray(folds == fold) for fold in range(min(FOLDS, len(fold_of)))]
@@ -145,7 +145,7 @@ def _metrics(found: Array, right: Array, wrong: Array) -> dict[str, float]:
 
 
 def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
-    """Write a combination to a folder, for `search.critic_registry.load_critic`; an earlier one is replaced.
+    """Write a combination to a folder, for `search.critic_registry.load_critic`; an earlier combination is replaced.
 
     Raises:
         ConfigError: The folder is not empty and contains no combination.

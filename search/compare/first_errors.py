@@ -1,7 +1,7 @@
 """Evaluation of critics on transcripts with known first errors.
 
-`bench_critic` measures how well a critic finds the first error of labelled transcripts; F1 is ProcessBench's (Zheng et
-al. 2024). A critic scores every prefix (`search.compare.transcripts`). One of two rules converts values to a
+`bench_critic` measures how well a critic finds the first error of labelled transcripts, with ProcessBench's F1 (Zheng
+et al. 2024). A critic scores every prefix (`search.compare.transcripts`). One of two rules converts values to a
 prediction:
 
 * ``"value"``: the first step after which the value is below a threshold, as ProcessBench does for reward models;
@@ -46,7 +46,7 @@ class Threshold(NamedTuple):
     """The rule and threshold that convert values to a prediction.
 
     Attributes:
-        rule: ``"value"`` or ``"fall"``; see the module.
+        rule: ``"value"`` or ``"fall"``; see the module docstring.
         at: The threshold.
     """
 
@@ -75,7 +75,7 @@ class Predictor:
         self._failed = np.array([not one.values for one in scored], dtype=bool)
 
     def predict(self, threshold: Threshold) -> NDArray[np.int_]:
-        """Return the first wrong step of each transcript: -1 for none, another negative number without values."""
+        """Return each transcript's first wrong step: -1 if no step is wrong, -2 if the transcript has no values."""
         if threshold.rule == "value":
             below = self._values < threshold.at
             found = np.where(below.any(axis=1), below.argmax(axis=1), NOBODY)
@@ -120,8 +120,8 @@ def choose_threshold(dev: Sequence[Scored], rules: Sequence[Rule] = RULES) -> tu
     labels = np.array([one.transcript.label for one in dev])
     if not len(dev) or (labels == NOBODY).all() or (labels != NOBODY).all():
         raise ConfigError(
-            f"expected dev transcripts with and without an error to choose a threshold, got {len(dev)} of one kind; "
-            "pass a file with both kinds, or a rule and a threshold"
+            "expected dev transcripts both with and without an error to choose a threshold, got "
+            f"{(labels != NOBODY).sum()} of {len(dev)} with an error; pass other transcripts, or a rule and a threshold"
         )
     predictor = Predictor(dev)
     tried = [(f1_score(predictor.predict(t), labels), t) for rule in rules for t in predictor.candidates(rule)]
@@ -140,7 +140,7 @@ class DepthFigures(NamedTuple):
         value: Their mean value.
         right: Share of the prefixes without an error.
         auc: AUC of the value for prefixes with and without an error, in ``[0, 1]``; 0.5 if there is only one class.
-        gap: Mean distance between value and ``2 right - 1``, over bins of about equally many prefixes.
+        gap: Mean distance between value and ``2 right - 1``, over bins with about the same number of prefixes.
         bins: The bins.
     """
 
@@ -157,20 +157,20 @@ class FirstErrorFigures:
     """Results of `bench_critic`: shares in ``[0, 1]``, F1 in percent, None for undefined figures.
 
     Attributes:
-        critic: Its name.
-        terminal_only: Whether it scores only whole transcripts, so that it predicts no step.
+        critic: Name of the critic.
+        terminal_only: Whether the critic scores only whole transcripts, so that it predicts no step.
         transcripts: Number of measured transcripts.
         wrong: Number of measured transcripts with an error.
-        failed: Number of transcripts without values, by reason; they count as not found.
+        failed: Number of transcripts without values, by reason; they count as wrong predictions.
         threshold: The rule and its threshold.
-        chosen_on: Where the threshold comes from.
+        chosen_on: Source of the threshold.
         dev_f1: F1 on the transcripts used to choose the threshold.
         first_error: Share of the wrong transcripts with a correctly predicted first wrong step.
         no_error: Share of the right transcripts without a predicted error.
-        f1: Their harmonic mean.
-        f1_interval: Its 95% interval, by a bootstrap over questions.
+        f1: Harmonic mean of ``first_error`` and ``no_error``.
+        f1_interval: 95% interval of ``f1``, by a bootstrap over questions.
         agent: Share of the wrong transcripts for which the erring agent is found; None without agents.
-        auc: AUC of a prefix's value for whether the prefix has an error.
+        auc: AUC of the value for prefixes with and without an error.
         pairwise: Share of prefix pairs in which the prefix without an error has the higher value. The prefixes of a
             pair have the same question and length, and exactly one has an error; ties count half.
         pairs: Number of such pairs.
@@ -223,13 +223,13 @@ def first_error_figures(
     """Measure a critic's values against the labels.
 
     Args:
-        critic: Its name.
+        critic: Name of the critic.
         scored: The transcripts to measure.
         dev: The transcripts to choose a threshold on; not needed if ``threshold`` is given or for outcome critics.
         terminal_only: Whether only whole transcripts have values.
         threshold: A fixed threshold; None chooses one.
         rules: The rules to choose from.
-        chosen_on: Where the threshold comes from.
+        chosen_on: Source of the threshold.
         cost: The cost of scoring.
 
     Raises:
@@ -339,8 +339,8 @@ def bench_critic(
     Args:
         critic: The critic, or an argument of `rewardmodels.load_critic`.
         data: A file as in `search.compare.transcripts`, or its transcripts.
-        dev: Transcripts to choose the threshold on. By default a part of ``data`` is used and not measured: the rows
-            with ``split`` dev, else a fifth of the questions, selected by a hash.
+        dev: Transcripts to choose the threshold on. By default, a part of ``data`` that is then not measured: the rows
+            with ``split`` dev or, if there are none, a fifth of the questions, selected by a hash.
         mas: The system that wrote the transcripts; overrides the one named in their rows.
         rule: ``"value"`` or ``"fall"``; by default the better one on ``dev``.
         threshold: A fixed threshold. The rule is then ``"value"`` by default, and all of ``data`` is measured.

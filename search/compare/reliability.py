@@ -53,7 +53,7 @@ def gap(bins: Sequence[Bin]) -> float:
 
 
 class ScoredStates:
-    """The values of many scored states and the shares of right answers below them, in groups, at 16 bytes each."""
+    """The values of many scored states and the shares of right answers below them, by group; 16 bytes per state."""
 
     def __init__(self) -> None:
         """Start without states."""
@@ -68,7 +68,7 @@ class ScoredStates:
         shares.append(right)
 
     def add_tree(self, tree: TreeValues) -> None:
-        """Add the scored states of a search tree that have graded answers below them, by speaker."""
+        """Add the scored states of a search tree that have graded answers below them, grouped by speaker."""
         parents = tree.parents
         graded, right = [0] * len(parents), [0] * len(parents)
         for node, correct in tree.candidates:
@@ -83,7 +83,7 @@ class ScoredStates:
                 shares.append(found / below)
 
     def bins(self) -> dict[int, list[Bin]]:
-        """Return, for each group, at most `BINS` bins of about equally many states, in order of value.
+        """Return, for each group, at most `BINS` bins with about the same number of states, in order of value.
 
         Equal values share a bin, so the order of the states does not matter.
         """
@@ -91,7 +91,7 @@ class ScoredStates:
 
 
 def depth_bins(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
-    """Return the bins of states by depth, as `ScoredStates.bins` does."""
+    """Return the bins of the states at each depth; see `ScoredStates.bins`."""
     groups = ScoredStates()
     for depth, value, right in states:
         groups.add(depth, value, right)

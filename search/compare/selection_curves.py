@@ -138,7 +138,7 @@ def select(
     concurrency: int = 64,
     progress: bool | Callable[[str, Progress], None] = False,
 ) -> Selection:
-    """Return the accuracy of choosing among ``k`` recorded samples: by majority, by each critic, and the upper bound.
+    """Return the accuracy of choosing among ``k`` recorded samples: by majority and each critic, with the upper bound.
 
     Each sample is scored once. The mean over all draws of ``k`` samples is computed exactly
     (`search.results.accuracy_at_k`), so no seed is needed.
@@ -154,7 +154,7 @@ def select(
 
     Raises:
         ConfigError: A critic cannot score the run, or compares samples with each other (its values would depend on the
-            draw), or a ``k`` is not an integer.
+            draw), or a ``k`` is not a positive integer.
         DataError: The run is opened with ``distinct``, so its messages are not independent samples.
         MASGymError: A run ended early, such as when a critic's engine is unavailable.
     """

@@ -60,7 +60,7 @@ class Stopped(NamedTuple):
         hit: Hit@1 of searches that stop at the threshold.
         coverage: Share of the searches that stop early.
         accuracy: Share of right answers among the searches that stop early; None if there are none.
-        claimed: Mean probability of the searches that stop early, at the stop; None if there are none.
+        claimed: Mean predicted probability at the stop, over searches that stop early; None if there are none.
     """
 
     threshold: float
@@ -75,7 +75,7 @@ class Calibration(NamedTuple):
 
     Attributes:
         map: The map.
-        chosen: Results at its threshold.
+        chosen: Results at the map's threshold.
         hit: Hit@1 of complete searches.
         searches: The searches.
     """
@@ -122,7 +122,7 @@ def calibrate_stop(
         problems: Dev problems with reference answers; of problems with the same question, only the first is used.
         critic: The critic to calibrate.
         seeds: Run seeds.
-        method: ``"logistic"``: logistic regression; ``"isotonic"``: then a monotone map of the regression's index.
+        method: ``"logistic"`` for logistic regression; ``"isotonic"`` adds a monotone map of the regression's index.
         options: As for `search.run`: ``mas``, ``program``, ``policy``, ``sampling``, ``concurrency``, ``progress``.
 
     Raises:
@@ -181,10 +181,10 @@ def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[st
 def fit(searches: Sequence[Checked], planner: str, critic: str, method: str = "logistic") -> Calibration:
     """Fit a map to the checks of searches, and choose the threshold on held-out probabilities.
 
-    The threshold is the smallest one with a held-out Hit@1 of at least that of complete searches; 1 if there is none.
+    The threshold is the smallest at which held-out Hit@1 is at least that of complete searches, or 1 if there is none.
 
     Raises:
-        ConfigError: There are no checks, or all are right or all wrong.
+        ConfigError: There are no checks, or all of them are right, or all are wrong.
     """
     ids = list(dict.fromkeys(one.problem for one in searches))
     fold = {problem: i % FOLDS for i, problem in enumerate(ids)}
@@ -227,7 +227,7 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
     right = np.array([check.right for check, _ in pairs], dtype=bool)
     if not pairs or right.all() or not right.any():
         which = "right" if right.any() else "wrong"
-        got = f"all of {len(pairs):,} {which}" if pairs else "none, because the searches end at their first answer"
+        got = f"{len(pairs):,} checks, all {which}" if pairs else "none, because the searches end at their first answer"
         raise ConfigError(
             f"expected checks with right and with wrong answers, got {got}; use other or more dev problems"
         )

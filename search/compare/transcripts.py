@@ -52,7 +52,7 @@ class LabelledTranscript:
         steps: The messages.
         label: Index of the first wrong step; -1 if all are right.
         agents: The agent that wrote each step; empty if unknown.
-        mas: The system that wrote them; None if unknown.
+        mas: The system that wrote the steps; None if unknown.
         proposals: ``(tokens, log-probability)`` of each step; empty if unknown.
         split: ``"dev"``, another split, or ``""``.
     """
@@ -93,9 +93,7 @@ class LabelledTranscript:
                 )
             found.append(dynamics.transition(state, Action(step, system.ALL)))
         if not dynamics.is_terminal(found[-1]):
-            raise DataError(
-                f"{self.id}: expected more steps: the episode of {system.name} does not end at its last step"
-            )
+            raise DataError(f"{self.id}: expected more steps: the last step does not end the episode of {system.name}")
         return system, found[1:]
 
     def _as_program(self) -> tuple[MAS, list[MASState]]:
@@ -121,9 +119,9 @@ def read_labelled_file(path: str | Path) -> list[LabelledTranscript]:
     """
     file = Path(path).expanduser()
     if not file.exists():
-        raise DataNotFoundError(f"{file}: expected a file with columns problem, steps and label; there is none")
+        raise DataNotFoundError(f"{file}: no such file; expected one with columns problem, steps and label")
     if file.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'!r}")
+        raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'}")
     rows = read_file(file, "transcripts")
     found = read_rows("labelled transcripts", rows, lambda number, row: _transcript(row, rows[number].place))
     if not found:
@@ -175,7 +173,7 @@ def _check_shipped(name: object) -> None:
 
     # A data file must not refer to other files.
     if name not in mas_names():
-        raise BadRow(f"expected the name of a shipped system as mas, got {shown(name)}; use --mas for another")
+        raise BadRow(f"expected the name of a shipped system as mas, got {shown(name)}; use --mas for another system")
 
 
 def divide(
@@ -203,7 +201,7 @@ class Scored(NamedTuple):
 
     Attributes:
         transcript: The transcript.
-        values: The value after each step, for outcome critics only after the last one; empty if the critic failed.
+        values: The value after each step, or only after the last step for outcome critics; empty if the critic failed.
         error: Reason for the failure.
     """
 

@@ -118,7 +118,7 @@ def _rails(mas: MAS) -> list[_Rail]:
 
 
 def _row(label: str, left: int, place: int, joined: set[int], rails: list[_Rail]) -> str:
-    """Return one line: a label, a horizontal line to the joined columns, and the rails that pass."""
+    """Return one line: a label, a horizontal line to the joined columns, and the rails that cross it."""
     passing = {rail.column: rail for rail in rails if rail.top <= place <= rail.bottom}
     end = max(joined, default=-1)
     line = label + ("─" if joined else " ") * (left - len(label))
@@ -141,7 +141,7 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
     Args:
         mas: The system.
         state: State to highlight (the edges taken by its messages and the acting agent), or None.
-        title: Text for readers who cannot see the picture.
+        title: Alternative text of the picture.
 
     Returns:
         SVG without scripts or references. Colours follow ``--md-default-fg-color`` if the page defines it.

@@ -33,13 +33,13 @@ class TreeNodes:
         speaker: Agent that wrote the node's message; -1 for the root.
         text: The message; empty for the root.
         recipients: Nodes that received the message.
-        visits: N; None for planners without visits.
+        visits: Visit counts (N); the column is None for planners without visits.
         q: Mean backed-up value, None if unknown; the column is None for planners without it.
         value: The critic's value, None if not scored.
         logprob: Mean log-probability per token, None if unknown.
         tokens: Generated tokens.
         arm: Name of the model that wrote the message; the column is None for a policy with one model.
-        answer: Answer read from a terminal message, else None.
+        answer: Answer parsed from a terminal message; None for other messages.
         correct: Whether a terminal message is right; None if not graded.
     """
 
@@ -127,7 +127,7 @@ def _check(view: TreePage) -> None:
     columns = view.nodes.columns()
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) != 1 or not lengths["parent"]:
-        raise DataError(f"expected node columns of one length of at least 1, got {lengths}")
+        raise DataError(f"expected non-empty node columns of equal length, got {lengths}")
     size = lengths["parent"]
     if view.nodes.parent[0] != -1:
         raise DataError(f"expected node 0 to be the root with parent -1, got parent {view.nodes.parent[0]}")

@@ -1,4 +1,4 @@
-"""The panel of a report about the canary share of a service, read from the service's log."""
+"""The report panel for the canary share of a service, read from the service's log."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _lines(log: Path) -> Iterator[str]:
 
 
 def canary_panel(log: Path) -> str:
-    """Return the panel as HTML: a table by day with the total. Raises as `canary_days`."""
+    """Return the panel as HTML: a table by day, with the total. Raises the errors of `canary_days`."""
     days, broken = canary_days(log)
     total = CanaryDay()
     for one in days.values():

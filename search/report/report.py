@@ -40,11 +40,11 @@ def write_report(
     """Write a store's report as a self-contained HTML page; return its data.
 
     Args:
-        store: The store; None for a page about a service alone.
+        store: The store; None for a page about only a service.
         path: The page.
         runs: As for `read_reports`.
         baseline: As for `read_reports`.
-        figures: Folder for the figures as PNG files; None for none.
+        figures: Folder for PNG files of the figures; None writes no PNG files.
         prices: As for `read_reports`.
         service_log: A log of ``mas-gym serve`` with canary requests, which adds a panel (`search.report.canary_panel`).
 

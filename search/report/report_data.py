@@ -27,7 +27,7 @@ class SettingReport:
     Attributes:
         setting: The runs.
         comparison: Comparison table of the runs.
-        calibration: For each row with values, bins by the last agent.
+        calibration: Bins by the last agent, for each row that has critic values.
         blamed: Number of wrong answers by blamed agent, or "nobody", for each row whose critic values are stored.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.
@@ -48,7 +48,7 @@ def read_reports(
 
     Args:
         store: The store.
-        runs: Which runs, as in `Store.find`; all by default.
+        runs: The runs, as arguments of `Store.find`; all by default.
         baseline: The row to compare the others with, in each setting that has it.
         prices: Prices of the models, which add the column USD.
 
@@ -63,8 +63,8 @@ def read_reports(
     reports = [_read(store, setting, baseline, prices) for setting in settings(found)]
     rows = [row for report in reports for row in report.comparison.rows]
     if baseline and not any(baseline in (row.label, row.planner) for row in rows):
-        labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "no rows, because no search has ended"
-        raise ConfigError(f"baseline: expected one of {labels}, got {baseline!r}")
+        labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "none, because no search has ended"
+        raise ConfigError(f"baseline: expected the label of one row ({labels}), got {baseline!r}")
     return reports
 
 

@@ -39,7 +39,7 @@ _RANKS = (1, 2, 3, 5, 8, 10)
 
 
 def figures_of(report: SettingReport) -> dict[str, Callable[[], Figure]]:
-    """Return a function that draws each figure, by name."""
+    """Return, by figure name, the function that draws the figure."""
     rows = [row for row in report.comparison.rows if row.tokens.mean > 0]
     found: dict[str, Callable[[], Figure]] = {}
     if rows:
@@ -141,5 +141,5 @@ def svg(figure: Figure) -> str:
 
 
 def data_url(figure: Figure) -> str:
-    """Return a figure as `svg` in a data URL."""
+    """Return the `svg` of a figure as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg(figure).encode()).decode()

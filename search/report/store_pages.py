@@ -70,7 +70,7 @@ class ListingQuery(NamedTuple):
     Attributes:
         first: The row.
         second: A row to compare with it, or None.
-        shown: The filter of problems: one of `SHOWN`.
+        shown: The problem filter, one of `SHOWN`.
         query: Show only problems with this text in their id or question.
         page: Page number, from 0; each page has `PAGE` problems.
     """
@@ -113,7 +113,7 @@ def index_page(
         rows: The rows.
         faults: Error messages of runs that could not be read.
         unread: Number of runs not read yet; if positive, the page reloads itself.
-        drawn: Whether settings with several rows with tokens have a plot, at ``/plot/ROW``.
+        drawn: Whether to show a plot, at ``/plot/ROW``, for each setting in which several rows have token counts.
         regraded: The regraded runs.
     """
     parts = [f"<p class=failed>{escape(fault)}</p>" for fault in faults]

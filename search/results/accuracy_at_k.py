@@ -40,7 +40,7 @@ class SelectionPoint(NamedTuple):
         k: Samples drawn per question.
         accuracy: Mean over the questions.
         interval: Its 95% interval over questions; the mean over draws is exact.
-        bounded: Share of questions with fewer than ``k`` samples, of which all are drawn.
+        bounded: Share of questions with fewer than ``k`` samples; all their samples are drawn.
         tokens: Mean tokens of the samples drawn, per question.
     """
 
@@ -58,7 +58,7 @@ class SelectionCurve:
     Attributes:
         rule: ``"any"``, ``"majority"`` or ``"best"``.
         critic: The critic that scored the samples; ``""`` if there is none.
-        points: One per ``k``, ascending.
+        points: One point per ``k``, in ascending order.
         shares: For each ``k``, the probability of a right selection by problem.
     """
 
@@ -81,8 +81,8 @@ def selection_curve(plans: Iterable[Plan], rule: Rule, ks: Sequence[int], critic
     """Return the accuracy of a rule over the candidates of plans, which are the samples of their problems.
 
     Args:
-        plans: One graded plan per problem, such as those of ``bon:N`` on a recorded run with at least as many
-            passes as it has samples. A failed search counts as wrong.
+        plans: One graded plan per problem, such as the plans of ``bon:N`` on a recorded run with at most ``N``
+            samples per problem. A failed search counts as wrong.
         rule: The selection rule.
         ks: Numbers of samples.
         critic: Name of the critic that scored the candidates, for ``"best"``.
@@ -130,18 +130,18 @@ def _probability(plan: Plan, rule: Rule, k: int) -> float:
 
 def _score(plan: Plan, one: Candidate) -> float:
     if one.score is None:
-        raise ConfigError(f"rule 'best': expected scored candidates, got one without in {plan.problem_id}; search with "
-                          "bon:N and a critic")  # fmt: skip
+        raise ConfigError(f"rule 'best': expected scored candidates, got one without a score in {plan.problem_id}; "
+                          "search with bon:N and a critic")  # fmt: skip
     return one.score
 
 
 def any_right(correct: Sequence[bool], k: int) -> float:
-    """Return the probability that one of ``k`` of the samples is right; ``k`` is at most their number."""
+    """Return the probability that at least one of ``k`` drawn samples is right, for ``k`` up to ``len(correct)``."""
     return 1 - math.comb(len(correct) - sum(correct), k) / math.comb(len(correct), k)
 
 
 def best_right(scored: Sequence[tuple[float, bool]], k: int) -> float:
-    """Return the probability that the best of ``k`` of the samples, given with their scores, is right."""
+    """Return the probability that the best of ``k`` drawn samples is right; a sample is given as score and grade."""
     groups: defaultdict[float, list[bool]] = defaultdict(list)
     for score, correct in scored:
         groups[score].append(correct)
@@ -155,9 +155,9 @@ def best_right(scored: Sequence[tuple[float, bool]], k: int) -> float:
 
 
 def majority_right(answered: Sequence[tuple[str | None, bool]], k: int) -> float:
-    """Return the probability that the majority of ``k`` of the samples, given with their answers, is right.
+    """Return the probability that the majority of ``k`` drawn samples is right; a sample is given as answer and grade.
 
-    Samples without an answer have no vote; if no sample of a draw has one, the first sample is chosen.
+    Samples without an answer have no vote; if no drawn sample has an answer, the first one is chosen.
     """
     right: defaultdict[str | None, list[bool]] = defaultdict(list)
     for answer, correct in answered:
@@ -173,7 +173,7 @@ def majority_right(answered: Sequence[tuple[str | None, bool]], k: int) -> float
 
 
 def _wins(count: int, counts: Sequence[int], silent: int, k: int) -> float:
-    """Return the probability that an answer with ``count`` samples wins the vote of ``k`` of them.
+    """Return the probability that an answer with ``count`` samples wins the vote of ``k`` drawn samples.
 
     Each sample is drawn independently with probability ``k / n``, conditional on a total of ``k``. This equals drawing
     without replacement, but its terms do not overflow.

@@ -53,7 +53,7 @@ class Difference(NamedTuple):
         mean: Mean of ``a - b`` over the problems, in ``[-1, 1]``.
         low: Lower end of the interval.
         high: Upper end of the interval.
-        problems: Number of problems that both have.
+        problems: Number of problems that both sides have.
     """
 
     mean: float
@@ -129,7 +129,7 @@ def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
 
 
 def _student(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t (Abramowitz and Stegun, 26.7.5, which needs 5 degrees of freedom)."""
+    """Return the 97.5% quantile of Student's t (Abramowitz and Stegun, 26.7.5, for 5 or more degrees of freedom)."""
     if freedom < len(_STUDENT):
         return _STUDENT[freedom]
     z = _NORMAL
@@ -144,7 +144,7 @@ def _student(freedom: int) -> float:
 def _bounded(values: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 1 or (found.size and not (low <= float(found.min()) <= float(found.max()) <= high)):
-        raise ConfigError(f"expected one number in [{low:g}, {high:g}] per problem, got an array of {found.shape}")
+        raise ConfigError(f"expected one number in [{low:g}, {high:g}] per problem, got shape {found.shape}")
     return found
 
 
@@ -153,10 +153,10 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Differe
 
     Args:
         a: Share of right searches by problem id.
-        b: The same for the other side; only problems that both have are compared.
+        b: The same for the other side; only problems that both sides have are compared.
 
     Raises:
-        ConfigError: The two have no problem in common.
+        ConfigError: The two sides have no problem in common.
     """
     common = _common(a, b)
     gaps = [a[key] - b[key] for key in common]
@@ -175,8 +175,8 @@ def bootstrap(problems: int, statistic: Callable[[Counts], ArrayLike], *, resamp
 
     Args:
         problems: Number of problems.
-        statistic: Function from the count of each drawn problem, shape (resamples, problems), to numbers, shape
-            (resamples,).
+        statistic: Function that maps the counts of the drawn problems, of shape (resamples, problems), to numbers of
+            shape (resamples,).
         resamples: Number of bootstrap samples.
     """
     rng = np.random.default_rng(0)
@@ -190,25 +190,25 @@ def bootstrap(problems: int, statistic: Callable[[Counts], ArrayLike], *, resamp
 def nested_bootstrap(
     a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]], *, resamples: int = 10_000, seed: int = 0
 ) -> Difference:
-    """Return the difference of two accuracies with a bootstrap interval over problems and trainings.
+    """Return the difference of two accuracies with a bootstrap interval over problems and training runs.
 
-    Each side is measured with several trainings of its critic. Problems are drawn with replacement, the same for both
-    sides. Trainings are drawn with replacement separately on each side, so the interval also covers the variation
-    between trainings. With ``k`` trainings, that part is too narrow by about the factor ``sqrt((k - 1) / k)``, as in
-    any bootstrap of few values.
+    Each side is measured with several training runs of its critic. Problems are drawn with replacement, the same for
+    both sides. Training runs are drawn with replacement separately on each side, so the interval also covers the
+    variation between them. With ``k`` training runs, that part is too narrow by about the factor
+    ``sqrt((k - 1) / k)``, as in any bootstrap of few values.
 
     Args:
-        a: One mapping per training, from problem id to the share of right searches. A side without training, such as
-            policy likelihood, has one mapping.
+        a: One mapping per training run, from problem id to the share of right searches. A side without training, such
+            as policy likelihood, has one mapping.
         b: The same for the other side; only problems that every mapping has are compared.
         resamples: Bootstrap samples.
-        seed: Seed for drawing the trainings.
+        seed: Seed for drawing the training runs.
 
     Raises:
-        ConfigError: A side has no training, or there is no problem in common.
+        ConfigError: A side has no training run, or the sides have no problem in common.
     """
     if not a or not b:
-        raise ConfigError(f"expected at least one training on each side, got {len(a)} and {len(b)}")
+        raise ConfigError(f"expected at least one training run on each side, got {len(a)} and {len(b)}")
     common = _common(*a, *b)
     sides = [np.array([[one[key] for key in common] for one in side], dtype=np.float64) for side in (a, b)]
     rng = np.random.default_rng([seed, 1])
@@ -222,7 +222,7 @@ def nested_bootstrap(
 
 
 def _drawn_trainings(means: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return the mean over resampled trainings, from means of shape (resamples, trainings)."""
+    """Return the mean over resampled training runs, from means of shape (resamples, training runs)."""
     count = means.shape[1]
     weights = rng.multinomial(count, np.full(count, 1 / count), size=means.shape[0]) / count
     averages: NDArray[np.float64] = (weights * means).sum(axis=1)
@@ -230,10 +230,10 @@ def _drawn_trainings(means: NDArray[np.float64], rng: np.random.Generator) -> ND
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and sample standard deviation (``n - 1``), as in the paper's Table 1 over its seeds.
+    """Return the mean and sample standard deviation (``n - 1``), as in the paper's Table 1 over its seeds.
 
     Returns:
-        Mean and deviation; the deviation is None for fewer than two values, the mean NaN for none.
+        Mean and deviation; the deviation is None for fewer than two values, and the mean is NaN for no values.
     """
     if not values:
         return math.nan, None

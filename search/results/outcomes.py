@@ -35,8 +35,8 @@ class Outcome:
             `search.Plan`.
         usd: Cost in USD; None without prices.
         unrecorded: Messages requested beyond those of a recorded run.
-        stopped: Reason for stopping early, as `Plan.stopped`; None if the search did not.
-        arms: The contribution of each arm, as `Usage.arms`.
+        stopped: Reason for stopping early, as in `Plan.stopped`; None if the search did not stop early.
+        arms: The contribution of each arm, as in `Usage.arms`.
     """
 
     planner: str

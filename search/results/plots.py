@@ -47,7 +47,7 @@ def plot_text(text: str) -> str:
 
 
 def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
-    """Draw Hit@1 with its 95% interval against the cost per problem; colour is the critic, marker the search method.
+    """Draw Hit@1 with its 95% interval against the cost per problem; colours show critics, markers show search methods.
 
     A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the frontier: the
     rows that no other row outperforms at the same or lower cost.
@@ -158,7 +158,7 @@ def dress(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 
 def plain_log_ticks(axes: Axes, low: float, high: float) -> None:
-    """Label a logarithmic axis from a little below ``low`` to a little above ``high`` with whole numbers."""
+    """Label a logarithmic axis with plain numbers, from a little below ``low`` to a little above ``high``."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     low, high = low / 1.3, high * 1.3

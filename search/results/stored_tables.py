@@ -29,7 +29,7 @@ class Setting:
     Attributes:
         title: Short description of the shared settings.
         runs: The runs, oldest first.
-        labels: For each run, planner and critic in tables.
+        labels: Planner and critic of each run, as named in tables.
     """
 
     title: str
@@ -96,7 +96,7 @@ def cost_of(run: RunInfo, prices: Prices | None) -> Callable[[Usage], float] | N
 
 
 def one_setting(runs: Iterable[RunInfo]) -> Setting:
-    """Return the setting that runs share.
+    """Return the setting that all runs share.
 
     Raises:
         ConfigError: There are no runs, or they differ in more than planner, critic and seed.
@@ -106,7 +106,7 @@ def one_setting(runs: Iterable[RunInfo]) -> Setting:
         listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
         raise ConfigError(
             f"expected runs that differ only in planner, critic and seed, got {len(groups)} settings "
-            f"({listed or 'no run'}); choose runs with the same settings with runs=[...]"
+            f"({listed or 'no run'}); choose runs of one setting with runs=[...]"
         )
     return groups[0]
 

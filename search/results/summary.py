@@ -32,10 +32,10 @@ class ArmShare(NamedTuple):
     """The contribution of an arm to the searches of a row.
 
     Attributes:
-        arm: Its name.
+        arm: Name of the arm.
         agent_calls: AC per problem.
         tokens: TOK per problem.
-        chosen: Its share of the messages of chosen answers, in ``[0, 1]``.
+        chosen: The arm's share of the messages in chosen answers, in ``[0, 1]``.
     """
 
     arm: str
@@ -73,7 +73,7 @@ class ResultRow:
         shares: Share of right searches by problem id.
         curve: Tokens per problem and Hit@1 if every search had stopped at the same budget, for increasing budgets;
             empty for methods with an answer that never changes.
-        uneven: Whether its seeds finished different problems, so that Hit@1 averages different problem sets.
+        uneven: Whether the seeds finished different problems, so that Hit@1 averages different problem sets.
         usd: USD per problem; None without prices.
         bounded: Share of searches that requested more messages than a recorded run contains.
         arms: The contribution of each arm; empty for a policy without arms.
@@ -101,7 +101,7 @@ class ResultRow:
 
     @cached_property
     def problem_set(self) -> str:
-        """A short digest of its problems; rows with different digests are comparable only on their common problems."""
+        """Short digest of the row's problems; rows with different digests are comparable only on common problems."""
         return blake2b(ascii(sorted(self.shares)).encode(), digest_size=4).hexdigest()
 
     @property
@@ -115,7 +115,7 @@ class ResultRow:
         return len(self.shares)
 
     def cost(self, name: str) -> Spread:
-        """Return the mean of a cost by the name of its attribute, such as ``"tokens"``."""
+        """Return a cost by attribute name, such as ``"tokens"``."""
         found: Spread = getattr(self, name)
         return found
 
@@ -149,7 +149,7 @@ def summarise(outcomes: Iterable[Outcome]) -> list[ResultRow]:
 
 
 def hit_differences(rows: Sequence[ResultRow], baseline: str = "") -> list[tuple[ResultRow, ResultRow, Difference]]:
-    """Compare the Hit@1 of each row with the baseline's, on the problems that both have.
+    """Compare the Hit@1 of each row with the baseline's, on their common problems.
 
     Args:
         rows: From `summarise`.
@@ -170,7 +170,7 @@ def hit_differences(rows: Sequence[ResultRow], baseline: str = "") -> list[tuple
 
 
 def find_row(rows: Sequence[ResultRow], name: str = "") -> ResultRow:
-    """Return the row with a label, or the only row of a planner; the first row without a name.
+    """Return the row with a label, or the only row of a planner; the first row if ``name`` is empty.
 
     Raises:
         ConfigError: No row has that name, or several do.
@@ -180,12 +180,12 @@ def find_row(rows: Sequence[ResultRow], name: str = "") -> ResultRow:
     found = [row for row in rows if row.label == name] or [row for row in rows if row.planner == name]
     if len(found) != 1:
         labels = ", ".join(repr(row.label) for row in rows)
-        raise ConfigError(f"baseline {name!r}: expected the label of one row, one of {labels}")
+        raise ConfigError(f"expected the label of one row ({labels}), got {name!r}")
     return found[0]
 
 
 def row_of_sums(planner: str, critic: str, sums: Sequence[RunSums]) -> ResultRow:
-    """Return a row with the figures that follow from sums: no Hit@3 and Hit@5, curve, prices, arms and bounds.
+    """Return a row computed from sums only: without Hit@3, Hit@5, curve, prices, arms and bounds.
 
     Several sums may have the same seed.
     """
@@ -258,7 +258,7 @@ class CurvePoint(NamedTuple):
     Attributes:
         tokens: Mean tokens spent.
         hit: Hit@1.
-        interval: Its 95% interval.
+        interval: 95% interval of Hit@1.
     """
 
     tokens: float
@@ -294,7 +294,7 @@ def anytime_curve(outcomes: Iterable[Outcome]) -> list[CurvePoint]:
 
 
 def _right_at(group: Sequence[Outcome], budgets: Sequence[int]) -> NDArray[np.bool_]:
-    """Return whether each search is right if it stops at each budget."""
+    """Return, for each search and budget, whether the search is right if it stops at that budget."""
     right = np.zeros((len(group), len(budgets)), dtype=np.bool_)
     for row, outcome in zip(right, group, strict=True):
         for tokens, correct in (*outcome.anytime, (outcome.tokens, outcome.correct)):

@@ -29,7 +29,7 @@ class CalibratedSize(NamedTuple):
     """The calibrated size of a planner, and its cost on the calibration problems.
 
     Attributes:
-        label: The row.
+        label: Label of the row.
         setting: The changed setting; ``""`` for a planner without a size setting.
         size: The setting's value.
         spent: Tokens, calls or USD per problem.
@@ -66,13 +66,13 @@ class Comparison:
     calibrated: tuple[CalibratedSize, ...] = ()
 
     def differences(self) -> dict[str, Difference]:
-        """Return the paired difference in Hit@1 of each other row to the baseline, by label."""
+        """Return, by label, each other row's Hit@1 minus the baseline's, paired by problem."""
         return {row.label: gap for row, _, gap in hit_differences(self.rows, self.baseline)} if self.rows else {}
 
     def __getitem__(self, label: str) -> ResultRow:
         """Return the row with a label such as ``"mcts:10,3 + masprm"``, or the only row of a planner."""
         if not self.rows:
-            raise ConfigError("the comparison has no rows: no search has ended")
+            raise ConfigError("the comparison has no rows, because no search has ended")
         return find_row(self.rows, label)
 
     def to_markdown(self) -> str:
@@ -84,7 +84,7 @@ class Comparison:
         return table_formats.to_latex(self.rows, self.title)
 
     def to_csv(self) -> str:
-        """Return one line per row, with a header; shares in [0, 1]."""
+        """Return the table as CSV with a header; shares are in ``[0, 1]``."""
         return table_formats.to_csv(self.rows)
 
     def to_json(self) -> str:
@@ -92,7 +92,7 @@ class Comparison:
         return table_formats.to_json(self.rows, self.meta, self.baseline)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one line per row, with the difference to the baseline and its interval.
+        """Return a data frame with one line per row, its difference from the baseline and the interval.
 
         Raises:
             MissingDependencyError: pandas is not installed.
@@ -120,7 +120,7 @@ class Comparison:
         return plots.save_tradeoff(self.rows, Path(path), self.title)
 
     def show(self, width: int = _WIDTH) -> object:
-        """Return the whole result as a renderable of rich."""
+        """Return the whole result as a rich renderable."""
         return table_formats.report(self.rows, self.title, width, self.baseline)
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class Comparison:
 
 
 def spent_text(spent: float) -> str:
-    """Return a cost per problem with one decimal, or with three digits if it is small, such as a cost in USD."""
+    """Return a cost per problem with one decimal place, or with three significant digits if it is below 1."""
     return f"{spent:,.1f}" if spent >= 1 or not spent else f"{spent:.3g}"
 
 

@@ -47,14 +47,14 @@ _COSTS = {"TOK": "generated tokens", "AC": "agent calls", "RC": "reward calls"}
 
 
 def percent(spread: Spread | None) -> str:
-    """Return a share in percent with its deviation over seeds, such as ``"67.8 ± 0.6"``."""
+    """Return a share as a percentage with its deviation over seeds, such as ``"67.8 ± 0.6"``."""
     if spread is None or math.isnan(spread.mean):
         return _DASH
     return percent_cell(spread.mean) + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
 
 
 def count(spread: Spread) -> str:
-    """Return a cost per problem with its deviation over seeds; decimals only if they are significant."""
+    """Return a cost per problem with its deviation over seeds; decimals are shown only if they are significant."""
     if math.isnan(spread.mean):
         return _DASH
     varies = spread.std is not None and round(spread.std, 1) > 0
@@ -72,17 +72,17 @@ def dollars(spread: Spread | None) -> str:
 
 
 def percent_cell(share: float) -> str:
-    """Return a share in percent with one decimal."""
+    """Return a share as a percentage with one decimal place."""
     return _DASH if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def interval_cell(interval: Interval) -> str:
-    """Return an interval of shares in percent, such as ``"41.0 - 52.3"`` with an en dash."""
+    """Return an interval of shares as percentages, such as ``"41.0 - 52.3"`` with an en dash."""
     return f"{100 * interval.low:.1f} {_DASH} {100 * interval.high:.1f}"
 
 
 def gap_cells(gap: Difference) -> tuple[str, str]:
-    """Return a difference and its interval in points, such as ``("+3.1", "-0.4 to +6.5")``."""
+    """Return a difference and its interval in percentage points, such as ``("+3.1", "-0.4 to +6.5")``."""
     # Adding 0 turns -0.0 into 0.0.
     mean, low, high = (round(100 * value, 1) + 0.0 for value in gap[:3])
     return f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}"
@@ -128,7 +128,7 @@ def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
 
 
 def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool, tuple[str, ...]]:
-    """Return the table for a terminal, whether its width in characters allows deviations, and the omitted columns.
+    """Return the table for a terminal of ``width`` characters, whether it has deviations, and the omitted columns.
 
     The best Hit@1 is bold.
 
@@ -198,7 +198,7 @@ def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
 
 
 def caption(rows: Sequence[ResultRow], shown: bool = True, dropped: Sequence[str] = ()) -> str:
-    """Return the sentence that explains the table's figures.
+    """Return the text that explains the table's figures.
 
     Args:
         rows: The rows of the table.
@@ -264,7 +264,7 @@ def arm_cells(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
 
 
 def _lines_table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[str]) -> Table:
-    """Return a table of text whose columns ``right`` are aligned to the right."""
+    """Return a table of text; the columns ``right`` are right-aligned."""
     from rich.text import Text
 
     table = _plain_table(title)
@@ -309,7 +309,7 @@ def _fixed_columns(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
 
 
 def to_csv(rows: Sequence[ResultRow]) -> str:
-    """Return one line per row, with a header; shares in ``[0, 1]``."""
+    """Return the table as CSV with a header; shares are in ``[0, 1]``."""
     flat = [row.to_dict() for row in rows]
     for line in flat:
         line["seeds"] = " ".join(map(str, line["seeds"]))
@@ -352,7 +352,7 @@ def latex(text: str) -> str:
 
 
 def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> str:
-    """Return the table, its caption and the differences as a fragment of HTML, for notebooks."""
+    """Return the table, its caption and the differences as an HTML fragment for notebooks."""
     parts = [f"<p><b>{escape(title)}</b></p>" if title else ""]
     header, *body = _fixed_columns(rows)
     parts.append(html_table(header, body))
@@ -369,7 +369,7 @@ def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> s
 
 
 def verdict(a: ResultRow, b: ResultRow, gap: Difference) -> str:
-    """Return the verdict on a difference, such as ``"includes 0"``, with the number of problems if a row has more."""
+    """Return a difference's verdict, such as ``"includes 0"``, with the number of common problems if a row has more."""
     return gap.verdict + (f", {gap.problems:,} common problems" if gap.problems < max(a.problems, b.problems) else "")
 
 

@@ -1,8 +1,8 @@
 """The HTTP service of ``mas-gym serve``, and the telemetry shared with other commands.
 
-`search.service.app` contains the routes and the HTTP server, and `requests` the OpenAI format and the searches.
-Both need ``pip install 'mas-gym[serve]'``; `telemetry` does not. This module checks that a request comes from this
-machine; the check protects local servers from web pages and DNS rebinding.
+`search.service.app` contains the routes and the HTTP server, `chat_format` the OpenAI format, and `search_pool` the
+searches. The service needs ``pip install 'mas-gym[serve]'``; `telemetry` does not. This module checks that a request
+comes from this machine; the check protects local servers from web pages and DNS rebinding.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def is_loopback(host: str) -> bool:
 def foreign(host: str | None, origin: str | None) -> str | None:
     """Return the reason for rejecting a request to a loopback server; None if it comes from this machine.
 
-    A web page can reach a local server across origins (``Origin`` is then the page's site), or through its host name if
-    that resolves to 127.0.0.1 (``Host`` is then that name).
+    A web page can reach a local server across origins (``Origin`` is then the page's site), or through the page's
+    host name if it resolves to 127.0.0.1 (``Host`` is then that name).
 
     Args:
         host: The header ``Host``.

@@ -1,6 +1,6 @@
 """The HTTP server and routes of the OpenAI-compatible service, which answers chat completions by search.
 
-The server is uvicorn, with an exit without tracebacks.
+The server is uvicorn, adapted to exit without tracebacks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def make_app(
     """Return the service as an ASGI app.
 
     Without a key, the app answers only requests with ``Host`` and ``Origin`` of this machine, so that no web page can
-    use it, not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels every open search;
+    use it, not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels all open searches;
     their clients get status 503.
 
     Args:
@@ -78,7 +78,7 @@ def make_app(
         seed: The seed of requests without a seed.
         key: The required bearer token; None for no authentication.
         max_body: Largest request body, in bytes.
-        max_question: Longest question, in UTF-8 bytes; None for the limits of the body and the policy's context window.
+        max_question: Longest question, in UTF-8 bytes; None for only the limits of the body and the context window.
     """
     pool = SearchPool(service)
     bounds = [n for n in (max_question, service.policy.max_prompt_bytes) if n is not None]

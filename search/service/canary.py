@@ -1,4 +1,4 @@
-"""The canary share of a service: requests that are searched again without early stop, to compare the answers."""
+"""The canary share of a service: requests that are searched again without early stops, to compare the answers."""
 
 from __future__ import annotations
 

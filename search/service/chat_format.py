@@ -1,4 +1,4 @@
-"""The OpenAI chat format of the service: validation of requests, and the documents of replies."""
+"""The OpenAI chat format of the service: request validation and reply documents."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ChatTurn(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """Options of streaming."""
+    """Streaming options."""
 
     include_usage: bool = False
 

@@ -52,7 +52,7 @@ class Service:
         planner: The search algorithm.
         mas: The system.
         policy: Writes the messages.
-        critic: Scores states; None for planners that need none.
+        critic: Scores states; None for planners that need no critic.
         kind: Kind of answer.
         budget: Limits of one search.
         concurrency: Maximum number of open searches.
@@ -97,7 +97,7 @@ class _Grades:
         threading.Thread(target=self._serve, name="mas-gym-grading", daemon=True).start()
 
     def kind_of(self, question: str) -> Kind:
-        """Return the kind of a question's answer, that of the task's problem if the question is one."""
+        """Return the kind of answer to a question; for a question of the task, the kind of its problem."""
         found = self._find(question)
         return self._kind if found is None else found.kind
 
@@ -221,7 +221,7 @@ class SearchPool:
             whole.add_done_callback(partial(canary.compare, plan))
 
     def _ended(self, future: SearchFuture) -> None:
-        """Log a search on the scheduler's thread."""
+        """Log a finished search and queue its answer for grading; runs on the scheduler's thread."""
         if not future.cancelled() and future.exception() is None:
             plan = future.result()
             self._journal.ended(future.problem, plan, {})

@@ -110,7 +110,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
         content: Whether to record prompts and messages.
 
     Raises:
-        MissingDependencyError: opentelemetry-sdk is not installed, or for ``"otlp"`` its exporter.
+        MissingDependencyError: opentelemetry-sdk or, for ``"otlp"``, its exporter is not installed.
     """
     from search.engine.otel_spans import trace
 
@@ -138,13 +138,13 @@ def _otlp() -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise MissingDependencyError(
-            f"--traces otlp needs the exporter ({error}): pip install 'mas-gym[telemetry]'"
+            f"--traces otlp needs the exporter ({error}); install it with: pip install 'mas-gym[telemetry]'"
         ) from error
     return OTLPSpanExporter()
 
 
 def require_prometheus() -> ModuleType:
-    """Return the module. Raises `MissingDependencyError`."""
+    """Return the module prometheus_client. Raises `MissingDependencyError`."""
     return need("prometheus_client", "counting metrics", "metrics")
 
 
