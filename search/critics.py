@@ -274,6 +274,9 @@ class Vote(Combination):
 
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
         """Return the mean verdict."""
-        verdicts = [1.0 if value > self.threshold else -1.0 for value in values
-                    if math.isfinite(value) and value != self.threshold]  # fmt: skip
+        verdicts = [
+            1.0 if value > self.threshold else -1.0
+            for value in values
+            if math.isfinite(value) and value != self.threshold
+        ]
         return math.fsum(verdicts) / len(verdicts) if len(verdicts) >= max(self.quorum, 1) else math.nan

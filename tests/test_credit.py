@@ -332,7 +332,7 @@ def test_credit_error_names_the_missing_data() -> None:
     with pytest.raises(ConfigError, match="with trees"):
         credit([Plan(problem_id="p")])
     ungraded = replace(plan, candidates=tuple(replace(one, correct=None) for one in plan.candidates))
-    with pytest.raises(ConfigError, match="pass reward="):
+    with pytest.raises(ConfigError, match="as reward="):
         credit([ungraded])
 
 

@@ -119,6 +119,12 @@ def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     assert len(divide(read_labelled_file(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
 
 
+def test_file_with_only_dev_transcripts_is_rejected(tmp_path: Path) -> None:
+    rows = [marked(f"question {i}", NOBODY if i else 1, 0.5, -0.5) | {"split": "dev"} for i in range(2)]
+    with pytest.raises(ConfigError, match="only dev transcripts"):
+        bench_critic(Marks(), written(tmp_path / "t.jsonl", rows))
+
+
 def test_policy_likelihood_requires_log_probabilities(tmp_path: Path) -> None:
     row = marked("a", 1, 0.9, -0.8)
     with pytest.raises(CriticError, match="policy-likelihood"):

@@ -323,7 +323,7 @@ def test_trees_with_one_outcome_are_rejected_with_the_remedy(reward: float, whic
     trees = [ended(reward, f"problem-{i}") for i in range(7)]
     with pytest.raises(DataError, match=rf"7 {which} \(problem-0, .*\.\.\.\)") as error:
         collect(trees, "pairs")
-    assert "solve sometimes" in str(error.value)
+    assert "solve only sometimes" in str(error.value)
     with pytest.raises(DataError, match=f"every outcome is .*{which} .*{remedy} problems"):
         collect(trees, "outcomes")
 

@@ -202,7 +202,7 @@ def test_calibrated_folder_loads_and_rejects_code(tmp_path: Path) -> None:
 
 
 def test_calibration_requires_both_outcomes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="0 wrong states from 30 questions"):
+    with pytest.raises(DataError, match="wrong: 0, questions: 30"):
         calibrate_critics({"random": load_critic("random")}, [one._replace(right=1) for one in examples()])
     with pytest.raises(ConfigError, match="at least one critic"):
         calibrate_critics({}, examples())

@@ -176,7 +176,7 @@ def test_nested_bootstrap_of_one_training_is_the_paired_difference() -> None:
 
 
 def test_nested_bootstrap_rejects_invalid_data() -> None:
-    with pytest.raises(ConfigError, match="at least one training on each side, got 0 and 1"):
+    with pytest.raises(ConfigError, match="at least one training run on each side, got 0 and 1"):
         nested_bootstrap([], [{"a": 1.0}])
     with pytest.raises(ConfigError, match="none in common"):
         nested_bootstrap([{"a": 1.0}, {"b": 1.0}], [{"a": 1.0}])
@@ -443,8 +443,8 @@ def test_page_loads_nothing_and_allows_its_script_by_hash() -> None:
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        (TreeNodes([], [], [], []), "at least 1"),
-        (TreeNodes([-1, 0], [-1], ["", ""], [[], []]), "one length"),
+        (TreeNodes([], [], [], []), "non-empty"),
+        (TreeNodes([-1, 0], [-1], ["", ""], [[], []]), "equal length"),
         (TreeNodes([0], [-1], [""], [[]]), "root"),
         (TreeNodes([-1, 1], [-1, 0], ["", "a"], [[], [1]]), "node 1: expected a parent"),
     ],

@@ -222,7 +222,7 @@ def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None
     done = CliRunner().invoke(app, ["report", str(store), "--out", str(tmp_path / "r.html"), "--baseline", "zzz"])
     assert done.exit_code == 2 and not (tmp_path / "r.html").exists()
     said = " ".join(done.output.replace("│", " ").split())
-    assert "baseline: expected one of 'single', 'sbs:4,2 + hash', 'mcts:8,3 + hash', got 'zzz'" in said
+    assert "the label of one row ('single', 'sbs:4,2 + hash', 'mcts:8,3 + hash'), got 'zzz'" in said
 
 
 def test_calibration_bins_are_independent_of_order() -> None:

@@ -68,15 +68,17 @@ class Selection:
         for curve in self.curves:
             for point in curve.points:
                 gap = curve.difference(self.curves[0], point.k) if curve.rule == "best" else None
-                lines.append((
-                    one_line(curve.label),
-                    f"{point.k:,}",
-                    percent_cell(point.accuracy),
-                    interval_cell(point.interval),
-                    "" if gap is None else "{} ({})".format(*gap_cells(gap)),
-                    f"{point.tokens:,.0f}",
-                    percent_cell(point.bounded) if point.bounded else "",
-                ))  # fmt: skip
+                lines.append(
+                    (
+                        one_line(curve.label),
+                        f"{point.k:,}",
+                        percent_cell(point.accuracy),
+                        interval_cell(point.interval),
+                        "" if gap is None else "{} ({})".format(*gap_cells(gap)),
+                        f"{point.tokens:,.0f}",
+                        percent_cell(point.bounded) if point.bounded else "",
+                    )
+                )
         columns = list(zip(*lines, strict=True))
         kept = [column for column in columns if column[0] not in without and not {*column[1:]} <= {"", "0"}]
         return list(zip(*kept, strict=True))

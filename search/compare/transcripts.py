@@ -272,7 +272,7 @@ def score_transcripts(
         if sum(map(len, waiting.values())) >= critic.max_batch:
             flush()
     flush()
-    if all(one.error is not None for one in found):
+    if found and all(one.error is not None for one in found):
         raise CriticError(f"critic {critic.name!r} scored none of {len(found):,} transcripts: {found[0].error}")
     return found, cost
 

@@ -130,8 +130,10 @@ def _probability(plan: Plan, rule: Rule, k: int) -> float:
 
 def _score(plan: Plan, one: Candidate) -> float:
     if one.score is None:
-        raise ConfigError(f"rule 'best': expected scored candidates, got one without a score in {plan.problem_id}; "
-                          "search with bon:N and a critic")  # fmt: skip
+        raise ConfigError(
+            f"rule 'best': expected scored candidates, got one without a score in {plan.problem_id}; "
+            "search with bon:N and a critic"
+        )
     return one.score
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, shown
 
 FEWEST_PROBLEMS = 6
 """Minimum for a difference's interval to exclude zero: five of five discordant pairs have p = 0.0625."""
@@ -144,7 +144,10 @@ def _student(freedom: int) -> float:
 def _bounded(values: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 1 or (found.size and not (low <= float(found.min()) <= float(found.max()) <= high)):
-        raise ConfigError(f"expected one number in [{low:g}, {high:g}] per problem, got shape {found.shape}")
+        raise ConfigError(
+            f"expected one number in [{low:g}, {high:g}] per problem, got shape {found.shape} with values "
+            f"{shown(found.tolist())}"
+        )
     return found
 
 

@@ -53,13 +53,15 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     rows that no other row outperforms at the same or lower cost.
 
     Raises:
-        ConfigError: No row has a finished search.
+        ConfigError: No row has a finished search with token counts.
         MissingDependencyError: matplotlib is not installed.
     """
     make = figure_class()
     drawn = [row for row in rows if not math.isnan(row.tokens.mean)]
     if not drawn:
-        raise ConfigError("expected at least one search that ended, got none; there is nothing to plot")
+        raise ConfigError(
+            "expected a row with at least one finished search and its token counts, got none; nothing to plot"
+        )
     colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": NO_CRITIC}
     markers = _assign([row.planner for row in drawn], _MARKERS)
     best = frontier(drawn, cost)

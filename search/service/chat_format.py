@@ -119,7 +119,7 @@ def parse_chat(raw: bytes, model: str) -> ChatRequest:
     """Parse a request body.
 
     Raises:
-        ApiError: 400 with each error and its location; 404 for another model.
+        ApiError: 400 with the first five errors and their locations; 404 for another model.
     """
     try:
         content = json.loads(raw.decode("utf-8"), parse_constant=_not_json)

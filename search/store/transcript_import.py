@@ -138,9 +138,12 @@ def import_transcripts(
         if staging.fact("complete") is None:
             size = sum(one.stat().st_size for one in fresh)
             with STAGING.explained(staged), transaction(connection):
-                staging.fill(read_transcripts(
-                    fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
-                ), kind)  # fmt: skip
+                staging.fill(
+                    read_transcripts(
+                        fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
+                    ),
+                    kind,
+                )
         if not staging.count("samples"):
             faults = [BrokenLine(*line) for line in staging.fact("lines") or []]
             _remove(staged)

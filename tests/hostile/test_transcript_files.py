@@ -48,7 +48,7 @@ def test_invalid_row_error_names_the_row(name: str, tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_transcripts_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match="there is none"):
+    with pytest.raises(DataNotFoundError, match="no such file"):
         read_labelled_file(tmp_path / "none.json")
     (tmp_path / "t.csv").write_text("problem,steps,label\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"expected a file of type \.json, \.jsonl, \.parquet"):
