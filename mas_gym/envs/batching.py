@@ -97,7 +97,7 @@ def answered(step: Asking[T]) -> T:
 
 
 def score(critic: Critic, contexts: Mapping[int, Sequence[ScoringContext]]) -> dict[int, list[float] | Exception]:
-    """Return a critic's values for several environments, or the error of each that it cannot score.
+    """Return, for each environment, the critic's values, or the error if the critic cannot score it.
 
     Environments are scored together, in batches of about the size that the critic prefers.
 

@@ -77,7 +77,7 @@ def recognise(path: str | os.PathLike[str]) -> str:
 
 def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[RawRow]:
     if not path.exists():
-        raise DataNotFoundError(f"{path}: expected a log file; there is none")
+        raise DataNotFoundError(f"{path}: expected a log file, but no such file exists")
     if not path.is_file():
         raise DataError(f"{path}: expected a regular file; name the files of a folder, as in FOLDER/*.jsonl")
     return json_rows(path, listen, is_history)

@@ -66,7 +66,7 @@ class ArmsPolicy(CombinedPolicy):
         """
         arm = request.arm or next(iter(self._views))
         if arm not in self._views:
-            raise PolicyError(f"expected an arm of {', '.join(self._views)}, got {arm!r}")
+            raise PolicyError(f"expected one of the arms {', '.join(self._views)}, got {arm!r}")
         return await self._views[arm].sample_async(replace(request, arm=""))
 
 

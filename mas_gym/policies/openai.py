@@ -117,7 +117,10 @@ def _price(value: Any) -> Price:
     try:
         return Price(*(float(part) for part in parts))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"price: expected prompt,cached,generated per million tokens, got {shown(value)}") from error
+        raise ConfigError(
+            "price: expected prices per million tokens as prompt,cached,generated, such as 0.15,0.08,0.6, got "
+            f"{shown(value)}"
+        ) from error
 
 
 class OpenAIPolicy(AsyncPolicy):
@@ -435,7 +438,7 @@ class OpenAIPolicy(AsyncPolicy):
         left = tries.first + (0.0 if away and self._down else self.options.patience) - now
         wait = fault.retry_after or 0.0
         if tries.repeated(fault) >= self.options.max_attempts:
-            raise PolicyError(f"{where} failed {tries.repeats} times for one request; the last time {fault.reason}")
+            raise PolicyError(f"{where} failed {tries.repeats} times for one request; the last error: {fault.reason}")
         # A call that times out, or has an unusable reply, may exceed the patience.
         slow = not away and fault.kind in ("timeout", "bad reply") and tries.made < self.options.max_attempts
         if left <= wait and not slow:
@@ -494,7 +497,7 @@ class _NoManyChoicesError(Exception):
 
 
 def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
-    """Return a smaller request and the share of its prompt that was kept; None if the fault is not its length."""
+    """Return a smaller request and the share of its prompt that was kept; None for another fault."""
     if fault.kind != "too long":
         return None
     room = _room(fault.reason)

@@ -231,7 +231,7 @@ class Later(Protocol):
     """A pending reply, such as a future of either kind."""
 
     def set_result(self, texts: list[str], /) -> object:
-        """Set one text per choice; none if the execution is over."""
+        """Set the texts of the reply, one per choice; no text if the execution is over."""
 
 
 class Place(Protocol):

@@ -274,7 +274,8 @@ def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolat
             return IsolatedSource(_named(source), source, _label(source))
         if isinstance(source, str) or not callable(source):
             raise ConfigError(
-                f"isolate: expected a function or FILE.py:NAME, got {shown(source)}, which is already a process"
+                f"isolate: expected a function or FILE.py:NAME, got {shown(source)}, which already runs in its own "
+                "process; omit isolate"
             )
         return IsolatedSource(source)
     if isinstance(source, str):

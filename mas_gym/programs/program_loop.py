@@ -212,8 +212,8 @@ class Loop:
     def look(self) -> tuple[bool, float]:
         """Return whether the loop is busy, and for how many seconds it has run only one task.
 
-        Both are measured across calls of this method. A loop is busy if it has not called a function for
-        `_BUSY_SECONDS`. The time in which its thread waited for a processor does not count for the task.
+        Both are measured from one call of this method to the next. A loop is busy if it has not called a function for
+        `_BUSY_SECONDS`. The time that the loop's thread spent waiting for a processor is not counted.
         """
 
         def here() -> None:

@@ -106,7 +106,7 @@ class Runner(Watcher):
         self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
 
     def session(self, question: str) -> Session:
-        """Return the states of one search."""
+        """Return the session of one search, which holds its states."""
         return Session(self, question)
 
     def _fitted(self, call: Call) -> Call:

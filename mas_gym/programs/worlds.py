@@ -58,7 +58,7 @@ class World:
         raise NotImplementedError
 
     def restore(self, token: str, copy: str | None = None) -> str:
-        """Restore a stored content into a copy, or into a new copy if ``copy`` is None; return the copy's name."""
+        """Restore stored content into a copy, or into a new copy if ``copy`` is None; return the copy's name."""
         raise NotImplementedError
 
     def release(self, copy: str) -> None:

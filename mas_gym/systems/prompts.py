@@ -61,7 +61,7 @@ TURNS_LEFT = "{turns_left}"
 
 
 def filled_prompt(mas: MAS, agent: Agent, recipients: Iterable[int], turns_left: int) -> str:
-    """Return an agent's system prompt with its placeholders filled; only ``route: message`` has placeholders."""
+    """Return an agent's system prompt with its placeholders filled; only agents with ``route: message`` have them."""
     if agent.route != "message":
         return agent.system_prompt
     names = ", ".join(map(mas.node_name, recipients))

@@ -26,7 +26,7 @@ class Action(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One routed message, the triple of the paper's Sec. "Preliminaries"."""
+    """One routed message: the triple defined in the paper, Sec. "Preliminaries"."""
 
     speaker: int
     text: str

@@ -79,7 +79,7 @@ def validate(data: object, name: str, where: Callable[[Place], str] = place_text
 
 
 class _Reader:
-    """Collects errors while reading; a method returns None for a value that could not be read."""
+    """Collects errors while reading; each method returns None for a value that cannot be read."""
 
     def __init__(self, where: Callable[[Place], str]) -> None:
         self.where = where

@@ -118,9 +118,10 @@ def load_task(
     """Load a task.
 
     Args:
-        name: One of `TASK_NAMES`, or of a package, with settings as in ``"arithmetic:difficulty=5"``;
-            ``"FILE.py:NAME"`` of a function or class that makes a task (see `mas_gym.plugins`); your own CSV, JSONL,
-            JSON or Parquet file or a folder of such files; or ``"OWNER/NAME"`` or ``"OWNER/NAME:CONFIG"`` on the hub.
+        name: One of `TASK_NAMES` or a name registered by a package, with optional settings, as in
+            ``"arithmetic:difficulty=5"``; ``"FILE.py:NAME"`` of a function or class that makes a task (see
+            `mas_gym.plugins`); your own CSV, JSONL, JSON or Parquet file or a folder of such files; or ``"OWNER/NAME"``
+            or ``"OWNER/NAME:CONFIG"`` on the hub.
         split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
         data: A local file or folder instead of a benchmark's hub data set. A file contains the evaluation set for
             ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder contains partitions by name.
@@ -137,7 +138,7 @@ def load_task(
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
 
     Returns:
-        An immutable sequence of problems that can grade; its slices are tasks too.
+        An immutable sequence of problems that can also grade answers; its slices are tasks too.
 
     Raises:
         UnknownNameError: The task does not exist.
@@ -213,7 +214,7 @@ def mas_of_kind(kind: str) -> str:
 
 
 def default_mas(task: str | Task) -> str:
-    """Return the MAS of a task, or of the task with a name: ``"rpsv"`` unless it has another."""
+    """Return the MAS of a task, which is given as an object or by name; ``"rpsv"`` if the task has none."""
     if not isinstance(task, str):
         return task.mas
     if task in BENCHMARKS:

@@ -59,7 +59,7 @@ def first_of(row: Mapping[str, object], names: Sequence[str]) -> Any:
 
 
 def storable(text: str) -> str:
-    """Return a text without lone surrogates. Raises `BadRow` for any other."""
+    """Return the text if it has no lone surrogates. Raises `BadRow` otherwise."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

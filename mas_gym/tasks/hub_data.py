@@ -19,7 +19,7 @@ class Hub(NamedTuple):
 
     Attributes:
         path: Owner and name.
-        config: Its configuration; ``"*"`` if each partition is a configuration with the single split ``train``.
+        config: The configuration; ``"*"`` if each partition is a configuration with the single split ``train``.
         revision: A branch or commit.
     """
 

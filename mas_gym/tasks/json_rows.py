@@ -103,7 +103,7 @@ def _items(path: str, text: str) -> Iterator[RawRow]:
 
 
 def parsed(data: object) -> object:
-    """Return the value of a JSON text, given as text or as bytes of UTF-8, or a `BadRow`; a `BadRow` is unchanged."""
+    """Return the value of a JSON text, given as text or UTF-8 bytes, or a `BadRow`; a given `BadRow` is kept."""
     text = _text(data)
     if isinstance(text, BadRow):
         return text

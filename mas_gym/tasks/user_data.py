@@ -1,7 +1,7 @@
 """Problems from user data: CSV, JSONL, JSON, Parquet, a folder of such files, or a data set on the hub.
 
 Each row has a question and an answer, in the default columns or in the columns that `Columns`
-names. Unless it is given, the kind of the answers is inferred from all answers. Splits:
+names. If the kind of the answers is not given, it is inferred from all answers. Splits:
 
 * with a split column, the rows of that split;
 * in a folder or on the hub, the files or partitions named train, test, and dev or validation;
@@ -205,7 +205,7 @@ def _read(source: str, place: Path | None) -> tuple[dict[str, list[RawRow]], boo
             raise DataError(f"{place}: expected a {', '.join(SUFFIXES)} file, got {place.suffix or 'no suffix'!r}")
         return {"": read_file(place, "")}, True
     if not place.is_dir():
-        raise DataError(f"{place}: expected a regular file or a folder")
+        raise DataError(f"{place}: expected a regular file or a folder, got neither")
     parts: dict[str, list[RawRow]] = {}
     for split, partition in _PARTITIONS.items():
         if rows := read_partition(place, partition, ""):
@@ -347,7 +347,7 @@ def _number_text(value: object) -> str | None:
 
 
 def _answers(row: Mapping[str, object], columns: Columns) -> list[str]:
-    """Return the accepted answers of a row: a list in one column, or every filled column."""
+    """Return the accepted answers of a row, from every filled answer column; a list contains several answers."""
     answers: list[str] = []
     for name in columns.answer:
         value = row.get(name)

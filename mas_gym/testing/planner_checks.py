@@ -269,7 +269,7 @@ def _run_together(findings: Findings, searches: list[_Search], max_rounds: int) 
 
 
 def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
-    """`BudgetError` can arrive at any yield: the planner returns a plan, completing one path if it must, or fails."""
+    """Check that a planner returns a plan after a `BudgetError`, completing one path if necessary, or raises it."""
     for rounds in (1, 2, 5):
         search = _Search(findings, planner, model, training, seed)
         for _ in range(rounds):
@@ -284,6 +284,3 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
             "it continued after BudgetError: return the best plan so far, completing one path with single messages "
             "if none has ended, or let the error propagate",
         )
-
-
-# ------------------------------------------------------------------ oracle

@@ -253,7 +253,7 @@ class Run(Iterator[Plan]):
 
     @property
     def stopped(self) -> str | None:
-        """Reason for stopping early; None if the run did not."""
+        """Reason for stopping early; None if the run did not stop early."""
         return self._engine.stopped
 
     def __iter__(self) -> Run:

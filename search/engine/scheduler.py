@@ -360,7 +360,7 @@ class Scheduler:
     # ---- admission
 
     def _admit(self) -> bool:
-        """Begin searches up to the limit; return False if none is open because the budget does not cover one."""
+        """Begin waiting searches up to `concurrency`; return False if the budget covers no search and none is open."""
         while self._waiting and len(self._active) < self._concurrency:
             if self._allowance.limited and not self._pays(1):
                 return bool(self._active)

@@ -124,12 +124,12 @@ class AskTell(Planner):
                     return
 
     def _score(self, value: float) -> float:
-        """Map a value to [0, 1], as such libraries expect; likelihoods are already in this range."""
+        """Map a value to [0, 1], the range that ask-tell libraries expect; likelihoods are already in this range."""
         return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
 
 
 def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()) -> Steps[None]:
-    """Replace each non-terminal node by a new child, sampled and scored.
+    """Replace each non-terminal node with a newly sampled and scored child.
 
     In a recorded run, a node without further messages is replaced by its best child.
 
@@ -137,7 +137,7 @@ def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()
         tree: The tree, which receives the children.
         model: The dynamics.
         nodes: The nodes.
-        arms: For each node, the arm that writes its message; empty if planners do not choose.
+        arms: For each node, the arm that writes its message; empty if the algorithm does not choose arms.
     """
     open_ones = [i for i, node in enumerate(nodes) if not tree.is_terminal(node)]
     if not open_ones:

@@ -47,7 +47,9 @@ class BestOfN(Planner):
         """Return the planner with the kind of values that the run provides."""
         kind = value_kind(critic)
         if kind is None:
-            raise ConfigError("BestOfN needs a critic: pass critic=load_critic(...), such as 'policy-likelihood'")
+            raise ConfigError(
+                "BestOfN: expected a critic, got none; pass one, such as critic=load_critic('policy-likelihood')"
+            )
         stop = stop_for_run(self, self.stop, critic, training)
         return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 

@@ -230,7 +230,7 @@ def _value(plan: Plan) -> float:
 
 
 def _with_tree(plan: Plan, model: Model, root: MASState) -> Plan:
-    """Return a stage's plan with the nodes of its candidates, which planners may omit."""
+    """Return a stage's plan with a tree that contains its candidates; planners may omit the tree."""
     if not plan.candidates:
         raise SearchError("cascade: expected a candidate in the plan of each stage, got none")
     tree = Tree(root) if plan.tree is None else plan.tree

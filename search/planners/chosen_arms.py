@@ -205,5 +205,5 @@ class _Choice:
 
 def _price(arm: Arm) -> float:
     if arm.price is None:
-        raise ConfigError(f"arms=cost: expected a price of generated tokens for the arm {arm.name!r}, got none")
+        raise ConfigError(f"arms=cost: expected a price of generated tokens for the arm {arm.name!r}, got none; add it")
     return arm.price

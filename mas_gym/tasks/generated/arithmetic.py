@@ -113,11 +113,12 @@ def answer_of(facts: list[Fact]) -> int | None:
 
 
 def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]:
-    """List the errors that a Reader may make: omitting a large find, or counting another person's items as a gain.
+    """List the errors that a Reader may make: omitting a fact "finds", or counting another person's items as a gain.
 
     Args:
         facts: The true facts.
-        rival: The number of facts before another person's count, and that count; None if the story has none.
+        rival: The number of facts before the sentence about another person's items, and the number of these items;
+            None if there is no such sentence.
     """
     slips = [("drop", i) for i, fact in enumerate(facts) if fact[0] == "finds" and int(fact[1]) >= LARGE]
     if rival is not None:
@@ -267,7 +268,7 @@ class Story(NamedTuple):
     Attributes:
         facts: The first amount and the events, in order.
         rival: Number of facts stated before another person's count, and that count; None if there is none.
-        neutral: The same for an irrelevant sentence.
+        neutral: The number of facts before an irrelevant sentence, and the number in it; None if there is none.
     """
 
     facts: list[Fact]
@@ -354,7 +355,7 @@ class Arithmetic(SampledTask):
     """Multi-step word problems about one person's things; all results are integers from 0 to 99.
 
     Args:
-        split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the text of the question.
+        split: ``"train"``, ``"dev"`` or ``"test"``; no question is in two splits.
         seed: Seed of the problems.
         difficulty: 1 (two events) to 5 (five or six events and more irrelevant sentences).
         size: Number of problems in the split; each is generated on demand.

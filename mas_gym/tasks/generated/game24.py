@@ -196,7 +196,7 @@ class Game24(ProceduralTask):
     """Puzzles with four numbers that can make 24; each puzzle of the split occurs once.
 
     Args:
-        split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the numbers.
+        split: ``"train"``, ``"dev"`` or ``"test"``; no puzzle is in two splits.
         seed: Seed of the order.
         difficulty: 1 (numbers up to 6), 2 (up to 9) or 3 (up to 13).
         size: Number of problems; by default every puzzle.

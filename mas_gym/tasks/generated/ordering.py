@@ -1,16 +1,16 @@
 """Ordering: an unlimited supply of puzzles about positions in a queue, with options A to D.
 
 Generated like `Arithmetic`, with the same guarantees: problem ``i`` depends only on
-``(seed, split, difficulty, i)``, and splits are disjoint by content.
+``(seed, split, difficulty, i)``, and no problem occurs in two splits.
 
-A queue grows rule by rule, and every rule can be misread:
+A queue grows by one rule at a time, and every rule can be misread:
 
 - **rule**: a tuple such as ``("first", "Ann")``, ``("after", "Ben", "Ann")`` (Ben stands right after Ann),
   ``("before", "Kim", "Ben")``, ``("last", "Tom")`` or ``("swap", "Ann", "Kim")``.
 - **state**: the names in order, front to back. Each rule turns one state into the next.
 
-A misread rule still gives a valid queue. The error never shows as a contradiction,
-only when the queue is compared with the text.
+A misread rule still gives a valid queue. The error never appears as a contradiction; it is
+found only by comparing the queue with the text.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Ordering(SampledTask):
     """Queue puzzles with options A to D.
 
     Args:
-        split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the text of the question.
+        split: ``"train"``, ``"dev"`` or ``"test"``; no question is in two splits.
         seed: Seed of the puzzles.
         difficulty: 1 (four people, no swaps) to 5 (five people, swaps, irrelevant sentences).
         size: Number of problems in the split; each is generated on demand.

@@ -323,7 +323,7 @@ def _is_letter(right: str, given: str) -> bool:
 
 
 def _without_name(right: str, given: str) -> tuple[str, str] | None:
-    """Drop ``x =`` and ``x in`` if one side has it or both have the same; None if there is nothing to drop."""
+    """Drop ``x =`` or ``x in`` if one side begins with it or both begin alike; None if there is nothing to drop."""
     a, b = _NAMED.fullmatch(right), _NAMED.fullmatch(given)
     if a is not None and b is not None:
         return (a["value"], b["value"]) if a["name"] == b["name"] else None

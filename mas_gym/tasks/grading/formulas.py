@@ -42,7 +42,7 @@ def read_formula(text: str) -> str | None:
 
 
 def compare_formulas(reference: str, formula: str) -> str:
-    """Return ``"equal"``, ``"different"`` for another value, or ``"other numbers"``.
+    """Return ``"equal"``, ``"different"`` if the values differ, or ``"other numbers"`` if the numbers differ.
 
     Args:
         reference: A formula.

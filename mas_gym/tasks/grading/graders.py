@@ -92,7 +92,7 @@ class KindGrader:
 
 
 class Ungraded(KindGrader):
-    """Reads answers by kind and grades none, for questions without a reference."""
+    """Reads answers by kind without grading them, for questions without a reference."""
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Return the answer, graded as not correct."""
@@ -172,7 +172,7 @@ class FileGrader(OwnGrader):
         """Import the file in this process too, so that its errors are raised before grading.
 
         Raises:
-            MASGymError: As `mas_gym.plugins.Registry.load`; or the code has changed since the grader was pickled.
+            MASGymError: As for `mas_gym.plugins.Registry.load`, or the code has changed since the grader was pickled.
         """
         parsed = GRADERS.parse(spec)
         if parsed.file:

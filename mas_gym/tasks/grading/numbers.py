@@ -128,7 +128,7 @@ def continues(text: str, end: int) -> bool:
 
 
 def begins_inside(text: str, start: int) -> bool:
-    """Whether the number that begins at ``start`` is only the end of an expression."""
+    """Whether the number at ``start`` continues an expression that begins before it, such as the 4 in ``3 + 4``."""
     return start > 0 and _PRECEDED.search(text, max(0, start - 12), start) is not None
 
 
