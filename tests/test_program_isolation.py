@@ -191,7 +191,7 @@ def test_isolate_rejects_unimportable_programs() -> None:
 
     with pytest.raises(ConfigError, match="top level of a file"):
         Program(solve, isolate=True)
-    with pytest.raises(ConfigError, match="already a process"):
+    with pytest.raises(ConfigError, match="already run in their own processes"):
         Program("python my_agents.py", isolate=True)
 
 

@@ -168,7 +168,7 @@ def test_agents_may_be_named_by_header_metadata_or_a_mapping() -> None:
     with pytest.raises(ConfigError, match="got both"):
         Program(solve, agents=["A"], mas="rpsv")
     stranger = searched(Program(solve, agents=["A", "B"]), "single")["p0"]
-    assert stranger.error is not None and "one of A, B" in stranger.error
+    assert stranger.error is not None and "one of the agents A, B" in stranger.error
 
 
 def test_returned_answer_is_graded_instead_of_the_last_message() -> None:

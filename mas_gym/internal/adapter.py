@@ -16,16 +16,16 @@ class ClassName:
 
 
 class Adapter:
-    """Adds a base class's defaults to an object; all other attributes are the object's.
+    """Adds a base class's defaults to an object; all other attributes come from the object.
 
     Attributes:
-        identical_to: The object.
+        identical_to: The wrapped object.
     """
 
     identical_to: Any
 
     def __init__(self, part: object, base: type) -> None:
-        """Copy the attributes that the base class and its bases declare and the object has."""
+        """Copy those attributes of the object that the base class or one of its bases declares."""
         for owner in base.__mro__:
             for name in vars(owner).get("__annotations__", ()):
                 value = getattr(part, name, _ABSENT)
@@ -40,7 +40,7 @@ class Adapter:
         return getattr(self.identical_to, name)
 
     def __eq__(self, other: object) -> bool:
-        """Compare the objects."""
+        """Compare the wrapped objects."""
         return isinstance(other, Adapter) and bool(self.identical_to == other.identical_to)
 
     def __hash__(self) -> int:
@@ -49,16 +49,16 @@ class Adapter:
 
 
 def wrapped_part(part: object) -> object:
-    """Return the object that a wrapper names in ``identical_to``; any other object itself."""
+    """Return the object that a wrapper names in ``identical_to``, or the argument if it is not a wrapper."""
     inner: object = getattr(part, "identical_to", None)
     return part if inner is None else inner
 
 
 def has_method(part: object, name: str) -> bool:
-    """Return whether an object, not a class, has a method."""
+    """Return whether an object has a method; False for a class."""
     return not isinstance(part, type) and callable(getattr(part, name, None))
 
 
 def describe_type(part: object) -> str:
-    """Return a description of an object for error messages: its class, or that it is a class."""
+    """Return a description of an object for error messages: its class name, or ``the class NAME`` for a class."""
     return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__

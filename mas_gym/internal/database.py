@@ -23,10 +23,10 @@ class Format:
         name: The kind of file in error messages, such as ``"store"``.
         application: SQLite's application id for such files.
         schema: The current schema version, SQLite's user version.
-        tables: The statements that create its tables, each ended by ``;`` and a line break.
+        tables: The SQL statements that create the tables, each terminated by ``;`` and a line break.
         error: The error class for every problem with a file.
-        origin: How such a file is created, for the message about a missing one.
-        functions: Deterministic functions of any number of columns for its statements, by name.
+        origin: How such a file is created, for the error about a missing file.
+        functions: Deterministic SQL functions of any number of columns, by name.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Format:
 
         Args:
             path: The file.
-            create: Create the file if it is missing or empty. Otherwise the file may be in a read-only folder.
+            create: Create the file if it is missing or empty. If False, the file may be in a read-only folder.
 
         Raises:
-            MASGymError: As `error`, if the file is missing, of another kind or schema, or cannot be opened.
+            MASGymError: The file is missing, has another kind or schema, or cannot be opened. The class is `error`.
         """
         if not create and not path.is_file():
             raise self.error(f"{self.name} {path}: no such file; {self.origin}")
@@ -71,8 +71,8 @@ class Format:
         log = path.with_name(f"{path.name}-wal")
         if log.is_file() and log.stat().st_size:
             raise self.error(
-                f"{self.name} {path}: its last searches are in {log.name}, which can be read only in a writable "
-                "folder; copy both files to one"
+                f"{self.name} {path}: its most recent data is in {log.name}, which can be read only in a writable "
+                "folder; copy both files to a writable folder"
             )
 
     def _opened(self, address: str, path: Path, create: bool) -> sqlite3.Connection:
@@ -116,7 +116,7 @@ class Format:
         connection.execute(f"PRAGMA user_version={self.schema}")
 
     def _version(self, connection: sqlite3.Connection, path: Path) -> int | None:
-        """Return the file's schema; None if it has no tables yet."""
+        """Return the file's schema version; None if the file has no tables yet."""
         application, version = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
@@ -175,7 +175,7 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an SQLite error means that the file is damaged, not busy, full or read-only."""
+    """Whether an SQLite error means that the file is damaged, rather than locked, read-only or on a full disk."""
     text = str(error)
     damaged = ("malformed", "not a database", "Could not decode", "no such", "disk I/O", "corrupt", "too big")
     return isinstance(error, UnicodeDecodeError) or any(sign in text for sign in damaged)

@@ -49,7 +49,7 @@ def when_imported(module: str, act: Callable[[], None]) -> None:
 
 
 class _Watcher:
-    """Finds one module with the other finders, and calls a function after its import."""
+    """Finds one module through the other finders, and calls a function after the module is imported."""
 
     def __init__(self, module: str, act: Callable[[], None]) -> None:
         self._module, self._act = module, act

@@ -73,7 +73,7 @@ def run_jobs(
 
 
 def _context(imports: Sequence[str]) -> SpawnContext | ForkServerContext:
-    """Return the start method: fork from a process with the imports, or start each process separately."""
+    """Return the start method: fork from a process that has imported the modules, or start each process separately."""
     if sys.platform != "linux":
         # On other platforms, imported libraries may not support forking.
         return multiprocessing.get_context("spawn")
@@ -223,7 +223,7 @@ def _work(pipe: Connection, prepare: Callable[[], JobRunner[JobT, Message]], env
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """Return an error that can be pickled; an unexpected error has its traceback as a note."""
+    """Return an error that can be pickled; an unexpected error gets its traceback as a note."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return error
     if isinstance(error, MASGymError):

@@ -76,7 +76,7 @@ class _Guard:
             self._stop()
 
     def forget(self) -> None:
-        """In a forked child, close its copy of the pipe; groups and guard belong to the parent."""
+        """In a forked child, close its copy of the pipe; the groups and the guard belong to the parent."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -94,7 +94,7 @@ atexit.register(_guard.close)
 def guard(group: int) -> None:
     """Register a process group that is killed when this process ends.
 
-    A group is missed if this process is killed in the instant between the start of the child and this call.
+    A group keeps running if this process is killed in the instant between the start of the child and this call.
 
     Args:
         group: Process id of a child that leads its group, as with ``start_new_session=True``.
@@ -103,7 +103,7 @@ def guard(group: int) -> None:
 
 
 def kill(group: int) -> None:
-    """Kill a guarded process group. Call this before its leader is reaped, because reaping frees its number."""
+    """Kill a guarded process group. Call this before its leader is reaped, because reaping frees its process id."""
     _kill(group)
     _guard.remove(group)
 

@@ -28,7 +28,7 @@ def shown_file(module: str, file: str) -> str:
 
 
 def file_of(module: str) -> str | None:
-    """Return a module's file without importing it; None if it has none."""
+    """Return a module's file without importing it; None if it has no file."""
     loaded = sys.modules.get(module)
     if loaded is not None:
         file = getattr(loaded, "__file__", None)
@@ -38,7 +38,7 @@ def file_of(module: str) -> str | None:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Find a module as an import would, but import none of its packages."""
+    """Find a module as an import would, but without importing its packages."""
     package = module.rpartition(".")[0]
     folders = None
     if package:
@@ -55,15 +55,15 @@ def _spec_of(module: str) -> ModuleSpec | None:
 
 
 def is_standard(module: str, file: str | None) -> bool:
-    """Whether a module is part of Python; a user's file may have the same name."""
+    """Whether a module is part of the standard library; a user's file may have the same name."""
     known = module.partition(".")[0] in sys.stdlib_module_names
     return known and (file is None or file.startswith(STANDARD))
 
 
 def distributions_of(file: str) -> dict[str, str]:
-    """Return the versions of the installed distributions that a file belongs to, in any location.
+    """Return the versions of the installed distributions, in any location, that a file belongs to.
 
-    A distribution that is installed in editable mode does not list its code, so this code counts as the user's.
+    A distribution that is installed in editable mode does not list its code, so this code counts as user code.
     """
     for folder in Path(file).parents:
         top = file[len(str(folder)) :].strip(os.sep).split(os.sep)[0]
@@ -75,7 +75,7 @@ def distributions_of(file: str) -> dict[str, str]:
 
 @cache
 def _recorded(folder: str) -> dict[str, list[metadata.Distribution]]:
-    """Return the distributions installed in a folder, by the files and folders that they installed there."""
+    """Return the distributions installed in a folder, keyed by the files and folders that they installed there."""
     found: dict[str, list[metadata.Distribution]] = {}
     for dist in metadata.distributions(path=[folder]):
         record = dist.read_text("RECORD")

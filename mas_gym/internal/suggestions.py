@@ -30,7 +30,7 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if none is near.
+    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if no name is near.
 
     The time is bounded: only the first 60 characters of a word and the first 1,000 names are compared.
     """
@@ -57,10 +57,10 @@ def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str])
     """Check that a mapping has only known keys.
 
     Raises:
-        ConfigError: The mapping has another key, or the argument is not a mapping.
+        ConfigError: The mapping has an unknown key, or the argument is not a mapping.
     """
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{what}s: expected a dict with {', '.join(known)}, got {shown(given)}")
+        raise ConfigError(f"{what}s: expected a dict with keys from {', '.join(known)}, got {shown(given)}")
     for key in given:
         if key not in known:
             expected = f"expected {', '.join(known)}" if known else "there are none"

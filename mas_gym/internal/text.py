@@ -54,7 +54,7 @@ _COMPARED = 2000
 
 
 def by_cause(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Group reasons that differ only in quoted text and numbers; return one line and the number of each group.
+    """Group reasons that differ only in quoted text and numbers; return a line and a count for each group.
 
     >>> by_cause({"no file 'a'": 1, "no file 'b'": 2, "timeout": 4})
     [('timeout', 4), ("no file 'b' (and 1 similar reason)", 3)]

@@ -67,7 +67,7 @@ def import_file(what: str, file: Path) -> ModuleType:
 
 
 def error_with_line(error: BaseException, file: Path) -> str:
-    """Return an error in one line, with the last line of the file in its traceback."""
+    """Return an error as one line of text, with the innermost line number of ``file`` in its traceback."""
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()
     ]
@@ -78,7 +78,7 @@ def error_with_line(error: BaseException, file: Path) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of a user's own code in an error's traceback, ``"my.py, line 4"``; ``""`` if none.
+    """Return the innermost line of user code in an error's traceback, ``"my.py, line 4"``; ``""`` if there is none.
 
     Code of this library and of installed packages is not user code.
     """

@@ -64,14 +64,14 @@ class LineProcess:
     It starts at the first request, and restarts at the next request after a stop. Thread-safe. A forked child discards
     its parent's process and starts a separate one.
 
-    It has a separate process group, which is killed when this object or this process ends. It imports the same
-    `mas_gym`. Other modules are searched first in the Python installation, then on this process's path, but not in the
+    It runs in a separate process group, which is killed when this object or this process ends. It imports the same
+    `mas_gym`. Other modules are looked up first in the Python installation, then on this process's path, but not in the
     current folder.
 
     Args:
         entry: The function to run, as in ``"mas_gym.tasks.grading.symbolic:serve"``.
         arguments: Its ``sys.argv[1:]``.
-        quiet: Drop its output to stderr.
+        quiet: Discard its output to stderr.
     """
 
     def __init__(self, entry: str, *arguments: str, quiet: bool = False) -> None:
@@ -153,7 +153,7 @@ class LineProcess:
             raise EOFError("the worker ended before the request") from error
 
     def stop(self) -> None:
-        """Kill the process and its group; the next request starts another."""
+        """Kill the process and its group; the next request starts a new process."""
         process, self._process = self._process, None
         if self._end is not None:
             self._end.detach()

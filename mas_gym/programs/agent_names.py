@@ -1,4 +1,4 @@
-"""The agent that makes a call: its name, and its place among the known agents."""
+"""The agent that makes a call: its name, and its index among the known agents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def comparable(name: str) -> str:
 
 
 def agent_of_call(call: Call, agents: Sequence[Agent], texts: Sequence[str]) -> int | None:
-    """Return the index of the agent that makes a call; None if it is not one of the agents.
+    """Return the index of the agent that makes a call; None if that agent is unknown.
 
     Args:
         call: The call.

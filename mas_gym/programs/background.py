@@ -1,12 +1,12 @@
 """Activity of a program besides its open calls: jobs on threads, sleeps and connections.
 
 The order of concurrent calls must not depend on their speed, so a decision waits until no part of the program can make
-another call. A thread cannot make a call while it waits for another thread, as shown by its innermost frame, or for a
-reply. Standard-library threads and thread pools that a program starts are tracked; other threads are not affected.
+another call. A thread cannot make a call while it waits for a reply or, as its innermost frame shows,
+for another thread. Standard-library threads and thread pools that a program starts are tracked; others are not.
 
 A decision waits only a few seconds for a thread that sleeps or waits for a connection, because some threads never end.
-It always waits for a thread that runs or that waits for a processor or for the interpreter's lock, because the
-duration depends on the load of the machine and must not change the order of calls.
+It always waits for a thread that runs or that waits for a processor or for the interpreter's lock, because this time
+depends on the load of the machine, which must not change the order of calls.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ThreadUsage(NamedTuple):
     def asleep_since(self, before: ThreadUsage) -> bool:
         """Whether the thread has slept or waited for a connection since an earlier time.
 
-        A thread that waits for the interpreter's lock does not run either, but wakes up once per switch interval.
+        A thread that waits for the interpreter's lock is not asleep: it wakes up once per switch interval.
         """
         passed = self.time - before.time
         wakes = _WAKES * passed / sys.getswitchinterval()
@@ -106,7 +106,7 @@ def thread_usage(thread: int) -> ThreadUsage:
 
 
 def _name(function: Any, args: tuple[object, ...]) -> str:
-    """Return the name of the function that a job calls, directly or in a context or both."""
+    """Return the name of the function that a job calls, directly, through a partial function or in a context."""
     while True:
         if isinstance(function, functools.partial):
             function, args = function.func, (*function.args, *args)
@@ -190,7 +190,7 @@ _JOBS: WeakKeyDictionary[Future[object], ProgramThread] = WeakKeyDictionary()
 
 
 def _waits(frame: FrameType) -> bool:
-    """Whether a thread waits for another one; a short wait with a timeout is a sleep."""
+    """Whether a thread waits for another thread; a short wait with a timeout counts as a sleep."""
     if frame.f_code is threading.Condition.wait.__code__:
         waiter, timeout = (frame.f_locals.get(name) for name in ("waiter", "timeout"))
         if timeout is not None and timeout <= BUSY_SECONDS:
@@ -293,7 +293,7 @@ def job_of(future: Future[Any]) -> ProgramThread | None:
 
 
 def _end_after_callbacks(future: Future[object], job: ProgramThread) -> None:
-    """End a job after the callbacks of its future: LangGraph waits for its callbacks, not for the futures."""
+    """End a job after the callbacks of its future, because LangGraph waits for the callbacks, not for the futures."""
     invoke = future._invoke_callbacks  # type: ignore[attr-defined]
 
     def invoke_tracked() -> None:

@@ -1,7 +1,7 @@
 """OpenAI clients of programs in this process, which send their requests to the gateway without a socket.
 
-Creating a client takes longer than a replayed call, and so does a request. Therefore each execution receives a copy of
-one client with its own address and key. Plain chat requests go to the execution directly, all others through httpx.
+Creating a client or sending a request takes longer than replaying a call. Therefore each execution receives a copy of
+one client with a separate address and key. Plain chat requests go directly to the execution, all others through httpx.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _URL = "http://mas-gym"
 
 
 def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
-    """Return an asynchronous client without an execution."""
+    """Return an asynchronous client that is not bound to an execution."""
 
     class GatewayCompletions(AsyncCompletions):
         def __init__(self, client: openai.AsyncOpenAI) -> None:
@@ -75,7 +75,7 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
             return GatewayChat(self)
 
         async def close(self) -> None:
-            """Stay open: other executions share the HTTP client, and there is nothing to close."""
+            """Do nothing, because other executions share the HTTP client."""
 
     async def answer(request: Any) -> Any:
         got = _received(gateway, request, _of_task, _Awaited)
@@ -91,7 +91,7 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
 
 
 def sync_client(gateway: Gateway) -> openai.OpenAI:
-    """Return a synchronous client without an execution."""
+    """Return a synchronous client that is not bound to an execution."""
 
     class GatewayCompletions(Completions):
         def __init__(self, client: openai.OpenAI) -> None:
@@ -117,7 +117,7 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
             return GatewayChat(self)
 
         def close(self) -> None:
-            """Stay open: other executions share the HTTP client, and there is nothing to close."""
+            """Do nothing, because other executions share the HTTP client."""
 
     def answer(request: Any) -> Any:
         got = _received(gateway, request, _of_thread, in_thread)

@@ -86,7 +86,7 @@ def _compare_elsewhere(name: str, calls: Sequence[Call], elsewhere: Callable[[],
 
 
 def _first_change(calls: Sequence[Call], again: Sequence[Call]) -> tuple[int, str]:
-    """Return the number of the first call that differs between two dry runs, and how; 0 if only the counts differ."""
+    """Return the number of the first differing call of two dry runs, and the change; 0 if only the counts differ."""
     for number, (before, now) in enumerate(zip(calls, again, strict=False), 1):
         if before.text != now.text:
             return number, difference(before.text, now.text)
@@ -136,8 +136,8 @@ def _one_run(program: Described) -> tuple[list[Call], Outcome | Exception]:
         seen.extend(end.calls)
     program.settle = max(program.settle, runner.settle)
     if not seen:
-        what = f"failed: {end.error}" if isinstance(end, Failed) else "returned"
-        raise ProgramError(f"the program {program.name} {what} before its first model call")
+        what = f"failed ({end.error})" if isinstance(end, Failed) else "returned"
+        raise ProgramError(f"program {program.name} {what} before its first model call to the gateway")
     return seen, end
 
 

@@ -41,15 +41,15 @@ class ProgramStopped(BaseException):
 
 
 def raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in a thread, by its identifier, when it next runs Python code; None cancels it."""
+    """Raise an exception in a thread, given by its identifier, when it next runs Python code; None cancels it."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
 
 
 class Interrupt:
     """Stops a program's thread by raising `ProgramStopped` in it, but only while it runs the program's code.
 
-    A thread also runs the library's code: in its calls, it may report a decision for which a search waits. An exception
-    there would lose the report.
+    A thread also runs the library's code: during a model call, it may report a decision that a search waits for. An
+    exception there would lose the report.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ Outcome = Waiting | Ended | Failed
 
 
 class ScriptStep(NamedTuple):
-    """A reply of the script, and its call; None if the call is unknown."""
+    """A reply of the script and its call; the call is None if unknown."""
 
     call: Call | None
     text: str
@@ -150,7 +150,7 @@ Report = Callable[["Execution", Outcome | Exception], None]
 
 
 class RecordedUse(NamedTuple):
-    """A recorded use of a tool: the replies given before it, its result, and the token of the world after it."""
+    """A recorded tool use: the replies given before it, its result, and the token of the world after it."""
 
     before: tuple[str, ...]
     result: Any
@@ -168,7 +168,7 @@ class Tape(dict[str, list[RecordedUse]]):
 
 
 def key_of(tool: str, arguments: object) -> str:
-    """Return the key of a use of a tool."""
+    """Return the key of a tool use."""
     return f"{tool}{arguments!r}"
 
 
@@ -209,10 +209,10 @@ class Host(Protocol):
         """Call `Execution.settle` when the program has been idle for some seconds."""
 
     def late(self, seconds: float) -> None:
-        """Wait longer for later calls, because one came some seconds after the decision."""
+        """Wait longer for later calls, because a call came some seconds after the decision."""
 
     def rests(self, execution: Execution) -> None:
-        """Free the slot of an execution that waits for a reply, or is over and must end its program."""
+        """Free the slot of an execution that waits for a reply or is over; end its program if it is over."""
 
 
 def given(texts: list[str]) -> list[str]:
@@ -228,7 +228,7 @@ def given(texts: list[str]) -> list[str]:
 
 
 class Later(Protocol):
-    """A pending reply, such as a future of either kind."""
+    """A pending reply, such as a `concurrent.futures` or `asyncio` future."""
 
     def set_result(self, texts: list[str], /) -> object:
         """Set the texts of the reply, one per choice; no text if the execution is over."""
@@ -272,16 +272,16 @@ class Execution:
 
     Attributes:
         token: Identifies the execution in the gateway's URLs.
-        key: The API key of the program; empty if its calls need none.
+        key: The API key of the program; empty if its calls need no key.
         bearer: The required authorization header of its calls.
         question: The question.
         touched: Time of its last call or reply, on the clock of `time.monotonic`.
         deadline: Time from which the program counts as hung, on the same clock; None while it waits for a reply.
-        place: The loop that it runs on, if it shares one; set by its runner.
+        place: The shared loop that it runs on, if any; set by its runner.
         observed: Whether its threads and tasks can be observed; set by its source.
         activity: Its activity besides open calls.
-        interrupt: Stops the thread of its program, if it has its own.
-        copy: The name of its copy of the program's world; None if it has none.
+        interrupt: Stops the program's thread, if the program has a dedicated thread.
+        copy: The name of its copy of the program's world; None if there is no copy.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class Execution:
         self.deadline = self.touched + self._timeout
 
     def wait_longer(self, seconds: float) -> None:
-        """Move the deadline, if there is one."""
+        """Postpone the deadline, if there is one."""
         with self._lock:
             if self.deadline is not None:
                 self.deadline += seconds
@@ -403,7 +403,7 @@ class Execution:
 
     @property
     def waits(self) -> bool:
-        """Whether it has open calls and no decision yet."""
+        """Whether the program has open calls of which none has been chosen as the next decision yet."""
         return bool(self._open) and self._parked is None and not self._over
 
     @property
@@ -413,7 +413,7 @@ class Execution:
 
     @property
     def exact(self) -> bool:
-        """Whether its open call is the only one that it can make."""
+        """Whether the program's open call is the only call that it can make."""
         origins = self.origins
         if Origin.LOOP in origins:
             return True
@@ -421,7 +421,7 @@ class Execution:
         return only and (self.place is not None or origins[0] in (Origin.CLIENT, Origin.THREAD))
 
     def open_over_http(self) -> tuple[int, int, int]:
-        """Return the numbers of calls waiting over HTTP: of threads, of tasks on its own event loop, and of either."""
+        """Return the numbers of open HTTP calls by caller: threads, tasks on its own event loop, and others."""
         origins = self.origins
         tasks = origins.count(Origin.TASK)
         ours = tasks if self.place is not None else 0
@@ -495,14 +495,14 @@ class Execution:
         return use
 
     def record(self, key: str, result: object) -> None:
-        """Record the result of the last open use, or of a new one: uses that are open at once are interchangeable."""
+        """Record the result of the last open use, or of a new use; simultaneously open uses are interchangeable."""
         with self._lock:
             uses = self._open_uses[key]
             use = uses.pop() if uses else None
         (self.use(key) if use is None else use).keep(result)
 
     def withdraw(self, reply: Later) -> None:
-        """Remove a call with a disconnected client; the same call may come again."""
+        """Remove a call whose client has disconnected; the same call may come again."""
         with self._lock:
             self._withdrawn.update(item.call.digest for item in self._open if item.reply is reply)
             self._open = [item for item in self._open if item.reply is not reply]
@@ -583,7 +583,7 @@ class Execution:
             self._report(self, Waiting(tuple(item.call for item in ordered)))
 
     def moved(self) -> tuple[Script, Report, Tape] | None:
-        """Drop the execution, and return the inputs for an identical one; None if no search waits for it."""
+        """Drop the execution, and return the inputs for an identical execution; None if no search waits for it."""
         with self._lock:
             busy = not self._over and self._parked is None
             script, report = Script([*self._taken, *self._steps], self._order), self._report

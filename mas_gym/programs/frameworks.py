@@ -3,7 +3,7 @@
 LangGraph stores the metadata of the running node in a context variable of LangChain. Chat models of LangChain and plain
 clients send their requests in the context of their node and use httpx. Therefore httpx requests to a gateway get a
 header with the node. A second header lists all nodes of the graphs that have started, because a dry run may not reach
-each of them. The function of a conditional edge runs as a part of the node before it, but its calls have the name of
+all of them. The function of a conditional edge runs as a part of the node before it, but its calls have the name of
 the function. LangChain is not imported, and programs are not changed.
 """
 
@@ -176,7 +176,7 @@ def _nodes_of(graph: _Graph, above: Mapping[str, object]) -> Iterator[str]:
 
 
 def _router_name(path: object) -> str:
-    """Return the name of a routing function; empty if it has none or belongs to the library."""
+    """Return the name of a routing function; empty if it has no name or belongs to the library."""
     held = vars(path)
     held_function: Any = held.get("func") or held.get("afunc")
     function = inspect.unwrap(held_function)
@@ -210,7 +210,7 @@ def _routing(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _running() -> Mapping[str, Any]:
-    """Return LangGraph's metadata of the node that runs in this context; empty if none does."""
+    """Return LangGraph's metadata of the node that runs in this context; empty if no node runs."""
     config = sys.modules.get("langchain_core.runnables.config")
     running = None if config is None else vars(config).get("var_child_runnable_config")
     return ((running.get() or {}).get("metadata") or {}) if isinstance(running, ContextVar) else {}

@@ -67,11 +67,11 @@ class Gateway:
         self._open.pop(execution.token, None)
 
     def at(self, path: str) -> Execution | None:
-        """Return the execution with the token at the beginning of a path; None if there is none."""
+        """Return the execution with the token at the beginning of a path; None if there is no such execution."""
         return self._open.get(path.strip("/").partition("/")[0])
 
     def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], JSONObject] | None = None) -> Call:
-        """Parse a request; repeated requests are looked up.
+        """Parse a request; repeated requests are looked up in a cache.
 
         Args:
             known: The body, or another form of it that serves as the look-up key.
@@ -130,7 +130,7 @@ class Gateway:
             if route == "v1/recorded" and method in ("POST", "PUT"):
                 return answer_use(execution, method, body)
             if route != "v1/chat/completions":
-                raise CallError(f"{method} /{route[:100]}: the gateway supports only /v1/chat/completions", 404)
+                raise CallError(f"expected a request to /v1/chat/completions, got {method} /{route[:100]}", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
             call = self.read(body, headers)
@@ -195,7 +195,7 @@ class Server:
                     try:
                         return await reader.readuntil(b"\r\n\r\n")
                     except asyncio.LimitOverrunError:
-                        raise CallError("expected shorter headers") from None
+                        raise CallError(f"expected headers of at most {MAX_HEAD:,} bytes, got more") from None
             if path and self._gateway.at(path) is None:
                 # Many programs never close their clients.
                 raise ConnectionError
@@ -263,7 +263,7 @@ async def _request(
             return method, path, headers, await _chunks(reader)
         length = int(headers.get("content-length", "0"))
     except ValueError:
-        raise CallError("expected an HTTP request") from None
+        raise CallError("expected a well-formed HTTP request") from None
     if not 0 <= length <= MAX_BODY:
         raise CallError(f"expected a body of at most {MAX_BODY:,} bytes")
     return method, path, headers, await reader.readexactly(length)

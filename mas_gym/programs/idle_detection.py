@@ -48,7 +48,7 @@ class _Watch:
         self.turns, self._usage = 0, dict[int, ThreadUsage]()
 
     def called(self, when: float) -> None:
-        """Restart the measurement if the program's last call or reply, at ``when``, is later than its start."""
+        """Restart the measurement if it began before the program's last call or reply, at ``when``."""
         if when > self.since:
             self.since, self.turns = when, 0
             self._usage = {}
@@ -104,7 +104,7 @@ class Watcher(ABC):
             self._poll_soon()
 
     def late(self, seconds: float) -> None:
-        """Wait longer for unobservable calls, because one came some seconds after the decision."""
+        """Wait longer for unobservable calls, because a call came some seconds after the decision."""
         if not self._late:
             logger.warning(
                 "program %s: a concurrent call came %.2g s too late to be ordered, so another run may give other "
@@ -209,7 +209,7 @@ class Watcher(ABC):
         return True
 
     def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:
-        """Check the event loop's programs before it waits or polls; return whether one was idle."""
+        """Check the event loop's programs before it waits or polls; return whether any program was idle."""
         watched = [execution for execution in list(self._watched) if execution.place is self._programs]
         if not watched:
             return False

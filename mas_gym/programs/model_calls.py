@@ -154,7 +154,7 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None)
 
     Args:
         body: The JSON body.
-        headers: The HTTP headers, names in lower case.
+        headers: The HTTP headers, with names in lower case.
         normalise: Maps the parsed request to the JSON-able value that must be equal on replay.
 
     Raises:
@@ -166,7 +166,7 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None)
     try:
         asked = json.loads(body.decode("utf-8"), parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
-        raise CallError(f"expected a JSON body: {str(error)[:200]}") from None
+        raise CallError(f"expected a JSON body, but parsing failed: {str(error)[:200]}") from None
     if not isinstance(asked, dict):
         raise CallError(f"expected a JSON object, got {shown(asked)}")
     return parsed_call(asked, headers, normalise)
@@ -225,7 +225,7 @@ def _is_function(tool: object) -> bool:
 
 
 def unsupported(asked: Mapping[str, object]) -> str:
-    """Return a description of a chat request's field that search cannot support; empty if there is none.
+    """Return an error text for a field of a chat request that search cannot support; empty if there is no such field.
 
     >>> unsupported({"model": "m", "messages": [], "tools": []})
     ''
@@ -258,7 +258,7 @@ def _canonical(asked: JSONObject, agent: str, node: str, normalise: Any) -> str:
 
 
 def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]:
-    """Return the messages, and the fields of each that differ from a plain message."""
+    """Return the messages, and for each message the fields that a plain message does not have."""
     if not isinstance(value, list) or not value:
         raise CallError(f"messages: expected a list of at least one message, got {shown(value)}")
     pairs = [_message(f"messages.{i}", entry) for i, entry in enumerate(value)]
@@ -268,7 +268,7 @@ def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]
 def _message(place: str, entry: Any) -> tuple[ChatMessage, JSONObject]:
     role = entry.get("role") if isinstance(entry, dict) else None
     if role not in _ROLES:
-        raise CallError(f"{place}: expected the role {', '.join(_ROLES)}, got {shown(role)}")
+        raise CallError(f"{place}: expected one of the roles {', '.join(_ROLES)}, got {shown(role)}")
     if entry.get("function_call"):
         raise CallError(f"{place}.function_call: expected none; use tool_calls")
     calls, content = entry.get("tool_calls") or [], entry.get("content")
@@ -385,7 +385,7 @@ def difference(expected: str, got: str) -> str:
 
 
 def _around(line: str, others: list[str]) -> str:
-    """Shorten a long line to the part around its first difference from its counterpart."""
+    """Shorten a long line to the part around the first difference from its counterpart."""
     twin = next((other for other in others if other[0] != line[0]), line)
     same = next((i for i, (a, b) in enumerate(zip(line[1:], twin[1:], strict=False), 1) if a != b), 1)
     start = max(1, same - 60)

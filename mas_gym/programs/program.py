@@ -86,13 +86,13 @@ class Program:
                 predicted, as in commands and services; increased automatically if a call comes too late.
             parked: Maximum number of waiting executions to keep, to avoid replays; at most 16 for commands. The default
                 is 1,024 for asynchronous functions with a client and no ``base_url``, and 256 for others, because each
-                of those uses a connection or a thread.
-            running: Maximum number of concurrent executions, besides the waiting ones; at most 16 for commands.
+                of their executions uses a connection or a thread.
+            running: Maximum number of concurrent executions, not counting waiting ones; at most 16 for commands.
             temperature: The temperature of every call, in place of the requested one. By default the requested
-                temperature is used, or the run's for calls without one.
+                temperature is used, or the run's temperature if a call requests none.
             isolate: Whether a function runs in a new process each time, so that no state outlives an execution.
-            world: The state that its tools change, such as `mas_gym.programs.Folder`. Each execution gets a copy. A
-                function receives the copy's name as ``world=``, a command in ``MAS_GYM_WORLD``, a service as ``world``.
+            world: The state that the program's tools change, such as `mas_gym.programs.Folder`. Each execution gets a
+                copy. Functions receive its name as ``world=``, commands in ``MAS_GYM_WORLD``, services as ``world``.
 
         Raises:
             ConfigError: An argument is invalid.
@@ -147,7 +147,7 @@ class Program:
             )
 
     def _report_unseen(self, agent: str) -> None:
-        """Warn once about each agent that the dry run has not reached."""
+        """Warn once about each agent that the dry run did not reach."""
         if agent not in self._unseen:
             self._unseen.add(agent)
             logger.warning(
@@ -168,7 +168,8 @@ class Program:
         """See the class. The first access may start a dry run.
 
         Raises:
-            ProgramError: The program ended before its first call.
+            ConfigError: The given names of agents are invalid.
+            ProgramError: The program ended before its first call, or its two dry runs made different calls.
         """
         if self._given_mas is not None:
             from mas_gym.systems.loading import load_mas
@@ -202,7 +203,7 @@ class Program:
             self._report_unseen(agent_name(call))
             return len(agents) - 1
         raise ProgramError(
-            f"expected a call of one of {', '.join(agent.name for agent in agents)}, got one of {agent_name(call)!r}; "
+            f"expected one of the agents {', '.join(agent.name for agent in agents)}, got {agent_name(call)!r}; "
             "add it to agents=, map its name to a part of its system prompt, or send the header X-MAS-Agent"
         )
 
@@ -224,7 +225,7 @@ class Program:
         return stated
 
     def open(self, policy: PolicyBase | None = None) -> Runner:
-        """Return a new runner for replies of ``policy``; close it after use. Takes the snapshot of the world."""
+        """Return a new runner for replies of ``policy``; close it after use. Also take the snapshot of the world."""
         if self.world is not None:
             self.world.start  # noqa: B018 - before anything can change it
         return Runner(self, policy)
@@ -239,7 +240,7 @@ def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> 
         return Program(source, **options)
     if options:
         raise ConfigError(
-            f"expected no options for a finished Program, got {', '.join(options)}; pass them to Program(...)"
+            f"expected no options for a Program object, got {', '.join(options)}; pass them to Program(...)"
         )
     return source
 
@@ -274,8 +275,8 @@ def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolat
             return IsolatedSource(_named(source), source, _label(source))
         if isinstance(source, str) or not callable(source):
             raise ConfigError(
-                f"isolate: expected a function or FILE.py:NAME, got {shown(source)}, which already runs in its own "
-                "process; omit isolate"
+                f"isolate: expected a function or FILE.py:NAME, got {shown(source)}; a command and a service "
+                "already run in their own processes, so omit isolate"
             )
         return IsolatedSource(source)
     if isinstance(source, str):

@@ -86,7 +86,7 @@ class ProgramEnv(MASEnv):
 
     def _next(self, state: MASState, text: str, recipient: int) -> MASState:
         if recipient != self.ALL:
-            raise IllegalActionError(f"expected ALL ({self.ALL}) as the recipient: the program decides who acts next")
+            raise IllegalActionError(f"expected ALL ({self.ALL}) as the recipient: the program selects the next agent")
         session = self._states(state.question)
         session.reach(state)
         return session.after(state, text)
@@ -116,7 +116,7 @@ class ProgramEnv(MASEnv):
         return super()._end(reward, facts | more)
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickle without running executions."""
+        """Pickle the environment without its running executions."""
         return super().__getstate__() | {"_runner": None, "_session": None}
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProgramEnv:

@@ -53,7 +53,7 @@ class Stage(Protocol):
         """Run the coroutine that ``work`` returns on the loop of programs; return a function that cancels it."""
 
     def beside(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Run it on the internal loop, which user code never blocks."""
+        """Run the coroutine that ``work`` returns on the internal loop, which user code never blocks."""
 
 
 class Source(Protocol):
@@ -115,11 +115,11 @@ class FunctionSource:
         """Raise `ConfigError` if a world is given but not accepted by the program, or required but not given."""
         takes = "world" in self.named
         required = takes and inspect.signature(self.function).parameters["world"].default is inspect.Parameter.empty
-        if (given and not takes) or (required and not given):
-            wants, got = ("no world", "one") if given else ("a world", "none")
+        if given and not takes:
+            raise ConfigError(f"program {self.name}: the function takes no world, got one; add the parameter world")
+        if required and not given:
             raise ConfigError(
-                f"program {self.name}: the function takes {wants}, got {got}; add the parameter world and create "
-                'Program(..., world=Folder("repo"))'
+                f'program {self.name}: the function takes a world, got none; create Program(..., world=Folder("repo"))'
             )
 
     @property
@@ -223,7 +223,7 @@ class CommandSource:
         except ValueError as error:
             raise ConfigError(f"program {command!r}: {error}; quote it as in a shell") from error
         if not self.words:
-            raise ConfigError("program: expected a command, got an empty text")
+            raise ConfigError("program: expected a command, got an empty string")
         self.name = next((Path(word).stem for word in self.words if word.endswith(".py")), Path(self.words[0]).name)
         self.files = stated_files(files)
 
@@ -272,7 +272,7 @@ class CommandSource:
         execution.finish(self.read(outcome))
 
     def environment(self) -> dict[str, str]:
-        """Return additional variables of the command's environment."""
+        """Return additional environment variables for the command."""
         return {}
 
     def read(self, outcome: Ended | Failed) -> Ended | Failed:
@@ -399,7 +399,7 @@ class ServiceSource:
         self.files = stated_files(files)
 
     def identity(self) -> object:
-        """Return the path and the contents of the given files; the host is not included, so a server may move."""
+        """Return the URL's path and the contents of the given files; the host is left out, so it may change."""
         if not self.files:
             raise IdentityError(
                 f"the service {self.url} does not specify the files that determine its behaviour: name them with "

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _IdleSelector(selectors.DefaultSelector):
-    """Calls ``idle`` before its loop looks for events; if it returns true, the loop does not wait for them."""
+    """Calls ``idle`` before its loop looks for events; if ``idle`` returns true, the loop does not wait for events."""
 
     idle: Callable[[], bool] = staticmethod(lambda: False)
 
@@ -55,7 +55,7 @@ class _Task(asyncio.Task[Any]):
         return self.token or self.get_name()
 
     def cancel(self, msg: object = None) -> bool:
-        """Cancel the task, unless another program requests it."""
+        """Cancel the task, unless another program makes the request."""
         execution = CURRENT.get()
         if execution is not None and execution.token != self.owner:
             execution.fail("the program cancelled a task that it did not start: the event loop is shared by programs")
@@ -129,7 +129,7 @@ _WAKE = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-define
 
 
 def _owner(error: BaseException) -> Execution | None:
-    """Return the program that ended the event loop by an error in one of its callbacks."""
+    """Return the program that ended the event loop with an error in one of the program's callbacks."""
     trace, found = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code is asyncio.Handle._run.__code__:
@@ -139,7 +139,7 @@ def _owner(error: BaseException) -> Execution | None:
 
 
 class _Started:
-    """A task of a loop, or one that is about to start."""
+    """A task that runs on a loop or is about to start."""
 
     __slots__ = ("cancelled", "name", "task", "work")
 
@@ -159,7 +159,7 @@ class _Started:
 
 
 def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Report unhandled task errors, except of tasks that were stopped or failed, and of clients of earlier runs."""
+    """Report unhandled task errors, except those that end a program and those of earlier runs' clients."""
     error = context.get("exception")
     stopped = isinstance(error, ProgramStopped | SystemExit | KeyboardInterrupt)
     if not stopped and not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):

@@ -37,7 +37,7 @@ class _RemoteUse:
         self.result = reply.get("result")
 
     def keep(self, result: object) -> object:
-        """Record the result, which must be JSON-able, and return its JSON form, as later uses receive it."""
+        """Record the result, which must be JSON-able, and return its JSON form, which later uses receive."""
         self._send("PUT", {**self._sent, "result": result})
         return json.loads(json.dumps(result))
 
@@ -106,7 +106,7 @@ def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
         key = key_of(asked["tool"], asked.get("arguments"))
         result = asked["result"] if method == "PUT" else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise CallError('expected {"tool": ..., "arguments": ...}, and with PUT "result"') from None
+        raise CallError('expected {"tool": ..., "arguments": ...}, and in a PUT request also "result"') from None
     if method == "PUT":
         execution.record(key, result)
         content: JSONObject = {"recorded": True}

@@ -124,7 +124,7 @@ class Runner(Watcher):
         return replace(call, messages=messages, extra_body=extra_body)
 
     def close(self) -> None:
-        """End every execution and release threads and port; safe to call twice."""
+        """End every execution and release the threads and the port; safe to call twice."""
         with self._lock:
             if self._closed:
                 return
@@ -156,7 +156,7 @@ class Runner(Watcher):
             self._side_loop()
         with self._lock:
             if self._closed:
-                raise SearchError("the program's runner is closed")
+                raise SearchError("the program's runner is closed; open a new one with program.open()")
             self._open.add(execution)
             self._queue.append(execution)
         self.gateway.add(execution)
@@ -184,7 +184,7 @@ class Runner(Watcher):
             self.rests(execution)
 
     def rests(self, execution: Execution) -> None:
-        """Start another execution, because this one waits for a reply or is over; end its program if it is over."""
+        """Free the slot of an execution that waits for a reply or is over; end its program if it is over."""
         stop = None
         with self._lock:
             self._busy.discard(execution)
@@ -371,8 +371,8 @@ class Session:
             raise found
         if not isinstance(found, MASState):
             raise SearchError(
-                "expected the action of a Proposal made at this state, got another; a program's next state is known "
-                "only for proposed replies"
+                "expected the action of a Proposal made at this state, got another action; a program's next state is "
+                "known only for proposed replies"
             )
         return found
 
@@ -399,7 +399,7 @@ class Session:
         for link in state.path()[1:]:
             reached = self.after(reached, link.text)
         if reached != state:
-            raise DivergenceError("the program no longer reaches this state: it calls other agents or ends")
+            raise DivergenceError("the program no longer reaches this state: on replay it calls other agents or ends")
 
     def first(self) -> MASState:
         """Run the program to its first call, and wait. Raises the errors of `begin`."""
@@ -496,7 +496,7 @@ class Session:
             execution.drop()
 
     def _reporter(self, state: MASState | None, text: str) -> Report:
-        """Return a callback for the next step's outcome that parks the execution and passes on the state."""
+        """Return a callback that receives the next step's outcome, parks the execution and passes on the state."""
 
         def report(execution: Execution, outcome: Outcome | Exception) -> None:
             with self._lock:
@@ -527,8 +527,8 @@ class Session:
             raise outcome
         if state is None:
             if not isinstance(outcome, Waiting):
-                what = f"failed: {outcome.error}" if isinstance(outcome, Failed) else "returned"
-                raise ProgramError(f"the program {self._program.name} {what} before its first model call")
+                what = f"failed ({outcome.error})" if isinstance(outcome, Failed) else "returned"
+                raise ProgramError(f"program {self._program.name} {what} before its first model call to the gateway")
             first = self._dynamics.initial_state(self._question, self._agent(outcome))
             return self._known(first, outcome)
         if isinstance(outcome, Waiting):
@@ -557,7 +557,7 @@ class Session:
         return state
 
     def _routed(self, state: MASState, text: str, acting: int) -> MASState:
-        """Return the successor in which ``acting`` acts, along the system's edges if possible."""
+        """Return the successor in which ``acting`` acts, routed along the system's edges if possible."""
         direct = self._dynamics.transition(state, Action(text, acting))
         if not self.mas.edges:
             return direct

@@ -24,11 +24,11 @@ _FORMATS = {
 
 
 def structured_reply(call: Call, words: str) -> str | None:
-    """Return a reply with the structure that a call requires by its format or by a forced tool.
+    """Return a reply with the structure that a call requires by its response format or by a forced tool.
 
     Args:
         call: The call.
-        words: The value of strings.
+        words: The value to use for strings.
 
     Returns:
         The reply; None if the call requires no structure.
@@ -47,7 +47,7 @@ def structured_reply(call: Call, words: str) -> str | None:
 
 
 def instance(schema: object, words: str = "text") -> object:
-    """Return a value that a JSON schema allows: required properties, lists with one element, the first of choices.
+    """Return a small value that a JSON schema allows: only required properties, short lists and the first choices.
 
     >>> instance({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
     {'ok': True}

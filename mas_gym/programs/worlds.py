@@ -38,7 +38,7 @@ _TIME = 946_684_800
 class World:
     """State outside of a program's process that its tools change, such as a database.
 
-    A *token* identifies a stored content. A *copy* is the name of one execution's instance, such as a path or a URL.
+    A *token* identifies stored content. A *copy* is the name of one execution's instance, such as a path or a URL.
     The methods are called from several threads at once.
 
     Example:
@@ -53,7 +53,7 @@ class World:
     def snapshot(self, copy: str | None = None) -> str:
         """Store the content of a copy, or of the original if ``copy`` is None, and return its token.
 
-        Equal contents have equal tokens: the token of the original is part of a run's identity.
+        Equal contents have equal tokens, because the token of the original is part of a run's identity.
         """
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class _Entry(NamedTuple):
 class Folder(World):
     """A folder as a program's world; copies are folders in the directory for temporary files.
 
-    Files are stored once per content. Copies share their blocks if the file system supports it (Btrfs, XFS).
+    Files with equal content are stored once. Copies share their blocks if the file system supports it (Btrfs, XFS).
     Contents, permissions, empty folders and symbolic links are kept; owners and times are not.
 
     Attributes:
@@ -113,7 +113,7 @@ class Folder(World):
 
         Args:
             path: The folder.
-            ignore: Patterns of names, such as ``".venv"`` or ``"*.log"``, that are not part of the world.
+            ignore: Patterns of file and folder names, such as ``".venv"`` or ``"*.log"``, to leave out of the world.
             max_bytes: Maximum total size of the files, because each running or waiting execution has a copy.
 
         Raises:
@@ -149,7 +149,7 @@ class Folder(World):
         return token
 
     def restore(self, token: str, copy: str | None = None) -> str:
-        """See `World`; a given copy is emptied first, ignored files included."""
+        """See `World`; a given copy is emptied first, including ignored files."""
         if copy is None:
             copy = tempfile.mkdtemp(prefix="copy-", dir=self._store)
         else:
@@ -252,8 +252,8 @@ def _again(path: str, ignore: Sequence[str], max_bytes: int, token: str | None) 
     folder = Folder(path, ignore=ignore, max_bytes=max_bytes)
     if token is not None and folder.start != token:
         raise DataError(
-            f"world: expected {path!r} unchanged since the run began, got other content; keep it unchanged during the "
-            "run and equal on all machines"
+            f"world: expected {path!r} to be unchanged since the run began, got other content; keep it unchanged "
+            "during the run and identical on all machines"
         )
     return folder
 
@@ -269,7 +269,7 @@ def _target(path: bytes, name: bytes, real: bytes) -> bytes:
     if os.path.isabs(target) or not (end == real or end.startswith(real + b"/")):
         raise DataError(
             f"world: expected symbolic links to relative paths inside the folder, got {os.fsdecode(name)!r} -> "
-            f"{os.fsdecode(target)!r}, and tools could change files that all branches share; replace it by a copy, "
+            f"{os.fsdecode(target)!r}, through which tools could change shared files; replace it with a copy, "
             "or name it in ignore"
         )
     return target
@@ -287,7 +287,7 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> None:
 
 
 def _writable(folder: str) -> None:
-    """Make every folder inside writable by the owner, so that it can be removed."""
+    """Make every subfolder writable by the owner, so that it can be removed."""
     for at, folders, _ in os.walk(folder):
         for path in (os.path.join(at, name) for name in folders):
             if not os.path.islink(path):

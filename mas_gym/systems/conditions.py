@@ -30,7 +30,7 @@ class Condition:
 
     Attributes:
         kind: ``"regex"``, ``"not_regex"``, ``"contains"`` or ``"not_contains"``.
-        pattern: A regular expression that occurs somewhere in the text (see `matcher`), or a substring.
+        pattern: The regular expression (see `matcher`) or substring to search for in the text.
 
     Raises:
         ConfigError: The regular expression cannot be used.

@@ -130,7 +130,7 @@ class Dynamics:
 
         Raises:
             EpisodeOverError: The state is terminal.
-            IllegalActionError: The recipient is not legal for this text, with the reason.
+            IllegalActionError: The recipient is not legal for this text; the message contains the reason.
         """
         text, recipient = action
         if state.acting == self._sink:
@@ -154,8 +154,8 @@ class Dynamics:
         if 0 <= recipient <= self._sink:
             return (recipient,)
         raise IllegalActionError(
-            f"expected as recipient the agent that acts next, 0 to {self._sink - 1}, or {self._sink} for the end, got "
-            f"{shown(recipient)}: the program determines it"
+            f"expected the recipient to be the next agent, 0 to {self._sink - 1}, or {self._sink} for the end, got "
+            f"{shown(recipient)}; the program selects the recipient"
         )
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
@@ -291,7 +291,7 @@ class Dynamics:
         return self.transition(state, self.recorded_action(state, text, recipients))
 
     def recorded_action(self, state: MASState, text: str, recipients: tuple[int, ...]) -> Action:
-        """Return the action of a recorded turn: `ALL` if it reaches these recipients, else one of them.
+        """Return the action of a recorded turn: `ALL` if it reaches these recipients, otherwise one of them.
 
         Raises:
             DataError: No action with this text reaches these recipients.

@@ -42,7 +42,7 @@ class Agent:
         max_new_tokens: Token limit of one message, at least 1.
         route: With ``"edges"``, a message reaches every agent that the edges allow. With ``"message"``, it reaches
             the one recipient that it names (see `mas_gym.systems.prompts`).
-        fallback: With ``route: message``, the recipient of a message that names no legal one; None if such a
+        fallback: With ``route: message``, the recipient of a message that names no legal recipient; None if such a
             message is an invalid action.
     """
 
@@ -66,7 +66,7 @@ class Edge:
 class MAS:
     """A multi-agent system: agents in schedule order and the edges between them.
 
-    Build one with `mas_gym.load_mas`, which validates; the constructor does not.
+    Build a system with `mas_gym.load_mas`, which validates it; the constructor does not.
 
     Attributes:
         name: The name in reports, such as ``"rpsv"``.
@@ -82,7 +82,7 @@ class MAS:
             returns the answer. Without edges, any agent may follow any other.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
             if a run names no policy. They are not part of the system's identity: `to_dict`, the fingerprint and
-            equality leave them out, so a stored run can be resumed after a server has moved.
+            equality leave them out, so a stored run can be resumed after a server's address has changed.
     """
 
     name: str
@@ -127,9 +127,9 @@ class MAS:
         return special.get(node) or self.agents[node].name
 
     def final_text(self, text: str) -> str:
-        """Return the text of a terminal state that is graded.
+        """Return the graded part of a terminal state's text.
 
-        That is the last message; for a program, its return value, or an empty text if it failed.
+        For a MAS, this is the whole text; for a program, its return value, or an empty text if the program failed.
         """
         if not self.program:
             return text
@@ -140,7 +140,7 @@ class MAS:
 
     @property
     def kind(self) -> str:
-        """The kind of system, as shown on pages: ``"MAS"`` or ``"program"``."""
+        """The kind of system, as shown in reports: ``"MAS"`` or ``"program"``."""
         return "program" if self.program else "MAS"
 
     def to_dict(self) -> JSONObject:

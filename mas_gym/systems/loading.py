@@ -26,7 +26,7 @@ MASSource: TypeAlias = "str | os.PathLike[str] | JSONMapping | MAS"
 
 
 def mas_names() -> tuple[str, ...]:
-    """Return the names of the shipped systems: the paper's (App. "MAS Graph, Prompts, and Configuration") and handoff.
+    """Return the shipped systems' names: ``handoff`` and the paper's (App. "MAS Graph, Prompts, and Configuration").
 
     >>> mas_names()
     ('consensus', 'debate', 'dylan', 'game24', 'handoff', 'logic', 'refine', 'rpsv', 'single')
@@ -39,7 +39,7 @@ def load_mas(source: MASSource) -> MAS:
     """Load and validate a multi-agent system.
 
     Args:
-        source: A shipped name (in any case), the path of a YAML or JSON file, a dict with the same
+        source: The name of a shipped system (in any case), the path of a YAML or JSON file, a dict with the same
             keys, or a `MAS`, which is returned unchanged.
 
     Returns:
@@ -114,7 +114,7 @@ def _parse(label: str, name: str, text: str) -> MAS:
 
 
 def _document(label: str, text: str) -> tuple[object, dict[Place, int]]:
-    """Return the data of the only document, None if it is empty, and the line of each value."""
+    """Return the data of the only document (None if it is empty) and the line of each value."""
     lines: dict[Place, int] = {}
     loader = _LOADER(text)
     try:

@@ -20,7 +20,7 @@ class ChatMessage(NamedTuple):
 def agent_inputs(mas: MAS, state: MASState) -> list[str]:
     """Return the inputs of the acting agent: the question first, then messages.
 
-    With ``history: inputs``, these are the messages that reached the agent, by speaker index and then oldest first.
+    With ``history: inputs``, these are the messages that reached the agent, sorted by speaker index, then oldest first.
     With ``history: private``, these are all messages that it sent or received, oldest first, as ``Speaker: text``.
     """
     agent = state.acting

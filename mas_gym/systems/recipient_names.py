@@ -79,7 +79,7 @@ def nameable(mas: MAS, state: MASState) -> tuple[int, ...]:
     """Return the recipients that the acting agent's message may name, in node order; empty without ``route: message``.
 
     At the last turn this is only ``sink``; before ``min_turns`` it is every recipient except ``sink``. Edges with
-    conditions are included, although a message may not meet the conditions.
+    conditions are included, although a message may fail to meet the conditions.
     """
     if state.acting == mas.sink or mas.agents[state.acting].route != "message":
         return ()

@@ -2,7 +2,7 @@
 
 The schema is generated from the rules of `mas_gym.systems.validation`. It checks one value at a time. It accepts every
 valid config and rejects most invalid ones. Errors that involve the whole graph (cycles, unreachable agents, duplicate
-names, unknown nodes) or a regular expression engine are found by ``mas-gym check``.
+names, unknown nodes) and invalid regular expressions are found by ``mas-gym check``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A message of a program may call tools. Its text consists of the content, a blank
 
     [tool calls] [{"name": "add", "arguments": {"a": 1, "b": 2}}]
 
-``arguments`` is an object, or a string if the model wrote no JSON object. Stored runs contain such texts, so readers
-accept this form in every version; further fields of an entry are ignored.
+``arguments`` is an object, or a string if the model wrote no JSON object. Stored runs contain such texts, so every
+version must parse this form; further fields of an entry are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ToolCall(NamedTuple):
 
 
 def with_calls(content: str, calls: Sequence[ToolCall]) -> str:
-    r"""Return the text of a message with tool calls; without calls, the content, which is never parsed as calls.
+    r"""Return the text of a message with tool calls. Without calls, return the content in a form not parsed as calls.
 
     >>> with_calls("I add.", [ToolCall("add", '{"a":1}')])
     'I add.\n\n[tool calls] [{"name": "add", "arguments": {"a": 1}}]'
@@ -55,7 +55,7 @@ def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 def _object(arguments: str) -> object:
-    """Return the JSON object in a text if it can be serialised again; else the text."""
+    """Return the JSON object in a text if it can be serialised again, otherwise the text."""
     try:
         found = json.loads(arguments)
         return found if isinstance(found, dict) and json.dumps(found, allow_nan=False) else arguments

@@ -272,7 +272,7 @@ class _Reader:
         return None
 
     def policies(self, data: object, agents: Sequence[Agent | None]) -> tuple[tuple[str, str], ...]:
-        """Read the policy of each agent; whether it exists is checked when it is loaded."""
+        """Read the policy string of each agent; an unknown policy is found only when it is loaded."""
         if data is None:
             return ()
         if not isinstance(data, Mapping) or not data:
@@ -404,7 +404,7 @@ def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, 
 
 
 def _cycles(edges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield cycles without shared edges, each from its first agent on."""
+    """Yield cycles that share no edges, each starting at its first agent."""
     left = dict.fromkeys(edges)
     while True:
         sorter = TopologicalSorter[int]()

@@ -388,7 +388,7 @@ def test_store_with_unreadable_log_is_rejected(unwritable: Path) -> None:
         writer.execute("UPDATE runs SET name = NULL")
         writer.commit()
         shutil.copy(f"{other}-wal", f"{unwritable}-wal")
-    with pytest.raises(StoreError, match=r"last searches are in read\?only%20.db-wal"):
+    with pytest.raises(StoreError, match=r"most recent data is in read\?only%20.db-wal"):
         open_store(unwritable)
 
 
