@@ -500,7 +500,7 @@ def test_oracle_returns_the_given_rewards() -> None:
     )
     oracle = OracleCritic(task, {problem.id: problem.answer})
     assert oracle.score(contexts([right, wrong])) == [1.0, -1.0]
-    with pytest.raises(CriticError, match="terminal states only"):
+    with pytest.raises(CriticError, match="expected a terminal state"):
         oracle.score(contexts([chain(["a"], problem.question)]))
     with pytest.raises(CriticError, match="has no answer to the question"):
         oracle.score(contexts([chain(["a", "b", "c", "d"], task[1].question)]))

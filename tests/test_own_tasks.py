@@ -178,7 +178,7 @@ def test_unknown_kind_is_rejected(rows: Rows) -> None:
     with pytest.raises(ConfigError, match=r"kind: expected one of 'number', .*got 'txt'; did you mean 'text'"):
         load_task(rows(capitals()), kind="txt")
     file = rows([{"question": "?", "answer": "4", "kind": "essay"}])
-    with pytest.raises(DataError, match=r"expected a kind of number, .*got 'essay'"):
+    with pytest.raises(DataError, match=r"expected one of the kinds number, .*got 'essay'"):
         load_task(file)
     with pytest.raises(UnknownNameError, match=r"unknown task 'my'.*\.csv"):
         load_task("my")

@@ -291,7 +291,7 @@ def empty(path: Path) -> None:
         ("gsm8k", "rows.jsonl", deep_json, "rows.jsonl:1: expected a JSON value"),
         ("gsm8k", "rows.jsonl", empty, "expected problems of task 'gsm8k', split 'test', got none"),
         ("gsm8k", "rows.parquet", bad_utf8, "expected a Parquet file"),
-        ("gsm8k", "rows.xlsx", empty, "expected a file of type .jsonl, .json, .parquet, .csv, .txt, got '.xlsx'"),
+        ("gsm8k", "rows.xlsx", empty, "expected a file of type .jsonl, .json, .parquet, .csv, .txt, got .xlsx"),
         ("mmlu", "rows.csv", lambda path: path.write_text("a,b,c\n"), "rows.csv:1: expected 6 cells"),
         ("mmlu", "rows.csv", lambda path: path.write_text("q,w,x,y,z,E\n"), "rows.csv:1: .*one of 4 options, got 'E'"),
         ("logiqa", "rows.txt", lambda path: path.write_text("\na\nPassage\n"), "rows.txt:2: expected 7 lines"),

@@ -20,7 +20,7 @@ SAMPLE_ID = ("sample_id", "id", "sample", "run_id", "trace_id")
 
 
 def text_or_none(value: object, what: str) -> str | None:
-    """Return a text, a number as text, or None for None.
+    """Return a string or None unchanged, and a number as text.
 
     Raises:
         BadRow: The value has another type.
@@ -28,12 +28,12 @@ def text_or_none(value: object, what: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or number(value, what) is None:
-        raise BadRow(f"expected a text as {what}, got {shown(value)}")
+        raise BadRow(f"expected a string or a number as {what}, got {shown(value)}")
     return str(value)
 
 
 def reference_of(value: object) -> str | None:
-    """Return a reference answer: a text or number, or a list of accepted texts as JSON."""
+    """Return a reference answer as text; a list of accepted texts becomes JSON."""
     if isinstance(value, Mapping) and len(value) == 1:
         [value] = value.values()
     if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
@@ -77,7 +77,7 @@ def chat(row: object) -> Transcript:
 
 
 def made(history: History, *, dropped: Mapping[str, int] | None = None, **parts: Any) -> Transcript:
-    """Return a history as a transcript with further parts."""
+    """Return the transcript of a history; ``parts`` are the other fields of `Transcript`."""
     left_out = dict(history.dropped + Counter(dropped or {}))
     return Transcript(history.question, tuple(history.messages), agents=history.prompts, dropped=left_out, **parts)
 
@@ -91,7 +91,7 @@ def is_chat(row: object) -> bool:
 def ag2(row: object) -> Transcript:
     """Read a chat history of AG2 (AutoGen): the list of messages, a saved ``ChatResult``, or a stream's events.
 
-    Since version 1, AG2 saves events; the serialised form of an event has its class as ``__event__``.
+    Since version 1, AG2 saves events; the class of a serialised event is in ``__event__``.
 
     Raises:
         BadRow: The row has another format.
@@ -168,7 +168,7 @@ def langgraph(row: object) -> Transcript:
 
 def _updated(update: object) -> list[object]:
     if not isinstance(update, Mapping):
-        raise BadRow(f"expected an update of a node, got {shown(update)}")
+        raise BadRow(f"expected an object that maps nodes to updates, got {shown(update)}")
     found = []
     for node, change in update.items():
         messages = change.get("messages") if isinstance(change, Mapping) else None

@@ -27,7 +27,7 @@ AGENT = "Assistant"
 
 
 def _has(*names: str) -> Callable[[object], bool]:
-    """Return a function that tells whether a row has all of several fields."""
+    """Return a function that checks whether a row has all the given fields."""
     return lambda row: isinstance(row, Mapping) and row.keys() >= set(names)
 
 
@@ -64,7 +64,7 @@ def who_and_when(row: Any) -> Transcript:
 
 
 def processbench(row: Any) -> Transcript:
-    """Read a solution of ProcessBench (Zheng et al. 2024, arXiv:2412.06559), optionally with ``agents``, the authors.
+    """Read a solution of ProcessBench (Zheng et al. 2024, arXiv:2412.06559), optionally with ``agents``, one per step.
 
     Raises:
         BadRow: The row has another format.
@@ -105,7 +105,7 @@ def agent_processbench(row: Any) -> Transcript:
     _check(row, is_agent_processbench(row), "messages and step_labels")
     labels = row["step_labels"]
     if not isinstance(labels, Mapping):
-        raise BadRow(f"expected step_labels by message, got {shown(labels)}")
+        raise BadRow(f"expected step_labels to map message indices to labels, got {shown(labels)}")
     by_place = {_whole(place, "step_labels"): label_of(label) for place, label in labels.items()}
     history = read_history(
         row["messages"],
@@ -131,7 +131,7 @@ def agent_processbench(row: Any) -> Transcript:
 
 
 def _verdicts(judges: object) -> dict[int, dict[str, float]]:
-    """Return the judges' verdicts by message; they have the same format as human labels."""
+    """Return the judges' verdicts by message and judge; verdicts have the same format as human labels."""
     found: dict[int, dict[str, float]] = {}
     for judge, verdict in judges.items() if isinstance(judges, Mapping) else ():
         labels = verdict.get("step_labels") if isinstance(verdict, Mapping) else None
@@ -175,7 +175,7 @@ def prm800k(row: Any) -> Transcript:
 def _published_prm800k(row: JSONMapping) -> Transcript:
     question, label = row["question"], row["label"]
     if not isinstance(question, Mapping) or not isinstance(label.get("steps"), list):
-        raise BadRow("expected question.problem and label.steps of PRM800K")
+        raise BadRow(f"expected an object as question and a list as label.steps (PRM800K), got {shown(row)}")
     messages: list[LoggedMessage] = []
     others = 0
     for step in label["steps"]:
@@ -230,13 +230,13 @@ def _step(agent: str, text: str, label: int | None) -> LoggedMessage:
 def _text(row: Mapping[str, object], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise BadRow(f"expected a text as {name}, got {shown(value)}")
+        raise BadRow(f"expected a non-empty string as {name}, got {shown(value)}")
     return value
 
 
 def _texts(value: object, name: str) -> Sequence[str]:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
-        raise BadRow(f"expected a list of texts as {name}, got {shown(value)}")
+        raise BadRow(f"expected a non-empty list of strings as {name}, got {shown(value)}")
     return value
 
 

@@ -53,9 +53,9 @@ class RawMessage(NamedTuple):
 
     Attributes:
         role: ``"assistant"``, ``"user"``, ``"tool"`` or ``"system"``.
-        named: Whether the log names its speaker.
+        named: Whether the log names the speaker.
         message: The message.
-        dropped: The parts of it that are left out.
+        dropped: The parts of the message that are left out.
     """
 
     role: str
@@ -88,14 +88,15 @@ def read_history(
 ) -> History:
     """Read a chat history.
 
-    The user messages before the first other message are the question if they contain ``question``, or if ``question``
-    is None. Messages without text, and ``TERMINATE`` at the end, are left out unless they have a label.
+    With ``question``, leading user messages that contain the question are left out. Without it, the first message is
+    the question if it is a user message or names its speaker. Messages without text, and ``TERMINATE`` at the end, are
+    left out unless they have a label.
 
     Args:
         entries: The messages, as logged.
         question: The question, if the log stores it separately from the messages.
-        labels: Labels by place in the history.
-        verdicts: Verdicts of judges by place in the history.
+        labels: Labels by index in ``entries``.
+        verdicts: Judges' verdicts by index in ``entries``.
 
     Raises:
         BadRow: The entries are not a history, or there is no question.
@@ -125,9 +126,9 @@ def read_history(
         dropped[f"{_STOP} at the end"] += 1
     missing = set(labels) - {place for place, _ in kept}
     if missing:
-        raise BadRow(f"expected labels only for messages of the transcript, got one for {min(missing)}")
+        raise BadRow(f"expected labels only for messages of the transcript, got a label for entry {min(missing)}")
     if not found.strip():
-        raise BadRow("expected a question, or a history that begins with a user message; found none")
+        raise BadRow("expected a question, or a history that begins with a user message, got neither")
     if not kept:
         raise BadRow("expected at least one message besides the question, got none")
     messages = [one.message for _, one in kept]
@@ -168,7 +169,7 @@ def _without_question(
 
 
 def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
-    """Read one entry of a history; the responses of several tools in one entry are several messages.
+    """Read one entry of a history; an entry with several tool responses gives several messages.
 
     Args:
         entry: The entry.
@@ -293,5 +294,5 @@ def message_content(content: object) -> tuple[str, list[tuple[str, ToolCall]], t
 
 
 def written(value: object) -> str:
-    """Return a value as text: a text unchanged, anything else as JSON."""
+    """Return a value as text: a string unchanged, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""Reads transcript files in any format, one transcript at a time."""
+"""Read transcript files in any supported format, one transcript at a time."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
 
 
 def recognise(path: str | os.PathLike[str]) -> str:
-    """Return the format of a file, by its first rows.
+    """Infer the format of a file from its first rows.
 
     Raises:
+        DataNotFoundError: The file does not exist.
         DataError: The format is none of `FORMATS`.
     """
     rows = list(islice(_rows(Path(path)), _SNIFFED))
@@ -71,7 +72,7 @@ def recognise(path: str | os.PathLike[str]) -> str:
     found = first if isinstance(first, BadRow) else shown(sorted(first) if isinstance(first, dict) else first)
     raise DataError(
         f"{path}: expected a log in one of the formats {', '.join(FORMATS)}, got {found}; name the format with "
-        "--format, or write a reader: --format my.py:read"
+        "format= or --format, or write a reader: --format my.py:read"
     )
 
 
@@ -79,7 +80,7 @@ def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iter
     if not path.exists():
         raise DataNotFoundError(f"{path}: expected a log file, but no such file exists")
     if not path.is_file():
-        raise DataError(f"{path}: expected a regular file; name the files of a folder, as in FOLDER/*.jsonl")
+        raise DataError(f"{path}: expected a regular file; for a folder, pass its files, as in FOLDER/*.jsonl")
     return json_rows(path, listen, is_history)
 
 
@@ -105,7 +106,7 @@ def read_transcripts(
     Args:
         files: One file or several; gzip files are decompressed.
         format: One of `FORMATS`, or ``FILE.py:NAME``: a function that is called with a file's path and yields
-            `Transcript` objects or rows of format ``chat``. None recognises each file's format by its first rows.
+            `Transcript` objects or rows of format ``chat``. With None, each file's format is inferred.
         broken: Called with each line that is not a transcript; by default, such lines are logged as warnings.
         listen: Called with the number of bytes read so far, over all files.
 

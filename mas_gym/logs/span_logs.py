@@ -85,7 +85,7 @@ def spans_of(row: object) -> list[Span]:
     found = list(read(row))
     for span in found:
         if not isinstance(span["trace"], str) or not span["trace"] or not isinstance(span["id"], str) or not span["id"]:
-            raise BadRow(f"expected a span with a trace id and a span id, got {shown(span['trace'])}")
+            raise BadRow(f"expected a span with a trace id and a span id, got {shown((span['trace'], span['id']))}")
     return found
 
 
@@ -192,7 +192,7 @@ def _messages(attributes: Mapping[str, object], name: str) -> list[object]:
 
 
 def _indexed(attributes: Mapping[str, object], prefix: str) -> list[object]:
-    """Read ``gen_ai.prompt.0.role`` and similar attributes."""
+    """Return the messages in attributes such as ``gen_ai.prompt.0.role``, ordered by index."""
     found: dict[int, JSONObject] = {}
     for key, value in attributes.items():
         if key.startswith(prefix + "."):
@@ -294,7 +294,7 @@ class SpanCollector:
         self._connection.executemany("INSERT INTO spans VALUES (?, ?, ?)", lines)
 
     def transcripts(self) -> Iterator[Transcript | BrokenLine]:
-        """Yield the traces in order of appearance, and close the file."""
+        """Yield the traces as transcripts, in order of appearance, and close the file."""
         with closing(self._connection) as connection:
             connection.execute("CREATE INDEX of_trace ON spans (trace)")
             traces = connection.execute("SELECT trace, min(rowid) AS first FROM spans GROUP BY trace ORDER BY first")
@@ -348,8 +348,8 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
     answered = next((text for span in roots if (text := span_text(span["output"], last=True))), None)
     if not messages:
         raise BadRow(
-            "expected a span of a model call with its output messages, found none; turn on message contents in the "
-            "program that writes the trace"
+            "expected a span of a model call with its output messages, found none; enable recording of message "
+            "contents in the program that writes the trace"
         )
     last = messages[-1].text.strip()
     return Transcript(
@@ -462,7 +462,7 @@ def _history(value: object) -> list[object]:
 
 
 def span_text(value: object, *, last: bool) -> str | None:
-    """Return the text of a span's input (its first message by a user) or output (its last message)."""
+    """Return the text of a span's input (its first user message) or output (its last message)."""
     value = _unpacked(value)
     for _ in range(8):
         if isinstance(value, str):
@@ -527,7 +527,7 @@ def _time(value: Any) -> float:
 
 
 def _unpacked(value: object) -> object:
-    """Return the parsed JSON of a text that contains an object or an array; else the value."""
+    """Parse a string that contains a JSON object or array; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         found = parsed(value)
         return value if isinstance(found, BadRow) else found

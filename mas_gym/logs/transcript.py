@@ -29,13 +29,13 @@ class LoggedMessage:
         speaker: The author: an agent, a tool or a user.
         text: The content without the tool calls.
         recipients: The recipients, if the log names them.
-        tool_calls: The functions that it calls.
+        tool_calls: The tool calls in the message.
         label: Human label: 1 right, 0 neutral, -1 wrong; None without a label.
-        value: A recorded critic's value of the transcript up to here; None if unknown.
+        value: A critic's recorded value of the transcript up to this message; None if unknown.
         tokens: Generated tokens; 0 if unknown.
         logprob: Sum of token log-probabilities (nats); None if unknown.
         agent: Whether the author is an agent rather than a tool or a user.
-        verdicts: Recorded values of the transcript up to here, or verdicts on the message, by judge.
+        verdicts: Recorded values of the transcript up to this message, or verdicts on the message, by judge.
     """
 
     speaker: str
@@ -51,7 +51,7 @@ class LoggedMessage:
 
     @property
     def said(self) -> str:
-        """The text with its tool calls in the last line, as in a state."""
+        """The text followed by its tool calls on the last line, as in a state."""
         return with_calls(self.text, self.tool_calls) if self.tool_calls else self.text
 
 
@@ -66,13 +66,13 @@ class Transcript:
         reference: The right answer; None if unknown.
         correct: Whether the episode succeeded; None if unknown.
         score: A recorded score of the whole episode; None if there is none.
-        question_id: Name of the question; None to derive it from the question and the reference.
-        sample_id: Name of the episode.
+        question_id: Id of the question; None to derive it from the question and the reference.
+        sample_id: Id of the episode.
         kind: How to grade the answer; None to choose by the reference answers.
         agents: System prompts by speaker, if logged.
         facts: Other short facts, such as the model.
         dropped: The kinds of content that were left out, with counts.
-        place: File and line, for messages.
+        place: File and line, for error messages.
     """
 
     question: str
@@ -127,7 +127,7 @@ def validate_transcript(transcript: Transcript) -> Transcript:
         number(message.value, "value")
         number(message.logprob, "logprob")
     if transcript.kind is not None and transcript.kind not in KINDS:
-        raise BadRow(f"expected a kind of {', '.join(KINDS)}, got {shown(transcript.kind)}")
+        raise BadRow(f"expected one of the kinds {', '.join(KINDS)}, got {shown(transcript.kind)}")
     number(transcript.score, "score")
     try:
         json.dumps(dict(transcript.facts), allow_nan=False)
@@ -137,13 +137,13 @@ def validate_transcript(transcript: Transcript) -> Transcript:
 
 
 def speaker_name(name: object) -> str:
-    """Return a speaker's name if it is valid in a system.
+    """Validate a speaker's name and return it without surrounding spaces.
 
     Raises:
         BadRow: The name is invalid.
     """
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
-        raise BadRow(f"expected a speaker's name of at most {LONGEST_NAME} characters, got {shown(name)}")
+        raise BadRow(f"expected a speaker's name of 1 to {LONGEST_NAME} characters, got {shown(name)}")
     return name.strip()
 
 
@@ -177,7 +177,7 @@ def truth(value: object, what: str = "correct") -> bool | None:
 
 
 def label_of(value: object) -> int | None:
-    """Return a label of a message: 1, 0 or -1; true is 1 and false is -1.
+    """Parse a message's label: 1, 0 or -1; true is 1 and false is -1.
 
     Raises:
         BadRow: The value has another type or is out of range.
@@ -193,7 +193,7 @@ def label_of(value: object) -> int | None:
 
 
 def verdicts_of(value: object) -> dict[str, float]:
-    """Return the verdicts on a message by judge; null verdicts are left out.
+    """Return the verdicts on a message, keyed by judge; null verdicts are left out.
 
     Raises:
         BadRow: The value is not a mapping of names to finite numbers.
@@ -201,13 +201,13 @@ def verdicts_of(value: object) -> dict[str, float]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise BadRow(f"expected verdicts by the name of the judge, got {shown(value)}")
+        raise BadRow(f"expected an object that maps judges to verdicts, got {shown(value)}")
     found = {speaker_name(judge): number(verdict, "verdict") for judge, verdict in value.items()}
     return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
 def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[JSONObject, dict[str, int]]:
-    """Return the other fields of a row that are short texts or numbers, and the names of fields that are left out."""
+    """Return the short strings and numbers in a row, and the names of fields left out; skip the fields in ``but``."""
     facts: JSONObject = {}
     dropped: dict[str, int] = {}
     for key, value in row.items():

@@ -1,7 +1,7 @@
 """The base class `Task`: an indexed sequence of problems that can grade a text.
 
 Environments and searches receive questions from a `Task`. Only the task has the
-reference answers; planners, policies and critics never receive one.
+reference answers; planners, policies and critics never receive them.
 
 A task can also define which messages are equal. A search merges equal messages into one
 child, and mining compares only distinct siblings (paper, App. "MASPRM training data
@@ -43,8 +43,8 @@ class Problem:
         question: The text ``x`` of the question node. Options of a choice problem are part of it.
         answer: The reference answer ``y*``: a number, a LaTeX expression, a formula such as ``"(7+1-2)*4"``, an
             option label such as ``"A"``, a text or a JSON list of accepted texts, a regular expression, or unit tests.
-        kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"formula"`` (uses the numbers
-            of the reference, each once, and has its value), ``"choice"``, ``"text"`` (normalised exact match),
+        kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"formula"`` (uses each
+            number of the reference once and has the same value), ``"choice"``, ``"text"`` (normalised exact match),
             ``"regex"``, ``"code"`` (the answer contains unit tests) or ``"judge"`` (a policy decides).
         metadata: Additional JSON-able data, such as the subject or the reference solution; read-only. A choice
             problem lists the texts of its options under ``"options"``, in the order of their labels.
@@ -66,7 +66,7 @@ class Problem:
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with plain metadata: a mapping proxy cannot be pickled."""
+        """Pickle the metadata as a dict, because a mapping proxy cannot be pickled."""
         return Problem, (self.id, self.question, self.answer, self.kind, dict(self.metadata))
 
     def __deepcopy__(self, memo: dict[int, object]) -> Problem:
@@ -94,8 +94,9 @@ class Grade(_Grade):
         extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is
             none.
         reason: One of ``"equal"``, ``"different"``, ``"other numbers"`` (of formulas), ``"no answer found"``,
-            ``"timed out"``, ``"too complex"``, or for code the result of its tests.
-        tokens: Tokens that a judge generated for it.
+            ``"timed out"``, ``"too complex"``, ``"no reference"``, ``"judged correct"``,
+            ``"judged incorrect"``, or for code the result of its tests.
+        tokens: Tokens that a judge generated for the grade.
         prompt_tokens: Prompt tokens that the judge read.
 
     Raises:
@@ -132,7 +133,7 @@ def _count(name: str, value: object) -> int:
 
 @runtime_checkable
 class Grader(Protocol):
-    """Reads and grades answers; every task has one.
+    """Reads and grades answers.
 
     A run with a store needs the grader's identity, which is part of the run's identity (see
     `mas_gym.internal.identity`).
@@ -154,10 +155,10 @@ class Task(Sequence[Problem], ABC):
     has these methods is adapted on loading (`as_task`). `mas_gym.tasks.ProblemTask.of` builds a task from problems.
 
     Attributes:
-        name: Its name, such as ``"gsm8k"``; by default the class's name.
+        name: Name of the task, such as ``"gsm8k"``; by default the class's name.
         split: ``"train"``, ``"dev"`` or ``"test"``; empty for a task without splits.
         grading: The grading mode of `grade`.
-        mas: The MAS that commands and environments use for it unless another is named.
+        mas: The MAS that commands and environments use by default.
         grader: The replaceable grader (see `graded_by`); None if only the task can grade.
     """
 
@@ -173,7 +174,7 @@ class Task(Sequence[Problem], ABC):
     def __getitem__(self, index: slice) -> Task: ...
     @abstractmethod
     def __getitem__(self, index: int | slice) -> Problem | Task:
-        """Return a problem, or the task of a slice."""
+        """Return a problem, or a slice as a task."""
 
     @abstractmethod
     def extract(self, problem: Problem, text: str) -> str | None:
@@ -188,7 +189,7 @@ class Task(Sequence[Problem], ABC):
         return self.only(problem_id)[0]
 
     def only(self, problem_id: str) -> Task:
-        """Return the task of one problem. Raises `UnknownNameError`."""
+        """Return a task that contains only the given problem. Raises `UnknownNameError`."""
         for place, problem in enumerate(self):
             if problem.id == problem_id:
                 return self[place : place + 1]
@@ -201,7 +202,7 @@ class Task(Sequence[Problem], ABC):
             ConfigError: The task does not support other graders.
         """
         raise ConfigError(
-            f"task {self.name!r} has its own grading; leave out grader, or derive it from ProblemSequence"
+            f"task {self.name!r} supports no other grader; leave out grader, or derive the task from ProblemSequence"
         )
 
 
@@ -310,7 +311,7 @@ TASK_RULES: Mapping[str, str] = MappingProxyType({"arithmetic": "opening", "orde
 
 
 def same_rule(rule: str | Same) -> Same:
-    """Return a rule by its name; a function is returned unchanged.
+    """Return the rule for equal messages with this name; a function is returned unchanged.
 
     Raises:
         UnknownNameError: There is no rule with that name.
@@ -326,5 +327,5 @@ def same_rule(rule: str | Same) -> Same:
 
 
 def rule_of(task: str) -> str:
-    """Return the name of a task's rule, by the task's name; ``"text"`` unless the task has its own."""
+    """Return the name of a task's rule for equal messages, given the task's name; ``"text"`` by default."""
     return TASK_RULES.get(task, "text")

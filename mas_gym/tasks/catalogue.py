@@ -2,7 +2,7 @@ r"""`load_task` loads a task by name or from a user's file.
 
 The published benchmarks are read from a local file or folder or from the Hugging Face
 hub. The generated tasks need no data. `mas_gym.tasks.user_data` reads other files. A package
-registers names with an entry point in the group ``mas_gym.tasks``: a function
+registers task names with an entry point in the group ``mas_gym.tasks``: a function
 ``(split, **options) -> Task``.
 
 Splits follow the paper's App. "Benchmarks and Dataset Splits". Every shuffle is
@@ -10,15 +10,18 @@ Splits follow the paper's App. "Benchmarks and Dataset Splits". Every shuffle is
 ``datasets.Dataset.shuffle(seed=42)``. Data from the hub and from a file therefore have the
 same splits. Splits do not depend on the seed of a run.
 
-Rows have the layouts of the hub and of the original releases. GSM8K: ``question`` and an
-``answer`` that ends in ``#### 18``. MATH: ``problem`` and a ``solution`` whose last
-``\boxed`` is the answer, or a separate ``answer``. MMLU: ``question``, ``choices`` and an
-index or letter. LogiQA: ``context``, ``query``, ``options`` and ``correct_option``. GPQA:
-``Question``, ``Correct Answer`` and ``Incorrect Answer 1`` to ``3``, shuffled with a seed
-derived from the row.
+Rows have the fields of the hub data sets or of the original releases:
 
-A complete MATH data set of 12,500 problems is divided into 10,500 and 2,000. The test split
-of GPQA is the diamond set, which is removed from the main set for training.
+- GSM8K: ``question`` and an ``answer`` that ends in ``#### 18``.
+- MATH: ``problem`` and a ``solution`` whose last ``\boxed`` is the answer, or a separate ``answer``.
+- MMLU: ``question``, ``choices`` and an ``answer`` (index or letter).
+- LogiQA: ``context``, ``query``, ``options`` and ``correct_option``.
+- GPQA: ``Question``, ``Correct Answer`` and ``Incorrect Answer 1`` to ``3``; the options are
+  shuffled with a seed derived from the row.
+
+A complete MATH data set of 12,500 problems is divided into a training pool of 10,500
+and a test split of 2,000. The test split of GPQA is the diamond set, which is removed
+from the main set for training.
 """
 
 from __future__ import annotations
@@ -62,13 +65,13 @@ class Benchmark(NamedTuple):
     """How the partitions of a published data set map to splits.
 
     Attributes:
-        hub: Its location on the hub.
+        hub: Location of the data set on the hub.
         pool: Partition used as the training pool.
         evaluation: Partition used as the test split.
-        held_out: Number of test rows to hold out if the data set is loaded as a whole; 0 if it is always split.
+        held_out: Number of test rows to hold out if the data set is loaded as a whole; 0 if it never is.
         whole: Partition sizes that identify a complete data set, which is then split here.
         nested: Whether the training pool contains the test rows, which are then removed from it.
-        mas: The MAS that the paper uses for it, or the default for its kind of answers.
+        mas: The MAS that the paper uses for the data set, or the default MAS for its kind of answers.
     """
 
     hub: Hub
@@ -126,14 +129,14 @@ def load_task(
         data: A local file or folder instead of a benchmark's hub data set. A file contains the evaluation set for
             ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder contains partitions by name.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading.answers`.
-        limit: Use only the first problems; a benchmark's test split is shuffled with seed 42 first, as in the paper.
+        limit: Number of problems to use; a benchmark's test split is first shuffled with seed 42, as in the paper.
         columns: For your own files: the columns of question and answer, and optionally of id, split, kind and
             choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
         kind: For your own files: the kind of the answers; inferred from them by default. One of ``"number"``,
             ``"expression"``, ``"formula"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
-        judge: The policy that grades kind ``"judge"``, as for `mas_gym.policies.load_policy`.
-        allow_code: Run the code of messages of kind ``"code"``.
+        judge: The policy that grades kind ``"judge"``, or an argument of `mas_gym.policies.load_policy`.
+        allow_code: Whether to run code from messages, for problems of kind ``"code"``.
         sandbox: Isolation of that code: ``"bubblewrap"``, or ``"none"`` (see `mas_gym.tasks.grading.sandbox`).
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
 
@@ -170,7 +173,7 @@ def load_task(
 
 
 def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox: str = "bubblewrap") -> KindGrader:
-    """Return the grader by kind; see `load_task`.
+    """Return the grader that grades by kind; see `load_task`.
 
     Raises:
         ConfigError: The grading mode does not exist, or code is allowed and its sandbox cannot be set up.
@@ -209,7 +212,7 @@ def _own_task(source: str, split: str, columns: Columns, kind: str | None, base:
 
 
 def mas_of_kind(kind: str) -> str:
-    """Return the MAS that commands use for answers of a kind unless another is named."""
+    """Return the MAS that commands use by default for answers of a kind."""
     return "debate" if kind == "choice" else "rpsv"
 
 
@@ -262,7 +265,7 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def task_makers() -> dict[str, Callable[..., Any]]:
-    """Return the classes and functions that build the tasks without a data set, including those of packages."""
+    """Return the classes and functions that build the tasks without a data set, including registered ones."""
     return {name: TASKS.find(Spec(name)) for name in TASKS.names() if name not in BENCHMARKS}
 
 

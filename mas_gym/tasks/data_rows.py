@@ -64,6 +64,6 @@ def storable(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRow(
-            f"expected text of valid Unicode, got half of a surrogate pair at character {error.start} of {shown(text)}"
+            f"expected valid Unicode text, got a lone surrogate at character {error.start} of {shown(text)}"
         ) from None
     return text

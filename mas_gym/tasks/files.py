@@ -63,7 +63,7 @@ def read_file(path: Path, name: str) -> list[RawRow]:
     """
     suffix = path.suffix.lower()
     if suffix not in _READERS:
-        raise DataError(f"{path}: expected a file of type {', '.join(SUFFIXES)}, got {path.suffix or 'no suffix'!r}")
+        raise DataError(f"{path}: expected a file of type {', '.join(SUFFIXES)}, got {path.suffix or 'no suffix'}")
     try:
         # MMLU's own release has no header.
         return list(_mmlu(path) if suffix == ".csv" and name == "mmlu" else _READERS[suffix](path))
@@ -104,7 +104,7 @@ def _table(path: Path) -> Iterator[RawRow]:
     rows = (row for row in _cells(path) if row[1])
     header = [cell.strip() for cell in next(rows, (0, []))[1]]
     if len(set(header)) < len(header):
-        raise DataError(f"{path}: expected columns of different names, got {shown(header)}")
+        raise DataError(f"{path}: expected unique column names, got {shown(header)}")
     for line, cells in rows:
         value: object = BadRow(f"expected {len(header)} cells, one per column, got {len(cells)}: {shown(cells)}")
         if len(cells) == len(header):
@@ -113,7 +113,7 @@ def _table(path: Path) -> Iterator[RawRow]:
 
 
 def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the last line and the cells of each row of a CSV file."""
+    """Yield the last line number and the cells of each row of a CSV file."""
     reader = csv.reader(io.StringIO(_text(path), newline=""))
     while True:
         begin = reader.line_num + 1

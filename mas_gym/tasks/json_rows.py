@@ -24,7 +24,7 @@ def json_rows(
 ) -> Iterator[RawRow]:
     """Yield the rows of a file: one per line of JSON Lines, one per item of an array, or one per document.
 
-    JSON Lines are read line by line, and documents as a whole. A part that is not valid is a row with a `BadRow` as its
+    JSON Lines are read line by line, and documents as a whole. An invalid part becomes a row with a `BadRow` as its
     value.
 
     Args:
@@ -87,7 +87,7 @@ def _document(path: Path, lines: list[RawRow]) -> list[RawRow]:
 
 
 def _items(path: str, text: str) -> Iterator[RawRow]:
-    """Yield consecutive values or the items of an array, up to the first one that is not valid."""
+    """Yield consecutive values or the items of an array, up to the first invalid one."""
     decoder, number = json.JSONDecoder(), 0
     is_array = text.lstrip().startswith("[")
     at = text.index("[") + 1 if is_array else 0

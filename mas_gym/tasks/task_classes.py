@@ -21,7 +21,7 @@ DEFAULT_DIFFICULTY = 3
 
 
 class Table:
-    """An immutable table of problems that many tasks share.
+    """An immutable table of problems that several tasks can share.
 
     Args:
         problems: The problems, in order, with unique ids.
@@ -65,7 +65,7 @@ class ProblemSequence(Task):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> Problem | Self:
-        """Return a problem, or the task of a slice."""
+        """Return a problem, or a slice as a task."""
         if isinstance(index, slice):
             return self._with(rows=self.rows[index])
         return self._at(self.rows[index])
@@ -115,15 +115,15 @@ class ProblemSequence(Task):
 class ProblemTask(ProblemSequence):
     """A `Task` over a table of problems; slices and copies share the table.
 
-    `ProblemTask.of` builds one from your own problems.
+    `ProblemTask.of` builds a task from problems in memory.
 
     Attributes:
-        name: Its name.
+        name: Name of the task.
         split: ``"train"``, ``"dev"`` or ``"test"``.
         table: The problems.
         rows: The rows that belong to this sequence.
         grader: Reads and grades answers.
-        mas: The MAS that commands use for it unless another is named.
+        mas: The MAS that commands use by default.
     """
 
     # Without field(), the fields would inherit the defaults of Task.
@@ -154,7 +154,7 @@ class ProblemTask(ProblemSequence):
             grading: ``"strict"`` or ``"paper"``.
             grader: A function ``(problem, text) -> bool | Grade``, ``FILE.py:NAME`` or a `Grader`; by default each
                 problem is graded by its kind.
-            mas: The MAS that commands use for it unless another is named.
+            mas: The MAS that commands use by default.
 
         Raises:
             ConfigError: Two problems have the same id, or an argument is out of range.
@@ -179,7 +179,7 @@ class ProblemTask(ProblemSequence):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the problems of this sequence only."""
+        """Pickle only the problems of this sequence."""
         return ProblemTask, (self.name, self.split, Table(self), range(len(self)), self.grader, self.mas)
 
     def _at(self, row: int) -> Problem:
@@ -248,7 +248,7 @@ class ProceduralTask(ProblemSequence):
 
 
 class SampledTask(ProceduralTask):
-    """A sequence of problems, each drawn from its index."""
+    """A sequence of problems, each sampled with a seed derived from its id."""
 
     @abstractmethod
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:

@@ -53,11 +53,11 @@ class Columns(NamedTuple):
 
     Attributes:
         question: The question.
-        answer: The reference answer; with several columns, every filled column is an accepted answer.
+        answer: The reference answer; with several columns, every non-empty column is an accepted answer.
         id: A unique id; None to derive one from the question.
         split: The split: train, dev or test; None without splits.
         kind: The kind of each answer; None if all answers have the same kind.
-        choices: One column with a list of options, or one column per option; empty for none.
+        choices: One column with a list of options, or one column per option; empty if there are no options.
     """
 
     question: str = "question"
@@ -74,7 +74,7 @@ class Columns(NamedTuple):
         Several columns for one role are given as a list or joined by ``+``.
 
         Raises:
-            ConfigError: A role is unknown, or a name is not a text.
+            ConfigError: A role is unknown, or a name is not a string.
         """
         if isinstance(given, str):
             pairs = [part.partition("=") for part in given.split(",") if part.strip()]
@@ -147,7 +147,7 @@ def _place(source: str) -> Path | None:
         return path
     if _HUB_ID.fullmatch(source) is None or path.suffix.lower() in SUFFIXES:
         raise DataNotFoundError(
-            f"no data at {shown(source)}; expected a {', '.join(SUFFIXES)} file or a folder of them"
+            f"no data at {shown(source)}; expected a file of type {', '.join(SUFFIXES)}, or a folder of such files"
         )
     return None
 
@@ -202,7 +202,7 @@ def _read(source: str, place: Path | None) -> tuple[dict[str, list[RawRow]], boo
         return _read_hub(source)
     if place.is_file():
         if place.suffix.lower() not in SUFFIXES:
-            raise DataError(f"{place}: expected a {', '.join(SUFFIXES)} file, got {place.suffix or 'no suffix'!r}")
+            raise DataError(f"{place}: expected a {', '.join(SUFFIXES)} file, got {place.suffix or 'no suffix'}")
         return {"": read_file(place, "")}, True
     if not place.is_dir():
         raise DataError(f"{place}: expected a regular file or a folder, got neither")
@@ -212,7 +212,7 @@ def _read(source: str, place: Path | None) -> tuple[dict[str, list[RawRow]], boo
             parts[split] = rows
     if not parts:
         raise DataNotFoundError(
-            f"{place}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it contains "
+            f"{place}: expected files named train, test or validation ({', '.join(SUFFIXES)}); the folder contains "
             f"{listing(place)}"
         )
     return parts, False
@@ -258,7 +258,7 @@ def _completed(source: str, first: RawRow, columns: Columns) -> Columns:
 
 
 def _split_of(row: Mapping[str, object], columns: Columns) -> str:
-    """Return the split in the split column; ``""`` without such a column."""
+    """Return the split that the split column names; ``""`` if there is no such column."""
     if columns.split is None:
         return ""
     word = str(row.get(columns.split, "")).strip()
@@ -298,7 +298,7 @@ def _problem(row: Mapping[str, object], columns: Columns, guess: str, name: str,
     question = _cell(row, columns.question)
     stated = str(row.get(columns.kind, "")).strip().lower() if columns.kind else guess
     if stated not in KINDS:
-        raise BadRow(f"expected a kind of {', '.join(KINDS)}, got {shown(stated)}")
+        raise BadRow(f"expected one of the kinds {', '.join(KINDS)}, got {shown(stated)}")
     kind: Kind = stated
     options = _options(row, columns) if kind == "choice" else []
     answers = _answers(row, columns)
@@ -319,7 +319,7 @@ def _id(row: Mapping[str, object], columns: Columns, question: str, name: str, s
         problem_id = _cell(row, columns.id)
         if problem_id in seen.places:
             before = seen.places[problem_id]
-            raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)}, also at {before}")
+            raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)} again (see {before})")
     else:
         # Derived from the question, so that adding rows or correcting answers changes no other id.
         digest = sha256(_words(question)).hexdigest()[:12]
@@ -364,11 +364,13 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
     """Return the reference answer in the form that the grader of its kind expects."""
     if len(answers) > 1:
         if kind not in ("text", "judge"):
-            raise BadRow(f"expected one answer of kind {kind!r}, got {len(answers)}; only kind 'text' accepts several")
+            raise BadRow(
+                f"expected one answer of kind {kind!r}, got {len(answers)}; only 'text' and 'judge' accept several"
+            )
         return json.dumps(answers, ensure_ascii=False)
     [answer] = answers
     if kind == "number" and parse_number(answer) is None:
-        raise BadRow(f"expected a number as the answer, got {shown(answer)}; set the kind with kind=")
+        raise BadRow(f"expected a number as the answer, got {shown(answer)}; set another kind with kind= or --kind")
     if kind == "regex":
         from mas_gym.systems.conditions import matcher
 
@@ -385,7 +387,7 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
 
 
 def _options(row: Mapping[str, object], columns: Columns) -> list[str]:
-    """Return the options of a choice: a list in one column (also written as JSON), or one column each."""
+    """Return the options of a choice problem: a list (or its JSON) in one column, or one column per option."""
     if len(columns.choices) > 1:
         return [_cell(row, name) for name in columns.choices if row.get(name) not in (None, "")]
     if not columns.choices:
@@ -434,7 +436,7 @@ _TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILI
 
 
 def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
-    """Infer the kind that fits all answers; ``"text"`` if there is no simpler kind."""
+    """Infer the kind that fits all answers; ``"text"`` if no other kind fits."""
     if columns.choices:
         return "choice"
     answers: list[str] = []
@@ -450,7 +452,7 @@ def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
 
 
 def infer_kind(answers: Sequence[str]) -> str:
-    """Infer the kind that fits all reference answers; ``"text"`` if there is no simpler kind."""
+    """Infer the kind that fits all reference answers; ``"text"`` if no other kind fits."""
     if all(parse_number(answer) is not None for answer in answers):
         return "number" if answers else "text"
     if all(_LETTER.fullmatch(answer) for answer in answers) and len(set(answers)) > 1:

@@ -52,7 +52,7 @@ def check_critic(
         tolerance: Maximum change of a value caused by batching.
         seed: Seed of the episodes.
         other: Another instance, such as one with other weights. If its values differ, it must have another
-            identity, because a run store treats two critics with one identity as the same.
+            identity, because a run store treats two critics with the same identity as one.
 
     Raises:
         ComplianceError: Lists every violation.

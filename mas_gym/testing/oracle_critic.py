@@ -10,14 +10,14 @@ from mas_gym.tasks.base import Problem, Task
 
 
 class OracleCritic(Critic):
-    """Scores terminal states by the true reward and rejects all others; for tests of planners.
+    """Scores terminal states by the true reward and rejects other states; for tests of planners.
 
     `rewardmodels.load_critic` cannot load it, so no spec, command or config can use it. A test
-    constructs it with the answers that it may use.
+    constructs it with the answers that the critic may use.
 
     Args:
         task: Grades the final messages.
-        answers: The reference answer of each problem that it may score, by problem id.
+        answers: The reference answer of each problem that the critic may score, by problem id.
 
     Raises:
         CriticError: An answer differs from the task's reference.
@@ -38,7 +38,7 @@ class OracleCritic(Critic):
             self._problems[problem.question] = problem
 
     def identity(self) -> object:
-        """Return the answers and the task that grades."""
+        """Return the answers and the grading task."""
         return {"answers": self._answers, "task": self._task}
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
@@ -56,5 +56,8 @@ class OracleCritic(Critic):
                 f"the oracle has no answer to the question {context.state.question[:60]!r}; add it to answers"
             )
         if context.state.acting != context.mas.sink:
-            raise CriticError("the oracle scores terminal states only; use a learned critic for others")
+            raise CriticError(
+                "the oracle critic: expected a terminal state, got another state; use a learned critic for "
+                "non-terminal states"
+            )
         return 1.0 if self._task.grade(problem, context.state.text).correct else -1.0

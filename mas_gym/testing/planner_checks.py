@@ -46,16 +46,16 @@ def check_planner(
     seed: int = 0,
     other: PlannerLike | None = None,
 ) -> None:
-    """Check a planner: its requests, its plan, its identity, and that it draws only from its own generator.
+    """Check a planner: its requests, its plan, its identity, and that it draws random numbers only from its ``rng``.
 
     Args:
         planner: The planner.
         systems: The systems to search in.
-        training: Whether it may request the true reward.
+        training: Whether the planner may request the true reward.
         max_rounds: Rounds of requests after which a search counts as endless.
         seed: Seed of the searches and of the replies.
         other: Another instance, such as one with other settings. If it searches differently, it must have another
-            identity, because a run store treats two planners with one identity as the same.
+            identity, because a run store treats two planners with the same identity as one.
 
     Raises:
         ComplianceError: Lists every violation.
@@ -90,7 +90,7 @@ def _for_run(planner: Any, training: bool) -> Any:
 
 
 def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
-    """Whether a planner repeats the requests and plan of a finished search; a failing planner counts as alike."""
+    """Whether a planner repeats the requests and plan of a finished search; also True if the planner fails."""
     ignored = Findings("other")
     try:
         repeated = _Search(ignored, planner, search.model, search.training, search.seed)
@@ -101,7 +101,7 @@ def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> boo
 
 
 class _CandidateLike(Protocol):
-    """The parts of `search.Candidate` that are checked; ``node`` only with a tree."""
+    """The parts of `search.Candidate` that are checked; ``node`` is checked only with a tree."""
 
     state: MASState
     score: float | None

@@ -41,7 +41,7 @@ def check_policy(
         reproducible: Whether the same request must get the same reply; False for engines without seeds.
         batch_invariant: Whether a reply must not depend on the other requests of its batch.
         other: Another instance, such as one with other weights. If its replies differ, it must have another
-            identity, because a run store treats two policies with one identity as the same.
+            identity, because a run store treats two policies with the same identity as one.
 
     Raises:
         ComplianceError: Lists every violation.
@@ -99,7 +99,7 @@ def _check_seeds(
 
 
 def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[object]:
-    """Return the samples of a session in which requests join while others are being generated."""
+    """Return the samples of a session to which requests are submitted during generation."""
     session = policy.open()
     samples: list[object] = [None] * len(requests)
     waiting = list(enumerate(requests))

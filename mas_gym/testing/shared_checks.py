@@ -48,7 +48,7 @@ class ProposalLike(NamedTuple):
 
 
 class Findings:
-    """Collects violations; `settle` raises them all."""
+    """Collects violations; `settle` raises an error that lists them."""
 
     def __init__(self, subject: str) -> None:
         """Start without violations; ``subject`` names the component in messages."""
@@ -70,7 +70,7 @@ class Findings:
 
 
 def addressed(mas: MAS, state: MASState, text: str, number: int) -> str:
-    """Return a text that names one of the recipients, chosen by a number, if the acting agent must name one."""
+    """Append a recipient, selected by ``number``, to a text if the acting agent must name a recipient."""
     legal = nameable(mas, state)
     return f"{text}\n-> {mas.node_name(legal[number % len(legal)])}" if legal else text
 
@@ -96,7 +96,7 @@ def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Rando
 
 
 def stated(findings: Findings, part: object) -> str:
-    """Return the digest of a component's identity; record a violation and return "" if it has none."""
+    """Return the digest of a component's identity; record a violation and return "" if there is none."""
     try:
         return digest_of(identity_of(part))
     except IdentityError as error:

@@ -1,7 +1,7 @@
-"""The bundled tiny language model: a Qwen2 of about two million parameters for every shipped graph.
+"""The bundled tiny language model: a Qwen2 of about two million parameters for seven shipped graphs.
 
 `python -m benchmarks.tiny.train`, in the repository, trained it from scratch on transcripts of
-the two generated tasks, which contain errors by design. See ``weights/README.md``.
+Arithmetic and Ordering that contain errors by design. See ``weights/README.md``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 
 def path() -> Path:
-    """Return the folder of the weights, which loads with transformers' ``Auto`` classes and with vLLM."""
+    """Return the folder of the weights, which can be loaded with transformers' ``Auto`` classes and with vLLM."""
     return Path(__file__).parent / "weights"
 
 

@@ -132,7 +132,7 @@ def read_labelled_file(path: str | Path) -> list[LabelledTranscript]:
 def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     problem, steps, label = (row.get(name) for name in ("problem", "steps", "label"))
     if not isinstance(problem, str) or not problem.strip():
-        raise BadRow(f"expected a text as problem, got {shown(problem)}")
+        raise BadRow(f"expected a non-empty string as problem, got {shown(problem)}")
     texts = _each(steps, "steps", "texts", lambda step: isinstance(step, str))
     if not texts:
         raise BadRow("expected at least one step, got none")

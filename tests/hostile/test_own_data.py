@@ -53,7 +53,7 @@ BROKEN = {
     "duplicate ids": (b"id,question,answer\na,1?,1\nb,2?,2\na,3?,3\n", r"unique ids in column 'id', got 'a'"),
     "an empty answer": (b"question,answer\nA?,1\nB?,\n", "expected text in column 'answer', got ''"),
     "a blank question": (b"question,answer\n  ,1\n", "expected text in column 'question'"),
-    "equal columns": (b"question,answer,answer\nA?,1,2\n", "expected columns of different names"),
+    "equal columns": (b"question,answer,answer\nA?,1,2\n", "expected unique column names"),
     "a header alone": (b"question,answer\n", "found none"),
     "nothing": (b"", "found none"),
     "semicolons": (b"question;answer\nA?;1\n", "are its cells separated by commas"),

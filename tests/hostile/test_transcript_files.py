@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {"problem": "1 + 1?", "steps": ["2"], "label": -1}
 
 FAULTS: dict[str, tuple[object, str]] = {
     "no object": (["a"], "expected an object"),
-    "no problem": ({"steps": ["2"], "label": -1}, "expected a text as problem, got None"),
+    "no problem": ({"steps": ["2"], "label": -1}, "expected a non-empty string as problem, got None"),
     "no steps": (GOOD | {"steps": []}, "at least one step"),
     "steps as text": (GOOD | {"steps": "2"}, "expected a list of steps"),
     "a step that is no text": (GOOD | {"steps": ["a", None]}, "steps: .* got None"),

@@ -4,8 +4,8 @@ Problem ``i`` of a split depends only on ``(seed, split, difficulty, i)`` and is
 constant time. A hash of the question's text determines its split, so no question of
 one split occurs in another, for any seed.
 
-A story is a list of facts about one person's things. Each fact gives one plan
-step, and each step gives one or two equations:
+A story is a list of facts about one person's items. Each fact gives one plan step,
+and each step after the first gives one or two equations:
 
 - **fact**: a kind and its numbers, such as ``("finds", 5)`` or ``("bags", 3, 4)``; the first is ``("has", n)``.
 - **step**: ``("+", 5)``, ``("-", 3)``, ``("*", 3)``, ``("/", 2)`` or ``("+*", 3, 4)``; the first is ``("start", n)``.
@@ -66,7 +66,7 @@ def work_of(plan: list[Step]) -> list[Equation] | None:
     """Execute a plan.
 
     Returns:
-        The equations in order, or None if a result leaves 0 to 99 or is not whole.
+        The equations in order, or None if a result is not a whole number from 0 to 99.
     """
     value = int(plan[0][1])
     work: list[Equation] = []
@@ -80,7 +80,7 @@ def work_of(plan: list[Step]) -> list[Equation] | None:
 
 
 def equations_of(step: Step, value: int) -> list[Equation] | None:
-    """Return the equations of one step applied to a value, or None if a result leaves the range."""
+    """Return the equations of one step applied to a value, or None if a result is out of range."""
     operator, operand = str(step[0]), int(step[1])
     if operator == "+*":
         amount = operand * int(step[2])
@@ -107,7 +107,7 @@ def apply(value: int, operator: str, operand: int) -> int | None:
 
 
 def answer_of(facts: list[Fact]) -> int | None:
-    """Return the final amount, or None if the story leaves the range."""
+    """Return the final amount, or None if a result is out of range."""
     work = work_of(plan_of(facts))
     return None if not work else work[-1][3]
 
@@ -141,7 +141,7 @@ def apply_reader_slips(facts: list[Fact], rival: tuple[int, int] | None, slips: 
 
 
 def planner_slips(facts: list[Fact]) -> list[Slip]:
-    """List the errors that a Planner may make: "3 times" as + 3, "half" as - 2, "3 bags of 4" as + 4."""
+    """List the errors that a Planner may make: reading "3 times" as + 3, "half" as - 2, or "3 bags of 4" as + 4."""
     return [(str(fact[0]), i) for i, fact in enumerate(facts) if fact[0] in ("times", "half", "bags")]
 
 
@@ -155,7 +155,7 @@ def apply_planner_slips(facts: list[Fact], slips: list[Slip]) -> list[Step]:
 
 
 def solver_slips(plan: list[Step]) -> list[Slip]:
-    """List the errors that a Solver may make: skip a step like the one before it, copy "- 12" as "- 2"."""
+    """List the errors that a Solver may make: skipping a + or - after the same operator, or copying "- 12" as "- 2"."""
     slips: list[Slip] = []
     for i, step in enumerate(plan):
         if i > 1 and step[0] in ("+", "-") and step[0] == plan[i - 1][0] and ("skip", i - 1) not in slips:
@@ -182,7 +182,7 @@ def subsets(slips: list[Slip]) -> Iterator[list[Slip]]:
 
 
 def misread_answers(facts: list[Fact], rival: tuple[int, int] | None) -> list[int | None]:
-    """Return the final amount under every non-empty combination of slips; None if one leaves the range."""
+    """Return the final amount under every non-empty combination of slips; None if a result is out of range."""
     answers: list[int | None] = []
     for reader in subsets(reader_slips(facts, rival)):
         read = apply_reader_slips(facts, rival, reader)
@@ -235,8 +235,8 @@ class Level(NamedTuple):
     """The parameters of one difficulty.
 
     Attributes:
-        events: Fewest and most events after the first fact.
-        rival: Probability of a sentence with another person's count.
+        events: Minimum and maximum number of events after the first fact.
+        rival: Probability of a sentence about another person's items.
         neutral: Probability of an irrelevant sentence.
     """
 
@@ -343,7 +343,7 @@ def _asides(story: Story, place: int, say: Any) -> list[str]:
 
 
 def is_sound(story: Story) -> bool:
-    """Return whether every reading stays in range and no misreading gives the right answer."""
+    """Return whether the results of all readings are in range and no misreading gives the right answer."""
     answer = answer_of(story.facts)
     if answer is None:
         return False
@@ -352,7 +352,7 @@ def is_sound(story: Story) -> bool:
 
 
 class Arithmetic(SampledTask):
-    """Multi-step word problems about one person's things; all results are integers from 0 to 99.
+    """Multi-step word problems about one person's items; all results are integers from 0 to 99.
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``; no question is in two splits.
@@ -392,6 +392,6 @@ def facts_of(problem: Problem) -> list[Fact]:
 
 
 def rival_of(problem: Problem) -> tuple[int, int] | None:
-    """Return the position of another person's count and the count, or None."""
+    """Return `Story.rival` of an Arithmetic problem from its metadata."""
     rival = problem.metadata["rival"]
     return None if rival is None else (int(rival[0]), int(rival[1]))

@@ -44,7 +44,7 @@ class Move(NamedTuple):
 
 
 def moves(numbers: Sequence[Fraction]) -> list[Move]:
-    """Return the distinct moves from some numbers; the sum and the product of two numbers are one move each."""
+    """Return the distinct moves from the given numbers; the order of the operands of + and * does not matter."""
     found: dict[Move, None] = {}
     for i, j in combinations(range(len(numbers)), 2):
         a, b = sorted((numbers[i], numbers[j]))
@@ -69,7 +69,7 @@ def after(numbers: Sequence[Fraction], move: Move) -> Numbers:
 
 
 def can_make(numbers: Sequence[Fraction | int], target: int = TARGET) -> bool:
-    """Return whether some numbers can make the target.
+    """Return whether the given numbers can make the target.
 
     >>> can_make([3, 3, 8, 8]), can_make([1, 1, 1, 1])
     (True, False)
@@ -115,7 +115,7 @@ def write_number(number: Fraction) -> str:
 
 
 def read_numbers(text: str) -> Numbers | None:
-    """Read numbers separated by spaces; None if there is anything else."""
+    """Read numbers separated by spaces; None if the text contains anything else."""
     words = text.split()
     if not words or not all(re.fullmatch(_NUMBER, word) for word in words):
         return None
@@ -149,7 +149,7 @@ def write_question(numbers: Sequence[Fraction | int]) -> str:
 
 
 def combine(numbers: Sequence[Fraction], steps: Sequence[str]) -> str | None:
-    """Combine the messages of the steps into one formula; None if they do not fit together.
+    """Combine the messages of the steps into one formula; None if the steps do not fit together.
 
     >>> combine((Fraction(2), Fraction(3), Fraction(4)), ["2 * 3 = 6 (left: 4 6)", "4 * 6 = 24 (left: 24)"])
     '4 * (2 * 3)'
@@ -170,7 +170,7 @@ def combine(numbers: Sequence[Fraction], steps: Sequence[str]) -> str | None:
 
 
 def solve(numbers: Sequence[Fraction]) -> str | None:
-    """Return a formula for 24; None if there is none."""
+    """Return a formula for 24; None if no formula exists."""
     steps: list[str] = []
     left: Numbers = tuple(numbers)
     while len(left) > 1:
@@ -231,7 +231,7 @@ class Game24(ProceduralTask):
 
 
 def puzzle(problem_id: str, numbers: Sequence[int]) -> Problem:
-    """Return the problem of four numbers.
+    """Return the problem for the given numbers.
 
     Raises:
         ConfigError: The numbers cannot make 24.

@@ -29,7 +29,7 @@ State = tuple[str, ...]
 
 
 def follow(rule: Rule, state: State) -> State | None:
-    """Apply one rule; None if it refers to a person who is not in the queue, or adds one who already is."""
+    """Apply one rule; None if it refers to a person who is not in the queue, or adds a person who already is."""
     kind, who = rule[0], rule[1]
     if kind == "swap":
         if who not in state or rule[2] not in state:
@@ -64,7 +64,7 @@ def reader_slips(rules: list[Rule], phrases: list[str]) -> list[Slip]:
 
     Args:
         rules: The true rules.
-        phrases: The phrase that states each rule, such as ``"ahead"``.
+        phrases: Key in `TEMPLATES` of the sentence for each rule, such as ``"ahead"``.
     """
     slips = [("ahead", i) for i, phrase in enumerate(phrases) if phrase == "ahead"]
     return slips + [("swap", i) for i, rule in enumerate(rules) if rule[0] == "swap"]
@@ -78,7 +78,7 @@ def apply_reader_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
 
 
 def builder_slips(rules: list[Rule]) -> list[Slip]:
-    """List the errors that a builder may make: "after" a person in the middle as last, "last" as first."""
+    """List the errors that a builder may make: placing "after" a person in the middle last, or "last" first."""
     states = states_of(rules) or []
     slips: list[Slip] = []
     for i, rule in enumerate(rules[: len(states)]):
@@ -154,7 +154,7 @@ class Puzzle(NamedTuple):
 
     Attributes:
         rules: The rules, in the order in which the text states them.
-        phrases: The template that states each rule.
+        phrases: Key in `TEMPLATES` of the sentence for each rule.
         aside: Number of rules before an irrelevant sentence; None if there is none.
     """
 
@@ -178,7 +178,7 @@ def draw_puzzle(rng: random.Random, difficulty: int) -> Puzzle:
 
 
 def write_question(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[str, str, int, list[str]]:
-    """Return the question text, the right letter, the requested place (from 0) and the options; samples phrases."""
+    """Return the question text, the right letter, the requested place (from 0) and the options."""
     sentences = [
         rng.choice(TEMPLATES[phrase]).format(*rule[1:])
         for phrase, rule in zip(puzzle.phrases, puzzle.rules, strict=True)

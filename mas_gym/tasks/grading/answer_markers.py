@@ -18,7 +18,7 @@ class Statement(NamedTuple):
 
     Attributes:
         span: The text that contains the answer, one line or the content of a box; may be empty.
-        firm: Whether this is clearly a statement of the answer; others are used only if no firm one can be parsed.
+        firm: Whether this clearly states the answer; other statements are used only if no firm one can be parsed.
         declared: Whether it is a tag such as "Final Answer:". If its span cannot be parsed, no answer is guessed.
     """
 
@@ -140,7 +140,7 @@ def _line(text: str, start: int) -> str:
 
 
 def _box_content(text: str, start: int) -> str | None:
-    r"""Return the content of ``\boxed`` and a magnitude after it; None if it is unclosed or too long."""
+    r"""Return the content of ``\boxed`` and a magnitude after it; None if the box is unclosed or too long."""
     start += len(text[start : start + 4]) - len(text[start : start + 4].lstrip())
     if text[start : start + 1] != "{":
         return text[start : start + 1] or None

@@ -13,7 +13,7 @@ statement that can be parsed is the answer. A bare number or label is used only 
 message contains no explicit statement. Extraction takes time linear in the message.
 
 Texts, patterns and formulas are extracted from the same statements; if a message has none, its
-last line is used. They are compared with the whole answer, so that reasoning cannot match.
+last line is used. Only the extracted answer is compared, so that reasoning cannot match.
 
 >>> from mas_gym.tasks.base import Problem
 >>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
@@ -111,7 +111,7 @@ _SHORT = 80
 
 
 def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
-    """Read a message that states no answer: a short last line as a whole, then the paper's fallbacks."""
+    """Read a message that states no answer: use a short last line as a whole, or else the paper's fallbacks."""
     if kind == "choice":
         return label_without_statement(text, options)
     if kind == "formula":

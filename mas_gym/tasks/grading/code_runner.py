@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _run(programs: dict[str, str]) -> str | None:
-    """Run programs as one module ``__main__``; return why they failed, or None if the last one ran to its end."""
+    """Run programs as one module ``__main__``; return the error, or None if all programs ran to their end."""
     module = _main_module(next(iter(programs)))
     try:
         compiled = {name: _compiled(os.path.abspath(name), text) for name, text in programs.items()}
@@ -76,7 +76,7 @@ def _main_module(name: str) -> ModuleType:
 
 
 class _CaseTimeout(BaseException):
-    """Raised in a case that has used its CPU time."""
+    """Raised in a case that has used up its CPU time."""
 
 
 def _run_cases(job: dict[str, Any], report: int) -> None:
@@ -95,7 +95,7 @@ def _run_cases(job: dict[str, Any], report: int) -> None:
 
 
 def _run_case(module: ModuleType, text: str, seconds: float) -> tuple[str | None, str | None]:
-    """Run code or a case; return the text of its value if it is an expression, and why it failed."""
+    """Run code or a case; return the text of its value if it is an expression, and the reason for a failure."""
     value = None
     try:
         # Repeated, because code may swallow the exception.

@@ -10,8 +10,8 @@ are compared by a symbolic engine in a separate process (`mas_gym.tasks.grading.
 
 The tolerance is the paper's ``1e-3`` (App. "Answer extraction and
 normalization"), as an absolute difference. In strict mode it is also relative for
-answers below one; otherwise any small number would equal ``0.0000672``. The tolerance is
-only for rounding: two answers without a decimal point, such as ``2/1005`` and
+answers below one; otherwise any small number would equal ``0.0000672``. The tolerance
+applies only to rounding: two answers without a decimal point, such as ``2/1005`` and
 ``2/1006``, must be exactly equal.
 """
 
@@ -184,7 +184,7 @@ def _without_units(text: str) -> str:
 def read_expression(span: str) -> str | None:
     r"""Read the mathematical answer that a statement gives, in canonical form.
 
-    Formulas between delimiters take precedence over the words around them. Several
+    Formulas between delimiters take precedence over the words around them. Formulas
     joined only by commas, "and" or "or" form one list. A chain ``a = b = c`` gives
     ``c``, and a computation ``2 + 3 = 5`` gives its result, but an equation such as
     ``y = 2x + 3`` is kept.
@@ -212,7 +212,7 @@ def read_expression(span: str) -> str | None:
 
 
 def _is_price(text: str, match: re.Match[str]) -> bool:
-    """Whether a pair of dollar signs encloses two prices rather than a formula."""
+    """Whether two dollar signs mark two prices rather than enclose a formula."""
     return match["b"] is not None and _PRICE.match(match["b"]) is not None
 
 
@@ -255,7 +255,7 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
 
 
 def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict") -> Verdict:
-    """Compare two answers and return the reason if they are not equal; see `answers_equal`."""
+    """Compare two answers; return ``"equal"`` or the reason why they are not equal. See `answers_equal`."""
     if mode == "paper":
         return "equal" if paper_rules.same(reference, answer, kind) else "different"
     if reference == answer:
@@ -282,7 +282,7 @@ def _compare(right: str, given: str, depth: int, rounded: bool, spent: list[floa
     Args:
         right: The reference.
         given: The answer.
-        depth: Levels of nesting above them.
+        depth: Nesting depth of the two expressions.
         rounded: Whether one of them may be a rounded decimal.
         spent: CPU seconds of the symbolic comparisons so far; extended in place.
     """

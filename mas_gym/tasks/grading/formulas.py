@@ -25,7 +25,7 @@ _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3}
 
 
 def read_formula(text: str) -> str | None:
-    """Read a formula: the first side of an equation that has an operator, without spaces.
+    """Read a formula without spaces; in an equation, use the first side with an operator.
 
     Args:
         text: One line or the content of a box.

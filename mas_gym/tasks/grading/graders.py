@@ -9,7 +9,7 @@ whole final message::
 
     load_task("my.csv", grader="my.py:grade")       # or grader=grade, or --grader my.py:grade
 
-``FILE.py:NAME`` may also name a class with instances of this signature, with settings after
+``FILE.py:NAME`` may also name a class whose instances have this signature; settings follow
 a second colon. Such a grader runs in a separate process, which is killed if it takes longer
 than `GRADER_SECONDS`. A function object has no time limit. In both cases an error in the
 grader fails only that search, and the error shows where it was raised.
@@ -51,7 +51,7 @@ class KindGrader:
 
     Attributes:
         mode: ``"strict"`` or ``"paper"``.
-        limits: Resource limits of code; None disables code.
+        limits: Resource limits for code; None disables code.
         judge: Grades problems of kind ``"judge"``; None disables them.
     """
 
@@ -66,7 +66,7 @@ class KindGrader:
         return {"mode": self.mode, **stated} if stated else self.mode
 
     def refusal(self, kind: str) -> str | None:
-        """Return the reason if problems of a kind cannot be graded; else None."""
+        """Return the reason why problems of a kind cannot be graded, or None if they can be graded."""
         missing = (kind == "code" and self.limits is None) or (kind == "judge" and self.judge is None)
         return NEEDS[kind] if missing else None
 
@@ -106,12 +106,12 @@ class OwnGrader:
 
     @property
     def mode(self) -> GradingMode:
-        """The grading mode of the answers that are read."""
+        """The mode in which answers are read."""
         return self.base.mode
 
     @property
     def judge(self) -> Grader | None:
-        """The judge of the grader by kind."""
+        """The judge of the base grader."""
         return self.base.judge
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
@@ -132,12 +132,12 @@ class FunctionGrader(OwnGrader):
     """
 
     def __init__(self, function: Function, base: KindGrader) -> None:
-        """Keep the function."""
+        """Store the function and the base grader."""
         self.function, self.base = function, base
         self._lock = threading.Lock()
 
     def identity(self) -> object:
-        """Return the function, by its source, and the identity of the answer reader."""
+        """Return the identities of the function (its source) and of the base grader."""
         return {"code": identity_of(self.function), "answers": self.base.identity()}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -145,7 +145,7 @@ class FunctionGrader(OwnGrader):
         return type(self), (self.function, self.base)
 
     def grade(self, problem: Problem, text: str) -> Grade:
-        """Call the function, once at a time.
+        """Call the function, one call at a time.
 
         Raises:
             UserCodeError: The function raised an error, or returned neither a bool nor a `Grade`.
@@ -184,15 +184,15 @@ class FileGrader(OwnGrader):
         self._worker = LineProcess("mas_gym.tasks.grading.graders:serve", self.spec)
 
     def identity(self) -> object:
-        """Return the code, by its source, and the identity of the answer reader."""
+        """Return the identities of the code (its source) and of the base grader."""
         return {"code": self._identity, "answers": self.base.identity()}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by the file's name; loading checks that its code is the same."""
+        """Pickle the spec; unpickling checks that the code has not changed."""
         return FileGrader, (self.spec, self.base, digest_of(self._identity))
 
     def grade(self, problem: Problem, text: str) -> Grade:
-        """Call the function in its process.
+        """Call the function in the separate process.
 
         Raises:
             UserCodeError: The function raised an error, took too long, ended its process, or returned neither a bool
@@ -224,7 +224,7 @@ def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Gra
     """Return a grader.
 
     Args:
-        grader: ``FILE.py:NAME`` or a package's name, a function ``(problem, text) -> bool | Grade``, a `Grader`, or
+        grader: ``FILE.py:NAME`` or a registered name, a function ``(problem, text) -> bool | Grade``, a `Grader`, or
             None to grade by kind.
         base: Grades by kind, and reads the answers for other graders.
 
@@ -282,7 +282,7 @@ def _name(function: Function) -> str:
 
 
 def serve() -> None:
-    """Serve as the process of a `FileGrader` until the input ends."""
+    """Serve as the worker process of a `FileGrader` until the input ends."""
     serve_lines(_prepare)
 
 

@@ -1,9 +1,9 @@
-"""A policy as a grader: it receives question, reference and answer, and replies with a verdict.
+"""A policy as a grader: it receives the question, the reference and the answer, and replies with a verdict.
 
 The judge's tokens are counted in `Judge.spent` and never in a search's TOK, because they are a cost of
 evaluation and not of answering. The verdict is the last line of a reply, in the form of
-`mas_gym.tasks.grading.judge_verdicts`. A reply without a verdict is counted, has no default verdict, and is
-requested again with another seed; after `ATTEMPTS` the grading fails.
+`mas_gym.tasks.grading.judge_verdicts`. A reply without a verdict is counted as a fault, and another
+reply is requested with another seed; after `ATTEMPTS` replies, grading fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_NEW_TOKENS = 512
 
 
 class JudgeVerdict(NamedTuple):
-    """A judge's verdict and its cost, including replies without a verdict."""
+    """A judge's verdict and its cost, including the cost of replies without a verdict."""
 
     correct: bool
     tokens: int
@@ -57,8 +57,8 @@ class Judge:
         Args:
             policy: The judge, or an argument of `mas_gym.policies.load_policy`; the latter can be pickled for other
                 processes even if the policy cannot.
-            prompt: Its system prompt; the shipped one by default. The message to the judge ends with the lines that
-                state a verdict, correct or incorrect.
+            prompt: System prompt of the judge; the bundled prompt by default. The message to the judge ends with the
+                lines that state a verdict, correct or incorrect.
         """
         self._made_of = (policy, prompt)
         self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else as_policy(policy)

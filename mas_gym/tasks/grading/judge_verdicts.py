@@ -33,10 +33,10 @@ def ask_verdict(prompt: str, words: Sequence[str]) -> str:
 
 
 def read_verdict(reply: str, prompt: str, words: Sequence[str]) -> int | None:
-    """Return the index of the word in a reply's verdict; None if the last line is not a verdict line.
+    """Return the index in ``words`` of a reply's verdict; None if the last line is not a verdict line.
 
     Args:
-        reply: The reply. Spaces, emphasis and a full stop around the line do not matter.
+        reply: The reply. Spaces, emphasis and a full stop around the last line are ignored.
         prompt: The prompt that was passed to `ask_verdict`.
         words: The words that were passed to `ask_verdict`.
     """

@@ -191,7 +191,7 @@ _CLOSING_DOLLAR = re.compile(r"[^$]*\$(?!\s?[-+.\d])")
 
 
 def in_digits(text: str) -> str:
-    r"""Write numbers of a plain text in digits: without thousands separators, and with their magnitude expanded.
+    r"""Write the numbers in a plain text as digits: without thousands separators, and with their magnitude expanded.
 
     >>> in_digits("12 000"), in_digits("1'000.5"), in_digits("1.000.000"), in_digits("1.5 million"), in_digits("7 10")
     ('12000', '1000.5', '1000000', '1500000', '7 10')
@@ -230,7 +230,7 @@ def bare(text: str, letters: bool = False) -> str:
 
     Args:
         text: Any text.
-        letters: Whether "5k" and "$5m" are numbers; in an expression the letter may be a variable.
+        letters: Whether to read "5k" and "$5m" as numbers; in an expression the letter may be a variable.
     """
     text = in_digits(plain_ascii(text))
     if letters:
@@ -283,7 +283,7 @@ def close(reference: Fraction, answer: Fraction, rounded: bool = True) -> bool:
 
 
 def same_number(reference: str, answer: str) -> bool:
-    """Whether two texts are numbers that agree, or the same text."""
+    """Whether two texts are equal, or are numbers that agree."""
     if reference == answer:
         return True
     right, given = parse_number(reference), parse_number(answer)
@@ -400,7 +400,7 @@ def read_number(span: str) -> str | None:
 
 
 def _asserted_token(text: str) -> re.Match[str] | None:
-    """Return the last number of a sentence or, if it is a count ("in 2 days"), the one before if a verb asserts that.
+    """Return a sentence's last number, or the asserted number before it if the last number is a count ("in 2 days").
 
     The parts of a quantity count as one number, which begins at the first part.
     """
@@ -419,7 +419,7 @@ def _asserted_token(text: str) -> re.Match[str] | None:
 
 
 def _with_parts(text: str, match: re.Match[str], value: Fraction) -> tuple[Fraction, int]:
-    """Add the smaller parts of a quantity, as in "5 feet 6 inches", to its number; also return where they end.
+    """Add the smaller parts of a quantity, as in "5 feet 6 inches", to its number; also return the parts' end.
 
     The parts of a quantity have the same dimension, and each part is smaller than the one before.
     """
@@ -448,7 +448,7 @@ def _last_token(text: str) -> re.Match[str] | None:
 
 
 def last_number(text: str) -> str | None:
-    """Read the last number of a message that states no answer; linear in its length."""
+    """Read the last number of a message that states no answer, in time linear in its length."""
     tail = text[-_TAIL:]
     if len(text) > _TAIL:
         # the cut must not fall inside a number

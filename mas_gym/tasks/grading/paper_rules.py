@@ -66,7 +66,7 @@ def _without_units(text: str) -> str:
 
 
 def normalise_as_paper(text: str) -> str:
-    """Lowercase, strip commas and spaces, remove trailing unit markers; whole numbers lose a zero fraction."""
+    """Lowercase, strip commas and spaces, remove trailing unit markers and the zero fraction of whole numbers."""
     text = _SPACES_AND_COMMAS.sub("", _without_units(text.strip().rstrip(".")).lower())
     if _NUMBER.fullmatch(text) and len(text) <= 100:
         value = Decimal(text)

@@ -224,7 +224,7 @@ def _try(sandbox: Sandbox, bwrap: str | None) -> None:
 
 @contextlib.contextmanager
 def _started(sandbox: Sandbox, folder: str, job: IO[bytes], complaints: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the process; at the end, kill it with its group."""
+    """Start the process; at the end, kill its process group."""
     python = [_interpreter(), "-I", "-S", "-B", str(_RUNNER)]
     with contextlib.ExitStack() as open_files:
         command, home, descriptors = python, folder, []
@@ -267,8 +267,8 @@ def _bubblewrap() -> list[str]:
         )
     if bwrap is None:
         raise ConfigError(
-            "running code from messages: expected the program bwrap, which isolates the code, found none; install "
-            f"it with 'apt install bubblewrap' (or your system's package bubblewrap), {_ALTERNATIVE}"
+            "running code from messages: expected the program bwrap, which isolates the code, but it was not found; "
+            f"install it with 'apt install bubblewrap' (or your system's package bubblewrap), {_ALTERNATIVE}"
         )
     names = "--unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent --new-session"
     command = [bwrap, *names.split(), "--size", str(_WRITABLE_BYTES), "--tmpfs", "/tmp"]
@@ -305,7 +305,7 @@ def _packages() -> list[str]:
 
 
 def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
-    """Return the process's report, and whether it timed out: not finished ``seconds`` after it started the code."""
+    """Return the process's report, and whether it timed out ``seconds`` after it started the code."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     while said.count(b"\n") <= lines and len(said) <= _RESULT_BYTES * lines:

@@ -65,7 +65,7 @@ def require_math() -> None:
 
 
 def too_complex(text: str) -> bool:
-    """Whether an expression is too large to compare: its length, nesting, digits, powers or factorials."""
+    """Whether an expression is too large to compare, by its length, nesting, digits, powers or factorials."""
     if len(text) > _MAX_CHARS or _LONG_DIGITS.search(text) or _BIG_FACTORIAL.search(text):
         return True
     count = _COUNT.search(text)
@@ -89,7 +89,7 @@ def too_complex(text: str) -> bool:
 
 
 def _is_foreign(reference: str, answer: str) -> bool:
-    """Whether the library would misread one of the two; it also treats ``R`` and ``r`` as one variable."""
+    """Whether math-verify would misread one of the expressions or, as with ``R`` and ``r``, mix up two variables."""
     letters = set(_COMMAND.sub(" ", reference + answer))
     mixed = any(letter.islower() and letter.upper() in letters for letter in letters)
     return mixed or any(_FOREIGN.search(text) is not None for text in (reference, answer))
@@ -115,7 +115,7 @@ def equal_by_meaning(reference: str, answer: str) -> Judgement:
     which grading counts as wrong.
 
     Raises:
-        MissingDependencyError: math-verify is not installed.
+        MissingDependencyError: math-verify is not installed or cannot be started.
     """
     if too_complex(reference) or too_complex(answer):
         return Judgement("too complex")
@@ -141,7 +141,7 @@ _worker = LineProcess("mas_gym.tasks.grading.symbolic:serve", quiet=True)
 
 
 class _OutOfTimeError(BaseException):
-    """Raised by the CPU timer; not an `Exception`, so that no handler of a library swallows it."""
+    """Raised by the CPU timer; not an `Exception`, so that no library handler swallows it."""
 
 
 def _out_of_time(number: int, frame: object) -> None:

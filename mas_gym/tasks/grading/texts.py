@@ -20,7 +20,7 @@ _INFO = re.compile(r"[ \t]*+[\w+.#-]{0,20}+[ \t]*+\r?\n")
 
 
 def normalise_text(text: str) -> str:
-    """Return the comparison form of an answer in words, which ignores case, edges, spaces and a leading article.
+    """Normalise an answer in words for comparison: ignore case, spacing, outer punctuation and a leading article.
 
     >>> normalise_text(' The  "Vienna". '), normalise_text("C++")
     ('vienna', 'c++')
@@ -62,7 +62,7 @@ def _short_text(span: str) -> str | None:
 
 
 def read_code(text: str) -> str | None:
-    """Read the code of a message: its last block between triple backticks, or the text after its last answer tag."""
+    """Read the code in a message: the last fenced block, else the text after the last answer tag, else all of it."""
     for block in reversed(text.split("```")[1::2]):
         info = _INFO.match(block)
         block = block[info.end() :] if info is not None else block
