@@ -322,7 +322,8 @@ def bounds(size: Rule, known: StopMap, test: Sequence[Trace], unit: str = "token
 def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]:
     """Yield the calibration of one planner's probabilities on test."""
     share, right, expected, *_ = coverage(stop_map, test)
-    yield f"\nOn test the file stops {share}% of the searches; {right}% of these are right, {expected}% expected."
+    yield f"\nOn the test split, the file stops {share}% of the searches early. Of these, {right}% are right;"
+    yield f"{expected}% were predicted."
 
 
 HEAD = "| calibrated on | used on | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
@@ -432,9 +433,9 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
     dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
     known, whole = fit(checked(dev), "", "").map, fmean(trace.tokens for trace in dev)
     yield f"\n## A run budget for all questions: {spec} with {critic}\n"
-    yield f"{len(dev)} dev and {len(test)} test problems. Budgets are shares of the tokens of complete searches on dev."
-    yield "Without allocation, the stop rule has the largest threshold that stays within the budget on dev."
-    yield "Differences are paired, against the equal budget for each question.\n"
+    yield f"{len(dev)} dev and {len(test)} test problems. Budgets are fractions of the tokens of complete dev searches."
+    yield "Without allocation, the stop rule uses the largest threshold whose mean tokens stay within the dev budget."
+    yield "Differences are paired; the baseline gives each question the same budget.\n"
     yield "| budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---:|---|---:|---:|---:|---|"
     for share in SHARES:
@@ -457,8 +458,8 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
 def allocated_runs(lab: Lab, specs: Mapping[str, str | None], number: int) -> Iterator[str]:
     """Yield the table of runs with a budget that is allocated or divided equally, for planners without traces."""
     yield "\n## A run budget for all questions: votes and cascades\n"
-    yield f"{number} test problems. Budgets are shares of the tokens of complete searches. Nothing was chosen."
-    yield "Differences are paired, against the equal budget for each question.\n"
+    yield f"{number} test problems. Budgets are fractions of the tokens of complete searches. Nothing was chosen."
+    yield "Differences are paired; the baseline gives each question the same budget.\n"
     yield "| search | budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---|---:|---|---:|---:|---:|---|"
     for spec, critic in specs.items():

@@ -436,9 +436,9 @@ def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse
         "```",
         "",
         f"- {args.repeats} batches of samples per problem; test split; 95% bootstrap intervals over problems",
-        "- correlation: of estimates and exact credit over messages; `all`: the agents with equal weights",
-        "- variance x tokens: variance of the estimate for a given message at slope 1 on the exact credit, times",
-        "  tokens per message with credit; smaller is better",
+        "- correlation: between estimated and exact credit, over messages; `all`: the mean over agents",
+        "- variance x tokens: the variance of the estimate for a given message, rescaled to slope 1 on the exact",
+        "  credit, times the tokens per message with credit; smaller is better",
         "",
         "![correlation with the exact credit by method and agent](credit.png)",
     ]

@@ -102,7 +102,7 @@ def test_demonstrations_are_messages_of_correct_transcripts(store: Path) -> None
     assert all(one.prompt[-1].role == "user" for one in found)
 
 
-def test_preferences_equal_those_of_the_store(store: Path) -> None:
+def test_sibling_pairs_equal_the_preferences_of_the_store(store: Path) -> None:
     with search.open_store(store) as opened:
         rows = opened.preferences(least=0.5)
     assert [(one.agent, one.chosen) for one in sibling_pairs(store, 0.5)] == [
@@ -110,7 +110,7 @@ def test_preferences_equal_those_of_the_store(store: Path) -> None:
     ]
 
 
-def test_credited_samples_are_scaled_credit_on_the_sampled_tokens(store: Path, samples: list[CreditedSample]) -> None:
+def test_credited_samples_contain_scaled_credit_and_sampled_tokens(store: Path, samples: list[CreditedSample]) -> None:
     from search.credit import credit
 
     with search.open_store(store) as opened:
@@ -140,7 +140,7 @@ def test_credited_samples_take_rewards_from_a_critic(store: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["value", "control-variate", "value-baseline"])
-def test_value_based_credits_require_a_critic(store: Path, method: str) -> None:
+def test_value_based_credit_methods_require_a_critic(store: Path, method: str) -> None:
     from rewardmodels import load_critic
 
     with pytest.raises(ConfigError, match="--critic"):
@@ -148,7 +148,7 @@ def test_value_based_credits_require_a_critic(store: Path, method: str) -> None:
     assert credited_samples(store, traces_folder(store), method, load_critic("tiny-masprm"))
 
 
-def test_examples_need_a_training_run_and_traces(store: Path, tmp_path: Path) -> None:
+def test_demonstrations_require_a_training_run_and_samples_require_traces(store: Path, tmp_path: Path) -> None:
     for _ in search.run("single", TASK[:1], mas="rpsv", policy=load_policy("tiny"), store=tmp_path / "e.db"):
         pass
     with pytest.raises(DataError, match="expected a training run"):
@@ -179,7 +179,7 @@ def test_first_grpo_loss_is_the_policy_gradient_of_the_credit(samples: list[Cred
     assert first["loss"] == pytest.approx(expected, abs=0.01)
 
 
-def test_drift_with_equal_weights_is_below_rounding(trained: TrainedAgents) -> None:
+def test_drift_with_equal_weights_is_within_rounding_error(trained: TrainedAgents) -> None:
     assert 0 < trained.metrics["*"]["drift at sampling"]["mean"] < 2.0**-9
 
 
@@ -326,7 +326,7 @@ def test_agent_config_depends_on_method_and_size() -> None:
         agent_config("ppo", 10**6, {})
 
 
-def test_train_agents_rejects_unusable_stores(samples: list[CreditedSample], tmp_path: Path) -> None:
+def test_train_agents_rejects_invalid_examples_and_arguments(samples: list[CreditedSample], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected examples of Demonstration"):
         train_agents(samples, tmp_path / "a", "sft")
     with pytest.raises(DataError, match="got none"):

@@ -84,7 +84,7 @@ def test_allocation_with_a_sufficient_budget_equals_complete_searches() -> None:
 
 @given(st.integers(1, 260), st.integers(1, 9), st.integers(1, 12), st.sampled_from(["bon:9", "mcts:9,3"]))
 @settings(max_examples=25, deadline=None)
-def test_allocation_never_exceeds_calls(limit: int, count: int, concurrency: int, spec: str) -> None:
+def test_allocation_never_exceeds_its_call_budget(limit: int, count: int, concurrency: int, spec: str) -> None:
     found = run(Budget(calls=limit), count, spec, concurrency=concurrency)
     plans = list(found)
     assert found.usage.agent_calls <= limit and sum(plan.usage.agent_calls for plan in plans) <= limit
@@ -98,7 +98,7 @@ def test_allocation_spends_most_of_the_budget() -> None:
         assert limit - 3 < found.usage.agent_calls <= limit
 
 
-def test_allocation_respects_a_budget_of_usd() -> None:
+def test_allocation_respects_a_usd_budget() -> None:
     prices = {"talker": {"prompt": 0, "generated": 1000.0}, "hash": {"forward": 0}}
     found = run(Budget(usd=1.0), prices=prices)
     spent = sum(plan.usd or 0.0 for plan in found)
@@ -128,7 +128,7 @@ def test_allocation_of_votes_and_cascades_is_independent_of_concurrency(spec: st
 
 @given(st.integers(1, 200), st.integers(1, 9), st.sampled_from([VOTE, CASCADE]))
 @settings(max_examples=20, deadline=None)
-def test_allocation_of_votes_and_cascades_never_exceeds_calls(limit: int, count: int, spec: str) -> None:
+def test_allocation_of_votes_and_cascades_never_exceeds_its_call_budget(limit: int, count: int, spec: str) -> None:
     found = run(Budget(calls=limit), count, load_planner(spec))
     plans = list(found)
     assert found.usage.agent_calls <= limit and sum(plan.usage.agent_calls for plan in plans) <= limit
@@ -173,7 +173,7 @@ def test_vote_gain_is_the_expectation_over_single_passes(lead: int, second: int,
     assert vote_gain(lead, second, passes) <= vote_gain(lead, second, passes + 1) + 1e-9
 
 
-def test_share_of_settled_searches_goes_to_others() -> None:
+def test_unused_budget_of_settled_searches_goes_to_other_searches() -> None:
     settled = by_problem(run(Budget(calls=120), spec=planner("bon:9", 0.75)))
     stopped = {name for name, plan in settled.items() if "settled" in str(plan["stopped"])}
     alone = by_problem(run(Budget(calls=120)))
@@ -222,7 +222,7 @@ def test_allocation_identity_depends_on_problems_and_budget(tmp_path: Path) -> N
     assert len(search.open_store(tmp_path / "runs.db").runs()) == 3
 
 
-def test_allocation_of_a_tiny_budget_names_the_shortage() -> None:
+def test_allocation_of_a_tiny_budget_reports_the_remaining_budget() -> None:
     found = run(Budget(calls=10))
     plans = list(found)
     assert len(plans) == 3 and found.usage.agent_calls == 9
@@ -232,7 +232,7 @@ def test_allocation_of_a_tiny_budget_names_the_shortage() -> None:
     assert [plan.error for plan in none] == ["BudgetError: budget of 1 calls spent"] and none.usage.agent_calls == 1
 
 
-def test_failed_searches_do_not_delay_an_allocation() -> None:
+def test_failed_search_does_not_block_an_allocation() -> None:
     class Broken(HashCritic):
         def score(self, contexts: Any) -> list[float]:
             return [math.nan if "Question 3" in one.state.question else noise(one.state.digest) for one in contexts]
@@ -272,18 +272,18 @@ class Asks(search.Planner):
         return search.Plan.single(state)
 
 
-def test_continue_outside_an_allocation_is_answered_immediately() -> None:
+def test_continue_request_outside_an_allocation_returns_immediately() -> None:
     plans = list(search.run(Asks([Continue(0.5)], [Continue(0.1)]), problems(2), mas=chain(2), policy=talker()))
     assert all(plan.error is None for plan in plans)
 
 
 @pytest.mark.parametrize("request_", [[Continue(0.0)], [Continue(math.nan)], [Continue(0.1), Continue(0.2)]])
-def test_continue_without_a_positive_gain_fails_the_search(request_: Any) -> None:
+def test_continue_request_without_a_positive_gain_fails_the_search(request_: Any) -> None:
     [plan] = search.run(Asks(request_), problems(1), mas=chain(2), policy=talker())
     assert SearchError.__name__ in str(plan.error) and "expected Continue with a positive gain" in str(plan.error)
 
 
-def test_simulated_allocation_equals_that_of_a_run() -> None:
+def test_simulated_allocation_equals_the_allocation_of_a_run() -> None:
     # The figures of `benchmarks.adaptive` are simulated.
     world: dict[str, Any] = {"mas": chain(3), "policy": talker()}
     traces = traced("bon:9", HashCritic(), problems=problems(8), **world)
@@ -302,7 +302,9 @@ gains = st.floats(1e-6, 1, exclude_min=True)
 
 @given(st.integers(1, 300), st.lists(st.lists(st.tuples(costs, gains), min_size=1, max_size=6), max_size=12))
 @settings(max_examples=150, deadline=None)
-def test_rounds_end_and_grants_stay_within_the_budget(limit: int, searches: list[list[tuple[int, float]]]) -> None:
+def test_rounds_terminate_and_grants_stay_within_the_budget(
+    limit: int, searches: list[list[tuple[int, float]]]
+) -> None:
     allocation = Allocation(Budget(calls=limit))
     for number in range(len(searches)):
         allocation.enter(number)
@@ -328,7 +330,7 @@ def test_rounds_end_and_grants_stay_within_the_budget(limit: int, searches: list
     assert sum(spent) <= limit
 
 
-def test_rounds_prefer_more_gain_per_price_and_earlier_problems() -> None:
+def test_rounds_prefer_higher_gain_per_cost_then_earlier_problems() -> None:
     allocation = Allocation(Budget(calls=1000))
     offers = {0: (0.01, 10), 1: (0.1, 10), 2: (0.05, 4), 3: (0.1, 10)}
     for number, (gain, cost) in offers.items():
@@ -395,7 +397,7 @@ def test_stop_map_with_growth_is_read_back_from_its_file(tmp_path: Path) -> None
 # ---- arguments
 
 
-def test_allocation_rejects_budgets_it_cannot_divide() -> None:
+def test_allocation_rejects_unsupported_budgets_and_planners() -> None:
     with pytest.raises(ConfigError, match="expected a run budget of calls, tokens or usd"):
         run(None)
     with pytest.raises(ConfigError, match="without seconds"):

@@ -77,7 +77,7 @@ def test_run_budget_runs_covered_searches_concurrently(tmp_path: Path) -> None:
     assert policy.most >= 15
 
 
-def test_run_budget_with_bounded_searches_starts_all() -> None:
+def test_run_budget_starts_all_covered_bounded_searches_at_once() -> None:
     policy = Watched()
     options: dict[str, Any] = {"policy": policy, "budget": Budget(calls=12)}
     assert len(list(run("sc:3", 24, run_budget=Budget(calls=150), **options))) == 12
@@ -97,7 +97,7 @@ def test_expensive_search_does_not_use_the_share_of_others(concurrency: int) -> 
     assert plans.usage.agent_calls <= 100 and "budget of 100 calls spent" in str(plans.stopped)
 
 
-def test_searches_over_their_grant_use_the_unspent_rest() -> None:
+def test_searches_that_exceed_their_grant_use_the_unspent_budget() -> None:
     # After the first, each is expected to make 4 calls and makes 8.
     plans = run(Passes({0: 1}, usual=2), 40, run_budget=Budget(calls=84))
     found = list(plans)
@@ -105,13 +105,13 @@ def test_searches_over_their_grant_use_the_unspent_rest() -> None:
     assert all(plan.error is None for plan in found)
 
 
-def test_dropped_search_is_the_stop_reason_of_the_run() -> None:
+def test_run_that_drops_a_search_reports_the_spent_budget() -> None:
     plans = run(Passes({1: 9}), 2, run_budget=Budget(calls=20))
     assert [plan.problem_id for plan in plans] == ["toy/0"]
     assert plans.stopped is not None and "budget of 20 calls spent" in plans.stopped
 
 
-def test_run_budget_of_tokens_ends_searches(tmp_path: Path) -> None:
+def test_run_budget_of_tokens_is_spent_and_ends_the_run(tmp_path: Path) -> None:
     plans = run("mcts:5,2", 40, critic=HashCritic(), run_budget=Budget(tokens=2000))
     found = list(plans)
     spent = sum(plan.usage.generated_tokens for plan in found)

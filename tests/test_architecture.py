@@ -163,7 +163,7 @@ def test_lazy_names_differ_from_submodules(package: str) -> None:
     assert not missing
 
 
-def test_importing_compare_does_not_replace_the_function() -> None:
+def test_importing_the_compare_module_does_not_replace_the_function() -> None:
     code = "import search, search.compare; from search.compare import select; print(callable(search.compare))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
@@ -221,7 +221,7 @@ def absent_without_extras() -> list[str]:
     "words",
     ["--help", "envs", "critics", "policies", "planners", "tasks", "demo -n 1", "eval -n 1", "critics --help"],
 )
-def test_commands_without_extras_run_or_name_the_extra(words: str, tmp_path: Path) -> None:
+def test_commands_run_without_extras_or_name_the_missing_extra(words: str, tmp_path: Path) -> None:
     absent = absent_without_extras()
     assert {"torch", "transformers", "pytest"} <= set(absent)
     code = (
@@ -234,7 +234,7 @@ def test_commands_without_extras_run_or_name_the_extra(words: str, tmp_path: Pat
     assert done.returncode == 0 or "pip install 'mas-gym[" in " ".join(shown.replace("│", "").split())
 
 
-def test_critic_is_described_without_torch() -> None:
+def test_lazy_critic_is_described_without_importing_torch() -> None:
     code = (
         "import sys\n"
         "from rewardmodels import load_critic\n"
@@ -245,7 +245,7 @@ def test_critic_is_described_without_torch() -> None:
     assert done.stdout.split() == ["masprm+masprm", "False", "False", "False"]
 
 
-def test_optional_attributes_are_declared_in_base_classes() -> None:
+def test_getattr_and_hasattr_are_rare() -> None:
     # Base classes declare attributes with defaults. The remaining calls inspect users' objects and other libraries.
     probes = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -285,7 +285,7 @@ def annotations(path: Path) -> Iterator[ast.expr]:
                 yield node.value
 
 
-def test_any_in_annotations_is_rare() -> None:
+def test_annotations_rarely_use_any() -> None:
     # What is left mostly passes settings on, or describes objects of other libraries and the values of JSON.
     found = [
         f"{path.relative_to(ROOT)}:{name.lineno}"

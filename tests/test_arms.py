@@ -137,7 +137,7 @@ def test_arms_take_turns_in_an_order_that_depends_on_the_state() -> None:
     assert 0.4 < sum(count["large"] for count in counts) / (12 * 15) < 0.6
 
 
-def test_single_arm_gives_the_result_of_its_policy() -> None:
+def test_single_arm_gives_the_same_plans_as_its_policy() -> None:
     alone = by_problem(run("mcts:6,3", ScriptedPolicy(talk, "talker", 4)))
     single = by_problem(run("mcts:6,3", arms(only="talker")))
     for plans in (alone, single):
@@ -208,7 +208,7 @@ def test_trees_and_pages_contain_the_arm_of_each_node(tmp_path: Path) -> None:
     assert alone.tree is not None and "arm" not in alone.tree.to_dict() and alone.page().nodes.arm is None
 
 
-def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
+def test_identity_depends_on_the_arms_the_rule_and_the_prices(tmp_path: Path) -> None:
     store, seen = tmp_path / "runs.db", []
     for spec, policy, prices in [
         ("mcts:4,2", arms(), PRICES),
@@ -224,7 +224,7 @@ def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
     assert seen == [1, 2, 3, 3, 4, 5]
 
 
-def test_thompson_prefers_the_arm_whose_messages_gain_more() -> None:
+def test_thompson_rule_prefers_the_arm_with_higher_scoring_messages() -> None:
     def share(spec: str) -> float:
         used = sum((plan.usage for plan in run(spec, critic=Likes(), n=8)), Usage())
         calls = {arm.arm: arm.calls for arm in used.arms}
@@ -234,7 +234,7 @@ def test_thompson_prefers_the_arm_whose_messages_gain_more() -> None:
 
 
 @pytest.mark.parametrize("spec", ["sc:4", "bon:4", "mcts:6,3", "sbs:2,2"])
-def test_only_uses_one_arm(spec: str) -> None:
+def test_only_rule_uses_one_arm(spec: str) -> None:
     planner = search.load_planner(f"{spec},arms=only:small")
     assert search.planner_spec(planner) == f"{spec},arms=only:small"
     for plan in run(planner):
@@ -251,7 +251,7 @@ def test_cascade_uses_the_large_arm_only_if_it_does_not_stop_early() -> None:
     assert len(ended) == 2
 
 
-def test_only_rejects_an_unknown_arm() -> None:
+def test_only_rule_rejects_an_unknown_arm() -> None:
     with pytest.raises(SearchError, match="small"):
         run("mcts:4,2,arms=only:smal")
     with pytest.raises(SearchError, match="small"):
@@ -260,7 +260,7 @@ def test_only_rejects_an_unknown_arm() -> None:
         search.load_planner("mcts:4,2,arms=only:")
 
 
-def test_cost_prefers_the_cheaper_of_equal_arms() -> None:
+def test_cost_rule_prefers_the_cheaper_of_equal_arms() -> None:
     policy = ArmsPolicy({name: ScriptedPolicy(talk, name, 4) for name in ("large", "small")})
 
     def share(large: float) -> float:
@@ -272,12 +272,12 @@ def test_cost_prefers_the_cheaper_of_equal_arms() -> None:
     assert share(20) < 0.2 < 0.35 < share(1) < 0.65
 
 
-def test_cost_without_prices_is_rejected() -> None:
+def test_cost_rule_without_prices_is_rejected() -> None:
     with pytest.raises(ConfigError, match="prices"):
         run("mcts:4,2,arms=cost")
 
 
-def test_cost_works_with_prices_of_zero() -> None:
+def test_cost_rule_works_with_prices_of_zero() -> None:
     free = {"prompt": 0, "generated": 0}
     plans = run("mcts:4,2,arms=cost", prices={"talker": free, "echo": free, "hash": {"forward": 0}})
     assert all(plan.usd == 0 for plan in plans)
@@ -295,7 +295,7 @@ def test_wrapped_planner_passes_the_planner_check(inner: str, rule: Any) -> None
     check_planner(ChosenArms(search.load_planner(inner), rule))
 
 
-def test_arms_and_recipients_combine() -> None:
+def test_arm_and_recipient_rules_can_be_combined() -> None:
     planner = search.load_planner("mcts:4,2,arms=thompson,recipients=uniform")
     assert search.planner_spec(planner) == "mcts:4,2,arms=thompson,recipients=uniform"
     assert run(planner)[0].usage.arms
@@ -363,7 +363,7 @@ def test_cache_separates_arms(tmp_path: Path) -> None:
     assert cached.arms("x") == ("a", "b")
 
 
-def test_cached_arm_shares_replies_only_with_its_policy(tmp_path: Path) -> None:
+def test_cached_arm_shares_replies_with_its_policy(tmp_path: Path) -> None:
     file = tmp_path / "models.py"
     file.write_text(
         "from mas_gym.policies import ScriptedPolicy\n"
@@ -399,14 +399,14 @@ def test_arms_have_separate_prices() -> None:
     assert rate("arms:a=m|b=m", {"m": {"second": 1}}).usd(Usage(seconds=2)) == 2
 
 
-def test_missing_or_timed_price_of_an_arm_is_rejected() -> None:
+def test_missing_price_and_price_per_second_of_an_arm_are_rejected() -> None:
     with pytest.raises(UnknownNameError, match="'n'"):
         rate("arms:a=m|b=n", {"m": {"prompt": 1, "generated": 2}})
     with pytest.raises(ConfigError, match="seconds"):
         rate("arms:a=m|b=n", {"m": {"prompt": 1, "generated": 2}, "n": {"second": 1}})
 
 
-def test_usage_adds_arms_by_name() -> None:
+def test_usage_is_added_and_subtracted_by_arm_name() -> None:
     left, right = Usage(arms=(ArmUsage("b", 1, 2),)), Usage(arms=(ArmUsage("a", 1), ArmUsage("b", 3, 4, chosen=1)))
     assert (left + right).arms == (ArmUsage("a", 1), ArmUsage("b", 4, 6, chosen=1))
     assert (left + right - left).arms == right.arms

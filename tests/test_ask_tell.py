@@ -47,7 +47,7 @@ def test_library_selects_the_node_to_expand() -> None:
     assert set(way(plan.best.state)) <= set("a/")
 
 
-def test_search_without_terminal_states_continues() -> None:
+def test_search_continues_until_a_state_is_terminal() -> None:
     world = World(4)
     plan = world.plan(AskTell(treequest.StandardMCTS(samples_per_action=3), 1))
     assert len(plan.candidates) == 1

@@ -90,7 +90,7 @@ def test_call_budget_is_respected_with_an_answer(spec: str, depth: int, more: in
 
 
 @given(spec=st.sampled_from(SPECS), depth=st.integers(1, 5), more=st.integers(0, 60))
-def test_token_budget_is_respected_with_equal_messages(spec: str, depth: int, more: int) -> None:
+def test_token_budget_is_respected_with_messages_of_equal_length(spec: str, depth: int, more: int) -> None:
     tokens = 3 * depth + more
     for plan in plans(spec, Budget(tokens=tokens), depth, policy=ScriptedPolicy(equal_lengths, "equal", 16)):
         assert plan.error is None and plan.best is not None
@@ -100,7 +100,7 @@ def test_token_budget_is_respected_with_equal_messages(spec: str, depth: int, mo
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("tokens", [1, 20, 40, 80, 200])
-def test_token_budget_with_uneven_messages_ends_with_an_answer(spec: str, tokens: int) -> None:
+def test_token_budget_with_messages_of_unequal_length_ends_with_an_answer(spec: str, tokens: int) -> None:
     longest = 8
     for plan in plans(spec, Budget(tokens=tokens)):
         assert plan.error is None and plan.best is not None
@@ -132,7 +132,7 @@ def test_budget_below_one_pass_fails_with_the_reason() -> None:
             assert plan.error == "BudgetError: budget of 3 calls spent"
 
 
-def test_passes_are_completed_in_groups() -> None:
+def test_only_passes_that_fit_the_budget_are_started() -> None:
     [plan, *_] = plans("sc:5", Budget(calls=18))
     assert len(plan.candidates) == 4 and plan.usage.agent_calls == 16
 

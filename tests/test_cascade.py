@@ -51,7 +51,7 @@ def test_uncertain_cascade_gives_the_result_of_the_last_stage(first: str, last: 
     assert both.anytime[0].agent_calls == worlds[0].calls and both.anytime[1].agent_calls == worlds[2].calls
 
 
-def test_larger_size_of_a_search_reuses_all_messages() -> None:
+def test_cascade_to_a_larger_size_reuses_all_messages() -> None:
     small, large, both = World(3), World(3), World(3)
     small.plan(load_planner("bon:4"))
     large.plan(load_planner("bon:10"))
@@ -146,7 +146,7 @@ def test_user_planners_can_be_stages() -> None:
     assert later.best is not None
 
 
-def test_matching_sizes_the_last_stage_and_identity_covers_every_stage() -> None:
+def test_resizing_changes_the_last_stage_and_identity_covers_all_stages() -> None:
     planner: Any = load_planner("cascade:single>mcts:20,2@0.8>mcts:20,6@0.6")
     assert planner.current_size() == 20 and planner_spec(planner.resized(9)).endswith(">mcts:9,6@0.6")
     others = [planner.resized(9), replace(planner, rules=(0.8, 0.5)), load_planner("cascade:single>mcts:20,2@0.8")]

@@ -86,7 +86,7 @@ def test_reply_to_another_request_is_dropped(worker: LineProcess) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_forked_child_starts_its_own_worker(worker: LineProcess) -> None:
+def test_forked_child_starts_a_separate_worker(worker: LineProcess) -> None:
     assert worker.ask(1, PATIENCE) == {"twice": 2}
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
@@ -187,7 +187,7 @@ def run_script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_forking_or_reading_grader_replies_once(file: Path) -> None:
+def test_grader_that_forks_or_reads_input_replies_once(file: Path) -> None:
     task = ProblemTask.of([Problem("p", "?", "1", "text")], grader=f"{file}:grade")
     texts = ["fork, right", "wrong", "right", "read", "wrong", "right"]
     assert [task.grade(task[0], text).correct for text in texts] == [True, False, True, True, False, True]
@@ -284,7 +284,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes and signals")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_commands_graders_and_workers_end_with_the_run(tmp_path: Path, name: str) -> None:
+def test_commands_graders_and_workers_end_when_a_signal_ends_the_run(tmp_path: Path, name: str) -> None:
     pipe, linger, script = tmp_path / "pipe", tmp_path / "linger.py", tmp_path / "run.py"
     linger.write_text(LINGER, encoding="utf-8")
     script.write_text(RUN, encoding="utf-8")

@@ -112,7 +112,7 @@ def test_eval_matches_cost_and_compares_with_a_baseline(run: Run, recording: str
     assert "no size comes closer to 40" in " ".join(result.output.split())
 
 
-def test_eval_writes_table_and_files_over_seeds(run: Run, recording: str, tmp_path: Path) -> None:
+def test_eval_over_several_seeds_writes_table_and_files(run: Run, recording: str, tmp_path: Path) -> None:
     files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "png", "md", "tex")}
     planners = ("single", "sc:3", "sbs:3,2", "mcts:5,2")
     result = run(
@@ -185,7 +185,7 @@ def test_every_planner_with_a_critic_runs_with_every_critic(run: Run, recording:
     assert {critic for _, critic in lines[1:3]} == {"policy-likelihood", "constant(0.5)"}
 
 
-def test_incompatible_pairs_are_skipped_and_reported(tmp_path: Path) -> None:
+def test_duplicate_planners_are_merged_and_incompatible_pairs_rejected(tmp_path: Path) -> None:
     rows = pair_rows(["single", "mcts:5,2,leaf=bootstrap", "single"], ["policy-likelihood"])
     assert [row.label for row in rows] == ["single", "mcts:5,2,leaf=bootstrap + policy-likelihood"]
     with pytest.raises(ConfigError, match="virtual visits"):
@@ -556,7 +556,7 @@ def test_view_errors_name_the_cause(run: Run, tmp_path: Path, store: Path, addre
         (("-n", "999999999"), "expected -n of at most"),
     ],
 )
-def test_errors_are_shown_in_one_panel_with_a_remedy(run: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_errors_are_shown_in_one_panel_with_a_fix(run: Run, arguments: tuple[str, ...], message: str) -> None:
     result = run("eval", *arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -632,7 +632,7 @@ def test_tables_fit_the_terminal(run: Run, recording: str, columns: int) -> None
     assert "mcts:5,2" in result.stdout
 
 
-def test_output_to_a_pipe_is_plain_and_may_end_early() -> None:
+def test_output_to_a_pipe_is_plain_and_tolerates_a_closed_reader() -> None:
     listed = shell("envs")
     assert listed.returncode == 0
     assert "\x1b" not in listed.stdout

@@ -30,7 +30,7 @@ def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Com
     return compare(planners, problems(12), **(settings | options))
 
 
-def test_rows_equal_the_results_of_single_runs() -> None:
+def test_rows_equal_the_results_of_separate_runs() -> None:
     found = table()
     assert [row.label for row in found.rows] == ["single", "sc:3", "mcts:4,2 + hash"]
     plans = [
@@ -88,7 +88,7 @@ def test_names_are_escaped_in_every_format() -> None:
 
 
 @pytest.mark.parametrize(("match", "unit"), [("calls=24", "agent_calls"), ("tokens=150", "tokens")])
-def test_match_sizes_planners_to_equal_cost(match: str, unit: str) -> None:
+def test_match_resizes_planners_to_equal_cost(match: str, unit: str) -> None:
     planners = ["single", "sc:1", "bon:30", "mcts:3,5", "sbs:2,1", "rebase:4"]
     found = table(planners, match=match, seeds=[1])
     amount = Match.read(match).amount
@@ -211,7 +211,7 @@ def test_size_search_ends_next_to_the_best_size(cost: float, fixed: float, amoun
     assert abs(tried[best] - amount) <= abs(fixed + cost * possible - amount) + cost
 
 
-def test_frontier_has_the_rows_not_beaten_by_cheaper_rows() -> None:
+def test_frontier_contains_rows_that_outperform_all_cheaper_rows() -> None:
     costs = {"a": (10, 0.3), "b": (20, 0.3), "c": (20, 0.5), "d": (30, 0.4), "e": (40, 0.9)}
     outcomes = [
         Outcome(name, "", 0, str(i), correct=i < 10 * hit, tokens=cost, agent_calls=1)
@@ -221,7 +221,7 @@ def test_frontier_has_the_rows_not_beaten_by_cheaper_rows() -> None:
     assert [row.planner for row in frontier(summarise(outcomes))] == ["a", "c", "e"]
 
 
-def test_planner_with_its_values_accepts_a_critic() -> None:
+def test_planner_with_outcome_values_accepts_an_outcome_critic() -> None:
     found = table(["bon:3,values=outcome"], critics=[HashCritic(terminal_only=True)])
     assert found.rows[0].critic == "hash" and not found.rows[0].failures
 
@@ -275,7 +275,7 @@ def test_caption_explains_deviations_only_if_shown() -> None:
         assert ("± std" in " ".join(shown.split())) == (len(re.findall(r"\d ± \d", shown)) > 0), shown
 
 
-def test_baseline_of_matched_rows_has_its_given_name() -> None:
+def test_matched_baseline_is_found_by_its_name_before_resizing() -> None:
     table = search.compare(
         ["single", "sc:1"], problems(3), mas="single", policy=talker(), match="calls=3", baseline="sc:1"
     )

@@ -226,7 +226,7 @@ print(found["Zoe"], found["Adam"])
 """
 
 
-def test_late_call_is_reported_with_settle_as_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_late_call_is_reported_with_settle_as_the_fix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     script, marker = tmp_path / "late.py", tmp_path / "asked"
     script.write_text(COMMAND)
 

@@ -221,7 +221,7 @@ def test_credit_of_each_group_sums_to_zero(rewards: list[float]) -> None:
                 assert by_turn[group].sum() == pytest.approx(0, abs=1e-9)
 
 
-def test_scaled_advantages_equal_the_formula() -> None:
+def test_advantages_equal_hand_computed_values() -> None:
     assert shared_outcome([1, 0, 0, 1, 5, 7], list("aaaabb")).tolist() == [1, -1, -1, 1, -1, 1]
     assert shared_outcome([1, 0, 0, 1, 5, 7], list("aaaabb"), scale=False).tolist() == [0.5, -0.5, -0.5, 0.5, -1, 1]
     assert leave_one_out([1, 0, 0]).tolist() == pytest.approx([1, -0.5, -0.5])

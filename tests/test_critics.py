@@ -171,7 +171,7 @@ def test_each_state_is_encoded_once(folders: dict[str, Path]) -> None:
     assert critic.counts.encoded == spent
 
 
-def test_siblings_encode_only_their_newest_message(folders: dict[str, Path]) -> None:
+def test_scoring_siblings_encodes_only_their_newest_messages(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
     state = MODEL.initial_state("Maya has 3 coins. " * 10)
     while not MODEL.is_terminal(state):
@@ -185,7 +185,7 @@ def test_siblings_encode_only_their_newest_message(folders: dict[str, Path]) -> 
     assert critic.counts.whole > 2.5 * critic.counts.encoded
 
 
-def test_memory_of_prefixes_is_bounded(folders: dict[str, Path]) -> None:
+def test_prefix_cache_memory_is_bounded(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu", memory=1)
     for number in range(12):
         critic.score(contexts(random_tree(number, 6).tree.states[1:]))
@@ -242,7 +242,7 @@ def test_graph_includes_loops(loops: dict[str, Any], folders: dict[str, Path], t
         critic.score(contexts([chain(["Facts: has 3."])]))
 
 
-def test_graph_is_equal_with_other_prompts(folders: dict[str, Path]) -> None:
+def test_critic_accepts_the_same_graph_with_other_prompts(folders: dict[str, Path]) -> None:
     agents = tuple(replace(agent, system_prompt="Be brief.") for agent in MAS_RPSV.agents)
     critic = LearnedCritic(folders["masprm"], device="cpu")
     critic.score(contexts([chain(["Facts: has 3."])], replace(MAS_RPSV, agents=agents)))
@@ -266,7 +266,7 @@ def test_critics_implement_the_protocol(folders: dict[str, Path]) -> None:
         assert (critic.free, critic.terminal_only) == ("critics" not in spec, False)
 
 
-def test_identities_differ_where_scores_do(folders: dict[str, Path]) -> None:
+def test_critics_with_different_scores_have_different_identities(folders: dict[str, Path]) -> None:
     critics: list[Critic] = [LearnedCritic(folders[name], device="cpu") for name in ("masprm", "orm", "local")]
     critics.append(LearnedCritic(folders["masprm"], device="cpu", dtype="float32"))
     critics.append(LearnedCritic(folders["orm"], device="cpu", prefixes=True))
@@ -428,7 +428,7 @@ def test_critic_on_a_separate_thread_gives_the_same_plans() -> None:
     assert all(len(candidates) for _, candidates in plans[0].values())
 
 
-def test_third_parties_register_under_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_third_party_critics_register_through_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("shy", "search.critic_registry:_constant", critics_module.CRITICS.group)
     broken = EntryPoint("broken", "no_such_package:critic", critics_module.CRITICS.group)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point, broken])

@@ -37,7 +37,7 @@ class Outcome:
         return [0.0 for _ in contexts]
 
 
-def test_rows_equal_those_of_the_papers_table() -> None:
+def test_planner_critic_pairs_equal_the_rows_of_the_papers_table() -> None:
     critics = {"PL": search.PolicyLikelihood(), "ORM": Outcome(), "MASPRM": search.ConstantCritic()}
     arms = pair(named_planners(PAPER_PLANNERS), named_critics(critics))
     assert [(arm.name, arm.critic_name) for arm in arms] == [

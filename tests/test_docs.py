@@ -165,7 +165,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_every_how_to_shows_an_example_that_a_test_runs() -> None:
+def test_every_example_is_shown_on_a_page_and_run_by_a_test() -> None:
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
     shown = set(re.findall(r"^<!-- from: examples/(\w+)\.py -->$", "".join(p.read_text("utf-8") for p in PAGES), re.M))
     assert shown == {path.stem for path in (ROOT / "examples").glob("*.py")}

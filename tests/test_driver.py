@@ -295,7 +295,7 @@ def test_concurrency_bounds_open_searches() -> None:
     assert max(seen) <= 3 and policy.most <= 5
 
 
-def test_problems_are_read_as_searches_start() -> None:
+def test_problems_are_read_only_when_searches_start() -> None:
     taken = 0
 
     def source() -> Any:
@@ -652,7 +652,7 @@ def test_run_budget_ends_the_run_with_finished_plans(budget: Budget, reason: str
     assert plans.usage.agent_calls <= (budget.calls or 400)
 
 
-def test_exact_budget_does_not_end_a_search() -> None:
+def test_exactly_sufficient_budget_does_not_end_a_search() -> None:
     plans = run(StepBeamSearch(3, 1), 5, run_budget=Budget(calls=60), budget=Budget(calls=12))
     assert len(list(plans)) == 5 and plans.stopped is None and plans.usage.agent_calls == 60
 
@@ -711,12 +711,12 @@ def test_duplicate_problem_ids_are_rejected() -> None:
         list(search.run(SinglePass(), problems(3) * 2, mas=RPSV, policy=talker(), concurrency=2))
 
 
-def test_specs_and_names_are_accepted() -> None:
+def test_run_accepts_a_planner_spec_and_a_system_name() -> None:
     plans = list(search.run("sc:3", problems(2), mas="rpsv", policy=talker()))
     assert [plan.usage.agent_calls for plan in plans] == [12, 12]
 
 
-def test_lost_request_is_reported() -> None:
+def test_search_with_a_lost_request_ends_at_its_time_budget() -> None:
     class Forgetful:
         name, max_batch = "forgetful", 8
 

@@ -282,7 +282,7 @@ def test_question_cannot_imitate_a_turn() -> None:
     assert model.initial_state(forged).digest != second.digest
 
 
-def test_rpsv_states_turn_by_turn_are_as_expected() -> None:
+def test_rpsv_states_are_as_expected_at_each_turn() -> None:
     mas = load_mas("rpsv")
     model = Dynamics(mas)
     state = model.initial_state("  How many?\n")
@@ -486,7 +486,7 @@ def test_chain_of_ten_thousand_agents_runs(condition) -> None:
         assert early.recipients == (model.mas.sink,)
 
 
-def test_wide_graph_sends_to_all_agents_and_shortens_its_error() -> None:
+def test_message_in_a_wide_graph_reaches_all_agents_and_errors_are_short() -> None:
     count = 2_000
     agents = [{"name": f"A{i}", "system_prompt": "Go on."} for i in range(count)]
     edges = [[-1, 0], *([0, i] for i in range(1, count)), *([i, count - 1] for i in range(1, count - 1))]

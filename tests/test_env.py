@@ -206,7 +206,7 @@ def test_make_resolves_ids_without_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["gymnasium as gym, mas_gym", "mas_gym, gymnasium as gym"])
-def test_environments_are_registered_in_any_order_of_imports(order: str) -> None:
+def test_environments_are_registered_in_any_import_order(order: str) -> None:
     code = f"import {order}; print(sum(name.startswith('MAS-') for name in gym.registry))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == len(IDS) + 2
@@ -621,7 +621,7 @@ def test_picture_of_a_large_graph_highlights_the_acting_agent() -> None:
     assert len(frames) == 12
 
 
-def test_render_without_mode_names_the_remedy() -> None:
+def test_render_without_mode_error_names_the_fix() -> None:
     env = rpsv()
     with pytest.warns(UserWarning, match="render\\(\\) needs a mode"):
         assert env.render() is None

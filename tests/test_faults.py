@@ -63,7 +63,7 @@ def clean(url: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @SYSTEMS
-def test_answers_with_30_percent_failed_calls_equal_a_clean_run(
+def test_run_with_30_percent_failed_calls_equals_a_clean_run(
     url: str, clean: dict[str, Any], program: str | None
 ) -> None:
     proxy = FaultProxy(url, share=0.3, seed=3)
@@ -76,7 +76,7 @@ def test_answers_with_30_percent_failed_calls_equal_a_clean_run(
 
 
 @pytest.mark.slow
-def test_tiny_model_behind_a_failing_server_gives_equal_answers() -> None:
+def test_tiny_model_behind_a_failing_server_gives_the_same_answers() -> None:
     def ask(front: str) -> list[str | None]:
         policy = load_policy(f"openai:served@{front}/v1", max_attempts=12)
         plans = list(search.run("single", TASK[:6], mas="rpsv", policy=policy, seed=7))
@@ -146,7 +146,7 @@ def test_run_continues_after_a_server_restart(port: int, clean: dict[str, Any]) 
     assert told(done + finished) == clean
 
 
-def test_dead_server_ends_the_run_and_the_same_command_resumes(
+def test_dead_server_ends_the_run_and_the_same_command_resumes_it(
     port: int, tmp_path: Path, clean: dict[str, Any]
 ) -> None:
     store = str(tmp_path / "runs.db")
@@ -202,7 +202,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("attack", HOSTILE, ids=lambda text: ascii(text[:12]))
 @pytest.mark.parametrize("mas_name", ["rpsv", "consensus", "debate"])
-def test_hostile_message_follows_no_illegal_edge_and_stops_no_search(
+def test_hostile_messages_follow_only_legal_edges_and_searches_finish(
     attack: str, mas_name: str, tmp_path: Path
 ) -> None:
     mas = mas_gym.load_mas(mas_name)
@@ -231,7 +231,7 @@ def test_hostile_message_follows_no_illegal_edge_and_stops_no_search(
 
 
 @pytest.mark.parametrize("attack", HOSTILE[:5], ids=lambda text: ascii(text[:12]))
-def test_hostile_message_from_a_server_is_plain_text(attack: str) -> None:
+def test_hostile_message_from_a_server_is_treated_as_plain_text(attack: str) -> None:
     policy = ScriptedPolicy(lambda request, seed: f"{attack} Final Answer: {seed % 3}", max_batch=8)
     app = make_app(policy)
     with serving(app) as base:

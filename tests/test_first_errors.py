@@ -99,7 +99,7 @@ def test_metrics_equal_a_hand_computation(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found.to_dict()))["threshold"] == {"rule": "value", "at": 0.0}
 
 
-def test_outcome_critic_finds_no_step(tmp_path: Path) -> None:
+def test_outcome_critic_has_no_first_error_metrics(tmp_path: Path) -> None:
     rows = [marked("a", 1, -1.0, -0.8), marked("b", NOBODY, -1.0, 0.7)]
     found = bench_critic(Marks(terminal_only=True), written(tmp_path / "t.jsonl", rows), threshold=0.0)
     assert (found.first_error, found.no_error, found.f1, found.threshold) == (None, None, None, None)
@@ -135,7 +135,7 @@ def test_policy_likelihood_requires_log_probabilities(tmp_path: Path) -> None:
     assert (found.f1, found.cost.reward_calls) == (100, 0)
 
 
-def test_steps_of_an_illegal_episode_are_rejected(tmp_path: Path) -> None:
+def test_steps_in_an_illegal_order_are_rejected(tmp_path: Path) -> None:
     row = marked("a", 1, 0.9, -0.8, agents=("Reader", "Solver")) | {"mas": "rpsv"}
     with pytest.raises(DataError, match=r"a step of Planner.*a step of 'Solver'"):
         bench_critic(Marks(), written(tmp_path / "t.jsonl", [row]), threshold=0.0)

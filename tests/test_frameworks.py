@@ -292,7 +292,7 @@ def test_tasks_that_send_equal_requests_get_the_same_replies_in_each_run() -> No
 
 
 @pytest.mark.slow
-def test_langgraph_program_searches_train_the_agents(tmp_path: Path) -> None:
+def test_searches_of_a_langgraph_program_train_its_agents(tmp_path: Path) -> None:
     pytest.importorskip("langgraph", reason="langgraph is not installed")
     pytest.importorskip("trl", reason="TRL is not installed")
     from rewardmodels.agents import credited_samples, train_agents

@@ -79,7 +79,7 @@ def test_compare_formulas_is_exact_where_floats_are_not() -> None:
 
 
 @given(st.text(alphabet="0123456789+-*/()=. x\\frac{}$\u00d7", max_size=60))
-def test_grade_of_any_text_returns_a_grade(text: str) -> None:
+def test_grade_accepts_any_text(text: str) -> None:
     found = grade(PUZZLE, text)
     assert isinstance(found.correct, bool)
     assert grade(PUZZLE, f"Answer: {text}").correct in (True, False)
@@ -127,7 +127,7 @@ def test_can_make_agrees_with_brute_force(numbers: list[Fraction]) -> None:
     assert can_make(numbers) == brute_force(numbers)
 
 
-def test_can_make_needs_fractions_for_known_hard_puzzles() -> None:
+def test_can_make_solves_puzzles_that_need_fractions() -> None:
     assert can_make([3, 3, 8, 8])
     assert can_make([1, 5, 5, 5])
     assert not can_make([1, 1, 1, 1])
@@ -144,7 +144,7 @@ def test_splits_contain_each_solvable_puzzle_once() -> None:
     assert len(found["train"]) > len(found["dev"]) > 0
 
 
-def test_task_is_reproducible_and_its_references_are_right() -> None:
+def test_task_is_reproducible_and_its_references_are_correct() -> None:
     task = load_task("game24", "test", difficulty=2, seed=3)
     assert list(task) == list(Game24("test", difficulty=2, seed=3))
     assert [p.id for p in task[:2]] == ["game24/test/3/2/0", "game24/test/3/2/1"]
@@ -168,7 +168,7 @@ def test_puzzle_without_a_solution_is_rejected() -> None:
 # ---------------------------------------------------------- system, policy
 
 
-def test_random_moves_play_the_system_legally_and_reproducibly() -> None:
+def test_proposer_plays_only_legal_moves_and_is_reproducible() -> None:
     task = Game24("dev", difficulty=1)[:5]
     runs = [list(search.run("sc:4", task, mas="game24", policy=proposer(), seed=7)) for _ in range(2)]
     for plan, again in zip(*runs, strict=True):
@@ -195,7 +195,7 @@ def test_training_search_values_exceed_the_minimum_only_for_solvable_states() ->
                 assert can_make(left)
 
 
-def test_policy_without_a_legal_move_reports_it() -> None:
+def test_policy_without_a_legal_move_gives_a_wrong_answer() -> None:
     [plan] = search.run("single", [PUZZLE], mas="rpsv", policy=proposer())
     assert plan.correct is False
 
@@ -242,7 +242,7 @@ def test_recorded_answers_are_graded_as_recorded(recordings: list) -> None:  # t
         assert one.solved == any(grade(one.problem, answer).correct for answer in answers), one.problem.id
 
 
-def test_values_of_the_recording_rank_as_published(recordings: list) -> None:  # type: ignore[type-arg]
+def test_recorded_values_rank_second_moves_better_than_first_moves(recordings: list) -> None:  # type: ignore[type-arg]
     gpt4 = Critic((recorded_values,), CALLS)
     first, second = (ranking(recordings, gpt4, depth).auc(np.ones(len(recordings))) for depth in (0, 1))
     assert 0.6 < first < 0.9 < second
@@ -274,13 +274,13 @@ def test_planners_search_recorded_trees(recordings: list, shared_data: Path, tmp
     assert sum(bool(plan.correct) for plan in plans) > 0.8 * len(solvable)
 
 
-def test_table_gives_the_share_of_searches_and_the_mean_for_unseen_numbers() -> None:
+def test_table_gives_the_solved_share_or_the_mean_for_unseen_numbers() -> None:
     four, six = (Fraction(4), Fraction(6)), (Fraction(6), Fraction(6))
     table = Table([Labelled(four, True), Labelled(four, False), Labelled(six, False), Labelled(six, False)])
     assert table([four, six, (Fraction(1), Fraction(1))]).tolist() == [0.5, 0.0, 0.25]
 
 
-def test_environment_plays_the_game() -> None:
+def test_environment_rewards_a_correct_formula() -> None:
     env = mas_gym.MASEnv("game24", split="dev")
     env.reset(seed=0)
     numbers = env.task.problem(env.problem_id).metadata["numbers"]

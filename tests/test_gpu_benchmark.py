@@ -58,7 +58,7 @@ def test_benchmark_without_gpu_names_the_cpu_option(
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "11"])
-def test_benchmark_with_impossible_minutes_is_rejected(minutes: str) -> None:
+def test_benchmark_rejects_minutes_outside_its_range(minutes: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         gpu.main(["--minutes", minutes])
 

@@ -444,13 +444,13 @@ def test_grade_of_two_numbers_uses_the_stated_answer() -> None:
 
 
 @pytest.mark.parametrize(("answer", "wrong"), [(r"\frac{3}{4}", "3"), (r"2\sqrt5", "25"), (r"3\pi", "3")])
-def test_grade_of_latex_references_keeps_their_value(answer: str, wrong: str) -> None:
+def test_latex_references_are_graded_by_value(answer: str, wrong: str) -> None:
     problem = Problem("p", "?", answer, "expression")
     assert grade(problem, rf"Final Answer: $\boxed{{{answer}}}$").correct
     assert not grade(problem, f"Final Answer: {wrong}").correct
 
 
-def test_grade_of_text_references_keeps_the_text() -> None:
+def test_text_references_are_graded_as_text() -> None:
     problem = Problem("p", "?", r"\text{Evelyn}", "expression")
     assert grade(problem, "Final Answer: Evelyn").correct
     assert not grade(problem, "Final Answer: Debra").correct
@@ -751,7 +751,7 @@ def test_integers_grouped_by_any_separator_keep_their_value(
 
 
 @given(st.decimals("0.001", 999, places=3), st.sampled_from(["thousand", "million", "billion", "trillion"]))
-def test_magnitude_words_multiply(value: Decimal, word: str) -> None:
+def test_magnitude_words_multiply_the_number(value: Decimal, word: str) -> None:
     size = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}[word]
     for problem in (NUMBER, EXPRESSION):
         answer = extract_answer(problem, f"Final Answer: {value} {word}")
@@ -759,7 +759,7 @@ def test_magnitude_words_multiply(value: Decimal, word: str) -> None:
         assert not answers_equal(str(value), answer)
 
 
-def test_paper_mode_reads_neither_spaced_thousands_nor_magnitudes() -> None:
+def test_paper_mode_joins_spaced_thousands_but_ignores_magnitude_words() -> None:
     read = [extract_answer(NUMBER, f"Final Answer: {text}", "paper") for text in ("12 000 dollars", "1.5 million")]
     assert read == ["12000", "1.5"]
 

@@ -57,12 +57,12 @@ def faults_of(source) -> tuple[str, ...]:
     return caught.value.faults
 
 
-def test_paper_lists_seven_systems() -> None:
+def test_paper_lists_every_shipped_system_except_game24_and_handoff() -> None:
     assert sorted(paper_listings()) == [name for name in mas_names() if name not in ("game24", "handoff")]
 
 
 @pytest.mark.parametrize("name", sorted(paper_listings()))
-def test_shipped_configs_equal_the_papers(name: str) -> None:
+def test_shipped_configs_equal_the_configs_in_the_paper(name: str) -> None:
     agents, edges = paper_listings()[name]
     mas = load_mas(name)
     assert mas.name == name
@@ -224,11 +224,11 @@ def test_all_faults_are_reported_together_with_lines(tmp_path: Path) -> None:
     assert len(found) == 6
 
 
-def test_wrong_node_gives_a_single_fault() -> None:
+def test_each_unknown_node_gives_one_fault() -> None:
     assert len(faults_of(config("AB", [[-1, 0], ["Aa", 1], [0, "Bb"]]))) == 2
 
 
-def test_separate_cycles_are_each_reported() -> None:
+def test_each_separate_cycle_is_reported() -> None:
     edges = [[-1, 0], [0, 1], [1, 0], [1, 2], [2, 3], [3, 2], [3, 3]]
     assert sum("a cycle" in fault for fault in faults_of(config("ABCD", edges))) == 3
 
@@ -311,7 +311,7 @@ def test_unknown_names_and_paths_are_rejected(tmp_path: Path) -> None:
         ("", "", True),
     ],
 )
-def test_pattern_matches(pattern: str, text: str, expected: bool) -> None:
+def test_regex_condition_holds_if_the_pattern_matches(pattern: str, text: str, expected: bool) -> None:
     assert Condition("regex", pattern).holds(text) == expected
     assert Condition("not_regex", pattern).holds(text) != expected
 
@@ -336,7 +336,7 @@ def test_pattern_matches(pattern: str, text: str, expected: bool) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_invalid_pattern_error_names_the_remedy(pattern: str, remedy: str) -> None:
+def test_invalid_pattern_error_names_the_fix(pattern: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(remedy)):
         matcher(pattern)
 
@@ -350,7 +350,7 @@ def test_conditions_match_as_documented() -> None:
     assert str(Condition("regex", "a:b")) == "regex:a:b"
 
 
-def test_regex_matches_a_whole_long_message() -> None:
+def test_regex_and_contains_find_text_inside_a_long_message() -> None:
     filler = "." * 100_000
     for kind in ("regex", "contains"):
         assert Condition(kind, "mark").holds(filler + "mark" + filler)

@@ -75,7 +75,7 @@ def test_named_recipient_is_extracted(text: str, name: str | None) -> None:
 
 
 @given(st.text(alphabet=" \n\r\u2028->\u2192:aRECIPIENTrecipient*\x00", max_size=60))
-def test_arbitrary_text_names_at_most_one_line(text: str) -> None:
+def test_recipient_named_by_arbitrary_text_is_at_most_one_line(text: str) -> None:
     name = named_recipient(text)
     assert name is None or (name in text and name == name.strip() and len(name.splitlines()) <= 1)
 
@@ -94,7 +94,7 @@ def test_current_answer_field_is_extracted(text: str, answer: str | None) -> Non
 
 
 @pytest.mark.parametrize("name", ["Number Theorist", "number_theorist", "**NumberTheorist**.", "NUMBER-THEORIST"])
-def test_names_ignore_case_spaces_and_punctuation(name: str) -> None:
+def test_recipient_matching_ignores_case_spaces_and_punctuation(name: str) -> None:
     _, state = play(load_mas(TEAM), f"RECIPIENT: {name}")
     assert (state.acting, state.recipients) == (2, (2,))
 
@@ -209,7 +209,7 @@ def test_conditions_apply_to_named_recipients() -> None:
         Dynamics(mas).transition(play(mas)[1], ("-> Solver", 1))
 
 
-def test_single_agent_may_route_by_message() -> None:
+def test_message_routing_can_be_enabled_for_one_agent() -> None:
     agents = [{**TEAM["agents"][0], "route": "message"}, *TEAM["agents"][1:]]
     mixed = {key: value for key, value in TEAM.items() if key != "route"}
     mas = load_mas({**mixed, "agents": agents})
@@ -444,7 +444,7 @@ def test_search_outperforms_a_single_handoff_pass() -> None:
     assert hits("mcts:8,3", concurrency=3) == 20
 
 
-def test_recipients_chosen_by_critic_outperform_those_of_agents() -> None:
+def test_recipients_chosen_by_a_critic_outperform_those_chosen_by_agents() -> None:
     assert hits("single:recipients=critic") > hits("single") > hits("single:recipients=uniform")
 
 
@@ -492,7 +492,7 @@ def test_uniform_recipients_depend_on_the_seed_and_reach_all_agents() -> None:
     assert {turn.speaker for state in ways for turn in state.turns} == set(range(8))
 
 
-def test_critic_recipients_cost_one_score_per_legal_recipient() -> None:
+def test_critic_recipient_rule_costs_one_score_per_legal_recipient() -> None:
     critic = search.ConstantCritic()
     critic.free = False
     plan = handed("single:recipients=critic", critic=critic)
@@ -598,7 +598,7 @@ def test_pages_and_critic_texts_show_recipients() -> None:
     assert state_text(load_mas(TEAM), failed).endswith("\n0>: nobody\n3")
 
 
-def test_preference_pairs_have_equal_recipients() -> None:
+def test_equal_messages_to_different_recipients_form_a_preference_pair() -> None:
     from rewardmodels.data.mining import pairs
 
     tree = handed("mcts:30,6,recipients=uniform", training=True, critic=None, mas=REPAIR).tree

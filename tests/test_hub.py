@@ -187,7 +187,7 @@ def test_data_is_downloaded_once_and_then_cached(hub: ThreadingHTTPServer, tmp_p
     assert load(endpoint, tmp_path, "logiqa", "test") == "5 logiqa/test/0 A"
 
 
-def test_missing_hub_and_cache_is_reported(tmp_path: Path) -> None:
+def test_unreachable_hub_without_a_cache_is_reported(tmp_path: Path) -> None:
     message = load("http://127.0.0.1:9", tmp_path, "mmlu", "test")
     assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub cannot be reached")
     assert "Three ways to provide it:" in message
@@ -244,7 +244,7 @@ def test_published_critic_loads_by_name(hub: ThreadingHTTPServer, tmp_path: Path
     assert other.startswith("DataError 'lab/other' on the hub is not a MAS-Gym critic: expected critic.json")
 
 
-def test_unpublishable_folders_are_rejected(tmp_path: Path) -> None:
+def test_push_rejects_invalid_names_and_missing_folders(tmp_path: Path) -> None:
     from mas_gym.errors import ConfigError, DataNotFoundError
     from rewardmodels import push_to_hub
 

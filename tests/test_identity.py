@@ -199,7 +199,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(VALUES, VALUES)
-def test_identities_are_equal_exactly_for_equal_values(a: Any, b: Any) -> None:
+def test_identities_are_equal_if_and_only_if_values_are_equal(a: Any, b: Any) -> None:
     assert (digest_of(identity_of(a)) == digest_of(identity_of(b))) is same(a, b)
 
 
@@ -469,7 +469,7 @@ def install(folder: Path, code: str, version: str, record: bool = True) -> None:
 
 
 @pytest.mark.parametrize("where", ["PYTHONPATH", "a .pth file", "without a record"])
-def test_overlay_install_keeps_the_store(tmp_path: Path, where: str) -> None:
+def test_stored_searches_are_reused_with_an_overlay_install(tmp_path: Path, where: str) -> None:
     folder, sites = tmp_path / "overlay" / "site-packages", tmp_path / "sites"
     install(folder, WIDGETS, "1.0", record=where != "without a record")
     sites.mkdir()
@@ -521,7 +521,7 @@ def wheel(folder: Path, version: str) -> Path:
 
 
 @pytest.mark.slow
-def test_pip_install_user_keeps_the_store(tmp_path: Path) -> None:
+def test_stored_searches_are_reused_with_a_pip_user_install(tmp_path: Path) -> None:
     pytest.importorskip("pip", reason="pip is not installed")
     # The user's packages are not visible in an ordinary virtual environment.
     venv.create(tmp_path / "venv", system_site_packages=True)
@@ -600,7 +600,7 @@ def test_lazy_import_does_not_change_the_identity(tmp_path: Path, monkeypatch: p
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_script_block_does_not_change_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_block_of_a_script_does_not_change_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     file, start = tmp_path / "script_part.py", "def plan():\n    return 1\n\nif __name__ == '__main__':\n    "
     file.write_text(start + "print(plan())\n")

@@ -168,7 +168,7 @@ def test_rows_can_be_selected_compared_and_filtered(browser: Browser, address: s
     page.close()
 
 
-def test_error_of_a_failed_search_opens(browser: Browser, address: str) -> None:
+def test_error_details_of_a_failed_search_can_be_opened(browser: Browser, address: str) -> None:
     page = browser.page(address)
     tab_to(page, "td[data-name=Search] a")
     while "sc:2" not in page.js("document.activeElement.textContent"):
@@ -258,7 +258,7 @@ def test_wide_report_scrolls(browser: Browser, report: str) -> None:
     page.close()
 
 
-def test_pages_fit_a_phone_after_grading_again(browser: Browser, made: Path, tmp_path: Path) -> None:
+def test_pages_fit_a_phone_after_regrading(browser: Browser, made: Path, tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     shutil.copy(made / "runs.db", store)
     assert CliRunner().invoke(app, ["regrade", str(store), "--kind", "text"]).exit_code == 0
@@ -274,7 +274,7 @@ def test_pages_fit_a_phone_after_grading_again(browser: Browser, made: Path, tmp
     server.server_close()
 
 
-def test_detail_sheet_is_hidden_until_a_message_is_selected(browser: Browser, address: str) -> None:
+def test_detail_sheet_is_sticky_only_after_a_message_is_selected(browser: Browser, address: str) -> None:
     page = browser.page(address, 390)
     page.go(tree_address(address, page))
     place = "getComputedStyle(document.querySelector('.detail')).position"

@@ -60,7 +60,7 @@ def test_logs_with_equal_agents_have_one_graph(tmp_path: Path) -> None:
     assert len(data.graphs) == 1 and data.trees == 2 and {example.task for example in data.examples} == {"recorded"}
 
 
-def test_searched_runs_are_rejected_for_continuation_targets(tmp_path: Path) -> None:
+def test_searched_runs_have_no_continuation_counts(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     list(search.run("mcts:8,3", problems(3), mas=chain(2), policy=talker(), training=True, store=path))
     data = collect(trees(path), "points")
@@ -114,7 +114,7 @@ def test_features_of_another_version_are_rejected(log: Path, tmp_path: Path) -> 
         load_critic(str(tmp_path / "f"))
 
 
-def test_features_require_both_outcomes_and_a_new_folder(log: Path, tmp_path: Path) -> None:
+def test_train_features_requires_both_outcomes_and_an_empty_folder(log: Path, tmp_path: Path) -> None:
     rows = list(recorded_states(search.Recorded(imported(tmp_path, [("a", "yes")], [("b", "yes")])), True))
     with pytest.raises(DataError, match="0 wrong from 2 questions"):
         train_features(rows, tmp_path / "out", "orm")

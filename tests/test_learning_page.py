@@ -21,7 +21,7 @@ def test_crossing_interpolates_between_points(level: float, reached: float) -> N
     assert crossing([0, 10, 20, 30], [0.4, 0.4, 0.8, 0.9], level) == pytest.approx(reached)
 
 
-def test_crossing_takes_the_first_time_a_falling_curve_reaches_the_level() -> None:
+def test_crossing_is_the_first_one_if_a_curve_reaches_the_level_twice() -> None:
     assert crossing([0, 10, 20, 30], [0.2, 0.6, 0.2, 0.6], 0.4) == pytest.approx(5.0)
 
 
@@ -35,7 +35,7 @@ def row(name: str, accuracies: list[float], seeds: int) -> Row:
     return Row(name, curves, {"single": single * seeds}, [{"Reader": 1 - accuracies[-1]}] * seeds, [], [0.25] * seeds)
 
 
-def test_page_states_tokens_to_the_level_and_keeps_the_notes(tmp_path: Path) -> None:
+def test_page_contains_tokens_to_reach_the_level_and_keeps_notes(tmp_path: Path) -> None:
     page = tmp_path / "learning.md"
     page.write_text("# Old\n\n## Notes\n\n- A note.\n", encoding="utf-8")
     args = argparse.Namespace(
@@ -54,5 +54,5 @@ def test_page_states_tokens_to_the_level_and_keeps_the_notes(tmp_path: Path) -> 
     assert text.endswith("## Notes\n\n- A note.\n") and (tmp_path / "learning.png").stat().st_size > 10_000
 
 
-def test_chosen_round_is_the_first_best_on_dev() -> None:
+def test_chosen_round_is_the_first_best_round_on_dev() -> None:
     assert [chosen(row("sft", accuracies, 1).curves[0]) for accuracies in ([0.4, 0.9, 0.9], [0.4, 0.3, 0.3])] == [1, 0]

@@ -51,7 +51,7 @@ def command(*arguments: object) -> Result:
 # ------------------------------------------------------------------------ formats
 
 
-def test_chat_reads_names_tool_calls_and_outcome(tmp_path: Path) -> None:
+def test_chat_format_reads_names_tool_calls_and_outcome(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
     row = {
         "messages": [
@@ -172,7 +172,7 @@ def test_langgraph_states_and_updates_are_read(tmp_path: Path) -> None:
         assert texts(one) == [("solver", "5")]
 
 
-def test_who_and_when_labels_the_wrong_step(tmp_path: Path) -> None:
+def test_who_and_when_log_is_read_with_its_wrong_step(tmp_path: Path) -> None:
     row = {
         "question": "Who?",
         "history": [
@@ -387,7 +387,7 @@ def test_gzipped_lines_arrays_and_single_documents_are_read(tmp_path: Path) -> N
         assert [texts(one) for one in read(tmp_path / name)] == [[("A", f"say {n}")] for n in range(number)]
 
 
-def test_unknown_format_and_file_errors_name_them(tmp_path: Path) -> None:
+def test_format_and_file_errors_name_the_cause(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", {"spam": 1})
     with pytest.raises(DataError, match=r"one of the formats .*, got \['spam'\]"):
         recognise(path)
@@ -453,7 +453,7 @@ def test_recorded_outcomes_take_precedence_over_grades(tmp_path: Path) -> None:
     assert found["Closed?"].answer == "7"
 
 
-def test_scores_rank_candidates_and_values_are_kept(tmp_path: Path) -> None:
+def test_imported_scores_rank_candidates_and_values_are_kept(tmp_path: Path) -> None:
     rows = [said(("A", f"Final Answer: {n}"), answer="2", score=n / 4) for n in range(3)]
     rows[0]["messages"][0] |= {"value": -0.5, "tokens": 7, "logprob": -3.5}
     search.import_transcripts(write(tmp_path / "log.jsonl", *rows), tmp_path / "runs.db")
@@ -568,7 +568,7 @@ def test_blame_and_bench_critic_read_imported_runs(tmp_path: Path) -> None:
         read_labelled(tmp_path / "chat.db")
 
 
-def test_import_command_counts_broken_lines_and_previews(tmp_path: Path) -> None:
+def test_import_command_previews_a_log_and_counts_broken_lines(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(f"{json.dumps(SAMPLES[0])}\nnot json\n{json.dumps({'messages': []})}\n", encoding="utf-8")
     shown = command("import", log, "--dry-run")

@@ -138,7 +138,7 @@ def test_invalid_loops_are_rejected(change, expected: str) -> None:
     assert any(fault.startswith(expected) for fault in caught.value.faults), caught.value.faults
 
 
-def test_cycle_without_max_turns_is_rejected_with_the_remedy() -> None:
+def test_cycle_without_max_turns_is_rejected_and_the_fix_is_named() -> None:
     config = {key: value for key, value in REVIEW.items() if key != "max_turns"}
     with pytest.raises(ConfigError, match=r"a cycle, Writer -> Critic -> Writer: .* set max_turns"):
         load_mas(config)
@@ -201,7 +201,7 @@ def test_arbitrary_systems_with_loops_follow_the_rules(config: dict, data) -> No
         assert tuple(dict.fromkeys(model.local_view(state, agent).messages)) == tuple(dict.fromkeys(own))
 
 
-def test_loops_pass_the_env_check_and_are_drawn() -> None:
+def test_system_with_loops_passes_the_check_and_is_drawn() -> None:
     check_mas(REVIEW, texts=["REVISE: no", "Final Answer: 18"])
     env = MASEnv(TASK, REVIEW, render_mode="rgb_array")
     env.reset(seed=0)

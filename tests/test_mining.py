@@ -319,7 +319,7 @@ def ended(reward: float, name: str) -> LabelledTree:
 
 
 @pytest.mark.parametrize(("reward", "which", "remedy"), [(1.0, "all right", "harder"), (-1.0, "all wrong", "easier")])
-def test_trees_with_one_outcome_are_rejected_with_the_remedy(reward: float, which: str, remedy: str) -> None:
+def test_trees_with_one_outcome_are_rejected_and_the_fix_is_named(reward: float, which: str, remedy: str) -> None:
     trees = [ended(reward, f"problem-{i}") for i in range(7)]
     with pytest.raises(DataError, match=rf"7 {which} \(problem-0, .*\.\.\.\)") as error:
         collect(trees, "pairs")

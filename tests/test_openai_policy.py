@@ -277,7 +277,7 @@ def test_answers_are_equal_with_30_percent_failed_calls(url: str) -> None:
 TRANSIENT = (Fault.LIMIT, Fault.ERROR, Fault.RESET)
 
 
-def test_transient_faults_are_retried_without_limit_on_number(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transient_faults_are_retried_more_often_than_max_attempts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mas_gym.policies.openai.delay", lambda made, wait, rng: 0.0)
     requests = [request(i) for i in range(30)]
     proxy = FaultProxy(url.removesuffix("/v1"), share=0.6, seed=3, faults=TRANSIENT)
@@ -301,7 +301,9 @@ def test_transient_faults_are_retried_until_the_time_limit(
     assert proxy.seen[fault] > 2
 
 
-def test_only_equal_unusable_replies_count_towards_giving_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_unusable_replies_of_one_kind_count_towards_max_attempts(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mas_gym.policies.openai.delay", lambda made, wait, rng: 0.0)
     kinds = (Fault.TRUNCATED, Fault.NAN)
 
@@ -474,7 +476,7 @@ def test_retry_after_header_is_parsed(headers: dict[str, str], seconds: float | 
     assert retry_after(headers) == seconds
 
 
-def test_delays_grow_are_bounded_and_respect_the_server() -> None:
+def test_delays_increase_to_a_bound_and_respect_the_servers_delay() -> None:
     means = [sum(delay(k, None, random.Random(i)) for i in range(200)) / 200 for k in range(1, 10)]
     assert means == sorted(means) and means[-1] <= 20
     assert all(3.0 <= delay(1, 3.0, random.Random(i)) <= 3.1 for i in range(20))

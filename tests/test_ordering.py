@@ -71,7 +71,7 @@ def test_every_letter_and_place_occurs() -> None:
 
 
 @given(st.permutations(["Ann", "Ben", "Kim"]), st.sampled_from(["after", "before"]), st.integers(0, 2))
-def test_insertion_keeps_the_order_of_the_others(names: list[str], kind: str, beside: int) -> None:
+def test_insertion_keeps_the_order_of_the_other_people(names: list[str], kind: str, beside: int) -> None:
     state = ordering.follow((kind, "Tom", names[beside]), tuple(names))
     assert state is not None
     assert [name for name in state if name != "Tom"] == names

@@ -101,7 +101,7 @@ def test_split_column_is_used(rows: Rows) -> None:
         load_task(file)
 
 
-def test_split_column_file_reports_the_hashed_split(rows: Rows) -> None:
+def test_split_column_without_dev_reports_the_hashed_split(rows: Rows) -> None:
     marked = [{"question": f"{n}?", "answer": n, "split": "test" if n % 2 else "train"} for n in range(40)]
     remark = load_own(rows(marked), "train", Columns.read(None), None).remark
     assert "no split column" not in remark
@@ -120,7 +120,7 @@ def test_hash_split_is_stable_when_rows_are_added(rows: Rows) -> None:
         assert parts[split] <= {p.id for p in load_task(rows(more), split)}
 
 
-def test_dev_is_held_out_of_train_without_split_column(rows: Rows) -> None:
+def test_dev_is_held_out_of_train_if_the_split_column_lacks_dev(rows: Rows) -> None:
     few = [{"question": f"What is {n} + 1?", "answer": n, "split": "test" if n < 40 else "train"} for n in range(240)]
     train, dev, test = ({p.id for p in load_task(rows(few), split)} for split in ("train", "dev", "test"))
     assert len(train | dev) == 200 and len(test) == 40 and not train & dev and not (train | dev) & test and dev
@@ -129,7 +129,7 @@ def test_dev_is_held_out_of_train_without_split_column(rows: Rows) -> None:
     assert (len(train), len(dev), len(test)) == (199, 1, 40)
 
 
-def test_folder_of_partitions_is_read(rows: Rows, tmp_path: Path) -> None:
+def test_folder_of_split_files_is_read(rows: Rows, tmp_path: Path) -> None:
     rows(capitals()[:1], "train.csv"), rows(capitals()[1:], "test.jsonl")
     assert [len(load_task(tmp_path, split)) for split in ("train", "test")] == [1, 2]
     with pytest.raises(DataError, match="expected problems in split 'dev'"):
@@ -184,13 +184,13 @@ def test_unknown_kind_is_rejected(rows: Rows) -> None:
         load_task("my")
 
 
-def test_pickled_slices_contain_their_problems_only(rows: Rows) -> None:
+def test_pickled_slices_contain_only_their_problems(rows: Rows) -> None:
     task = load_task(rows(capitals() * 20))
     assert len(pickle.dumps(task[:0])) < 1000
     assert list(pickle.loads(pickle.dumps(task[1:3]))) == list(task[1:3])
 
 
-def test_own_task_makes_an_environment(rows: Rows) -> None:
+def test_environment_can_be_made_from_a_custom_task(rows: Rows) -> None:
     columns = {"question": "prompt", "answer": "gold"}
     file = rows([{"prompt": question, "gold": answer} for question, answer in CAPITALS])
     env = gym.make("MAS-Custom-v0", task=str(file), columns=columns, disable_env_checker=True)
@@ -335,7 +335,7 @@ def test_grader_process_ends_with_the_grader(tmp_path: Path) -> None:
     assert process not in children()
 
 
-def test_raising_function_fails_only_its_search(rows: Rows) -> None:
+def test_grader_function_that_raises_fails_only_its_search(rows: Rows) -> None:
     def grade(problem: Problem, text: str) -> bool:
         if problem.answer == "Vienna":
             raise SystemExit(1)
@@ -384,7 +384,7 @@ def test_code_is_executed_only_if_allowed(rows: Rows) -> None:
         refused.grade(task[0], right)
 
 
-def test_judge_grades_and_its_tokens_are_counted_separately(rows: Rows) -> None:
+def test_judge_grades_answers_and_its_tokens_are_counted_separately(rows: Rows) -> None:
     def decide(request: Any, seed: int) -> str:
         said = request.messages[1].content
         if "Lima" in said:
@@ -457,7 +457,7 @@ def test_use_of_a_policy_outside_its_purpose_is_reported() -> None:
         assert "made for arithmetic (rpsv" in purpose.misuse(task, mas, question)
 
 
-def test_packages_add_tasks(tmp_path: Path) -> None:
+def test_packages_can_register_tasks(tmp_path: Path) -> None:
     (tmp_path / "extra_task.py").write_text(
         "from mas_gym.tasks import Problem, ProblemTask\n"
         "def make(split, size=2):\n"
@@ -600,7 +600,7 @@ def test_policy_on_an_unintended_system_is_reported_once(command: Callable[..., 
         (("--task", "my"), "name a file (.csv"),
     ],
 )
-def test_mistyped_option_error_names_it(
+def test_option_errors_name_the_cause(
     command: Callable[..., tuple[int, str]], arguments: tuple[str, ...], complaint: str
 ) -> None:
     code, said = command("eval", *arguments, "--policy", "my.py:make")
@@ -672,7 +672,7 @@ def test_search_and_environment_use_the_grading_of_a_minimal_task(made: Any) -> 
 
 
 @pytest.mark.parametrize("part", [None, 3, THREE, Graded, "arithmetic", object()])
-def test_as_task_of_another_object_raises(part: object) -> None:
+def test_as_task_rejects_objects_that_are_not_tasks(part: object) -> None:
     with pytest.raises(ConfigError, match="expected a task's name or an object with"):
         as_task(part)
 

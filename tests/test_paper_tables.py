@@ -123,7 +123,7 @@ def spoken(context: search.ScoringContext) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_main_table_has_the_papers_rows_and_resumes(lab: Lab, options: Options) -> None:
+def test_main_table_has_the_papers_rows_and_can_be_resumed(lab: Lab, options: Options) -> None:
     text = text_of(lab, main.run(lab))
     rows = [
         line for line in text.splitlines() if line.startswith(("| single", "| sc:", "| sbs:", "| mcts:", "| bon:"))
@@ -179,7 +179,7 @@ def test_local_view_critic_is_trained(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critic_is_compared_on_other_graphs_with_their_own_critics(lab: Lab) -> None:
+def test_main_critic_is_compared_with_dedicated_critics_on_other_graphs(lab: Lab) -> None:
     text = text_of(lab, graphs.run(lab))
     for graph in ("rpsv", "refine", "consensus"):
         assert_rivals(text, f"{graph}: ")
@@ -210,7 +210,7 @@ def test_stories_of_one_difficulty_form_a_task(options: Options) -> None:
 
 
 @pytest.mark.slow
-def test_exploration_option_applies_only_to_training_searches(options: Options) -> None:
+def test_rollout_temperature_applies_only_to_training_searches(options: Options) -> None:
     hot = Lab(replace(options, trees=2, rollout_temperature=1.3))
     plain = Lab(replace(options, trees=2))
     found = []
@@ -330,7 +330,9 @@ def test_duplicates_are_counted_and_rules_are_compared(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_preference_pairs_are_counted_by_agent_and_truth(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preference_pairs_are_counted_by_agent_and_correctness(
+    options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = pair_truth.counts(options)
     assert {kind for _, kind in found} <= {
         "after an error",
@@ -361,7 +363,7 @@ def test_rows_of_different_settings_are_separate(lab: Lab) -> None:
     assert (single.row.agent_calls.mean, passes.row.agent_calls.mean) == (4, 12)
 
 
-def test_replaced_critic_scores_only_one_agents_messages() -> None:
+def test_replacement_critic_scores_only_one_agents_messages() -> None:
     class Fixed:
         terminal_only, free = False, True
 
@@ -387,7 +389,7 @@ def test_replaced_critic_scores_only_one_agents_messages() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_cover_problems_and_trainings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_cover_problems_and_training_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "TRAININGS", (1, 2))
     text = text_of(lab, trainings.run(lab))
     assert len(re.findall(r"^\| mcts:10,3 \+ (?:MASPRM|ORM), seed [12] \|", text, re.MULTILINE)) == 4
@@ -458,7 +460,7 @@ def test_claims_table_matches_the_pages() -> None:
     assert claims.differences("# A page without differences\n") == []
 
 
-def test_every_table_has_a_page_and_is_run_by_all() -> None:
+def test_every_table_has_a_page_and_is_run_by_the_all_command() -> None:
     modules = {path.stem for path in Path(main.__file__).parent.glob("*.py")}
     rest = {
         "__init__",
@@ -482,7 +484,7 @@ def test_every_table_has_a_page_and_is_run_by_all() -> None:
         assert f'command(run, "{name}")' in source
 
 
-def test_given_critic_replaces_only_the_main_recipe(tmp_path: Path) -> None:
+def test_given_critic_replaces_the_main_recipe(tmp_path: Path) -> None:
     lab = Lab(Options(tmp_path, orm="models/orm"))
     assert lab.folder(lab.home, ORM) == Path("models/orm")
 
@@ -563,7 +565,7 @@ def test_claim_verdict_follows_its_interval() -> None:
     assert sure._replace(tokens=(640.0, 675.0)).verdict == "holds"
 
 
-def test_paper_figures_cover_its_four_data_sets() -> None:
+def test_figures_of_the_paper_cover_its_four_data_sets() -> None:
     assert lead("mcts:10,3", "MASPRM", "PL") == "1.5B: +7.3 +4.8 +8.3 +5.7; 7B: +20.4 +9.3 +14.7 +9.0"
     assert lead("sc:5,weights=critic", "MASPRM", "ORM") == "1.5B: -1.2 -0.6 -0.2 +0.0; 7B: +1.2 +1.4 +4.1 +1.4"
     assert narrowing("mcts:10,3") == "7B: +14.3 +9.4 +8.6 +8.9"

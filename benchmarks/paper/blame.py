@@ -67,7 +67,10 @@ def run(lab: Lab) -> Page:
     hits = _shares(failed["test"], lambda one: one.error is not None and one.error.speaker == commonest)
     rows.append(("commonest agent", "", *_measured(hits), percent(1.0)))
     page.table(("blames by", "confidence at least", "right, %", "95% interval", "coverage, %"), rows)
-    page.blocks.append("Accuracy among passes with a named agent, averaged per problem; intervals over problems.\n")
+    page.blocks.append(
+        "Accuracy is measured on the passes for which an agent is named, and averaged per problem. Intervals are over "
+        "problems.\n"
+    )
     return page
 
 

@@ -230,10 +230,10 @@ OURS = (
 
 HEAD = """# Claims of the paper with their verdicts
 
-Figures are points of Hit@1 with 95% intervals over problems in brackets. Each verdict links to its page, which has the
-rows, the command, the paper's figures and, if the result differs from the paper, the causes that were tested. If a
-claim has several figures, they are in the order in which the claim names them. *no comparison* means that one side uses
-more than 1.5 times the tokens of the other, and a dash that the claim was not measured.
+Figures are differences in Hit@1, in percentage points, with 95% intervals over problems in brackets. Each verdict links
+to its page, which has the rows, the command, the paper's figures and, if the result differs from the paper, the causes
+that were tested. If a claim has several figures, they are in the order in which the claim names them. *no comparison*
+means that one side uses more than 1.5 times the tokens of the other. A dash means that the claim was not measured.
 
 The bundled agents make errors by design. The errors of the other agents are not designed. They occur on longer stories
 ([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)).

@@ -23,8 +23,8 @@ FEWEST = 20
 ASKS = """
 This page measures whether a critic can outperform policy likelihood (PL), which has no cost. This requires that the
 agents write both right and wrong messages in a search, and that the wrong messages are about as likely as the right
-ones. The first table shows the upper limit: the same search with the truth about each message as the critic, at the
-agents' own temperature and at higher ones, with top-p 1.
+ones. The first table includes an upper bound: the same search with the truth about each message as the critic. The
+searches run at the agents' own temperature and at higher temperatures, with top-p 1.
 
 The second table is for messages of single passes, each after a prefix without an error. `likelihood` is the geometric
 mean of a message's token probabilities: the medians over the right and over the wrong messages. `AUC` is the

@@ -170,7 +170,8 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
     page.table(("blames by", "finds the erring agent, %", "95% interval"), rows)
     problems = len(shares(failed, judges["chance"]))
     page.blocks.append(
-        f"{len(failed):,} failed passes of {problems:,} problems; averaged per problem, intervals over problems.\n"
+        f"The figures are for {len(failed):,} failed passes on {problems:,} problems. They are averaged per "
+        "problem, and the intervals are over problems.\n"
     )
     matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centred" in name}
     page.picture("credit.png", "who is blamed for whose error", lambda path: save_matrices(matrices, agents, path))

@@ -20,8 +20,8 @@ PLAIN = {"MASPRM, BT alone": Recipe(plain=True)}
 ASKS = f"""
 This page compares MCTS(10,3) with critics trained on the same trees with different losses. In the paper, Bradley-Terry
 is best for MASPRM on all four tasks, and cross-entropy is best or tied for the ORM. {ORDER}
-If the training config adds the squared error to the targets to the Bradley-Terry loss, so that values are comparable
-across branches, a separate row shows the Bradley-Terry loss alone, as in the paper.
+The training config can anchor the Bradley-Terry loss by adding the squared error between values and targets, which
+makes values comparable across branches. In that case, a separate row shows the Bradley-Terry loss alone, as in the paper.
 """
 
 

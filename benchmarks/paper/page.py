@@ -178,8 +178,8 @@ def _claims(claims: Sequence[Claim], others: int) -> str:
         "interval is above the range. `below`: it is positive and below the range. `contrary`: it is negative and "
         f"below the range. `no comparison`: one side uses more than {COMPARABLE} times the tokens of the other.\n"
         f"\nThis page has {count} intervals with a level of 95%, so about {max(1, round(count / 20))} of them may not "
-        "cover the true value. Critics were trained once, so the intervals do not include the variation between "
-        "trainings unless the page states otherwise.\n"
+        "cover the true value. Each critic was trained once, so the intervals do not include the variation between "
+        "training runs unless the page states otherwise.\n"
     )
     return markdown_table(header, rows) + note
 

@@ -9,7 +9,7 @@ Row = tuple[float, ...]
 Table = Mapping[tuple[str, str], Row]
 
 SIZES = ("1.5B", "7B")
-ORDER = "The paper's figures are for GSM8K, MATH, MMLU and LogiQA, in this order, by the size of the critics."
+ORDER = "The paper's figures are given for each critic size, in the order GSM8K, MATH, MMLU and LogiQA."
 
 _VOTE, _MCTS = "sc:5,weights=critic", "mcts:10,3"
 

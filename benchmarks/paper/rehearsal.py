@@ -325,9 +325,8 @@ def prompt_table(page: Page, lab: Lab, settings: Mapping[str, Setting]) -> None:
         "The fixed part of a prompt contains the agent's instructions, the question and the chat template. Tokens are "
         f"counted with the tokenizer that was trained for this run, with {VOCABULARY:,} entries; Qwen2.5's tokenizer "
         "has 151,665 entries and gives fewer tokens for the same text. "
-        f"{MESSAGE} tokens is the paper's mean message on GSM8K (0.7 thousand tokens in 4 calls). Random Judges never "
-        "write the verdict that activates the refiners, so the "
-        "refiners have no prompts here.\n"
+        f"The paper's mean message on GSM8K has {MESSAGE} tokens (0.7 thousand tokens in 4 calls). A Judge with random "
+        "weights never writes the verdict that activates the refiners, so the refiners have no prompts here.\n"
     )
 
 

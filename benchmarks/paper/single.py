@@ -11,9 +11,9 @@ ALONE = Recipe("orm", "bce", rollouts="mcts:20,20")
 """MCTS(40,3) draws three answers per problem from one agent; 20 children give as many leaves as a tree of RPSV."""
 
 ASKS = f"""
-This page compares one agent that answers the question directly with the system of the main table. The paper states that
-its comparison ignores tokens. Here, best-of-N is used to compare both at equal tokens. The single agent has a separate
-ORM, trained on as many problems. {ORDER}
+This page compares the system of the main table with a single agent that answers the question directly. The paper states
+that its comparison ignores tokens. Here, best-of-N is used to compare both at equal tokens. The single agent has its
+own ORM, trained on the same number of problems as the system's ORM. {ORDER}
 """
 
 

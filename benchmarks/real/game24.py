@@ -296,9 +296,9 @@ def _auc(
     page.heading("Does a critic rank states that can reach 24 above the others?")
     counts = [[state.winning for one in recordings for state in one.levels[depth].states] for depth in range(3)]
     page.text(
-        "The table shows the AUC over all recorded proposals of all puzzles. The truth is whether the remaining "
-        "numbers can make 24: "
-        + "; ".join(f"{sum(map(bool, c))} of {len(c)} can after step {depth + 1}" for depth, c in enumerate(counts))
+        "The table shows the AUC over all recorded proposals of all puzzles. The ground truth is whether the "
+        "remaining numbers can make 24. They can in "
+        + "; ".join(f"{sum(map(bool, c))} of {len(c)} proposals after step {step}" for step, c in enumerate(counts, 1))
         + "."
     )
     header = ["critic", "GPT-4 calls a value"]

@@ -60,11 +60,11 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
 
-def test_valid_folder_scores(folder: Path) -> None:
+def test_critic_of_a_valid_folder_scores_a_state(folder: Path) -> None:
     assert len(load_critic(str(folder)).score(STATE)) == 1
 
 
-def test_identity_depends_on_weights_not_on_json_fields(folder: Path, tmp_path: Path) -> None:
+def test_identity_depends_on_weights_and_not_on_the_recorded_hash(folder: Path, tmp_path: Path) -> None:
     other = save_critic(tmp_path / "other", seed=1)
     before = load_critic(str(folder))
     shutil.copy(other / "model.safetensors", folder / "model.safetensors")
@@ -125,7 +125,7 @@ def test_missing_field_error_names_the_field(folder: Path, field: str) -> None:
         "\udcff",
     ],
 )
-def test_json_other_than_an_object_is_rejected(folder: Path, name: str, text: str) -> None:
+def test_file_that_is_not_a_json_object_is_rejected(folder: Path, name: str, text: str) -> None:
     (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(MASGymError) as caught:
         load_critic(str(folder))
@@ -158,7 +158,7 @@ def test_tokens_outside_the_vocabulary_raise_critic_error(folder: Path) -> None:
         {"transformers_weights": "../other.safetensors"},
     ],
 )
-def test_config_with_external_parts_is_rejected(folder: Path, values: dict[str, Any]) -> None:
+def test_config_that_refers_to_a_path_or_repository_is_rejected(folder: Path, values: dict[str, Any]) -> None:
     change(folder / "config.json", **values)
     with pytest.raises(ConfigError, match="no path or repository"):
         load_critic(str(folder))

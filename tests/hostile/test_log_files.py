@@ -103,7 +103,7 @@ def test_json_lines_in_a_json_file_are_read_after_a_broken_line(tmp_path: Path) 
     assert [one.place.rpartition(":")[2] for one in broken] == ["1", "3"]
 
 
-def test_file_that_is_not_a_log_is_counted(tmp_path: Path) -> None:
+def test_file_that_is_not_a_log_is_counted_as_broken(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(line({"spam": 1}))
     (tmp_path / "b.jsonl").write_bytes(line(good(1)))
     (tmp_path / "c.jsonl").write_bytes(b"")
@@ -128,7 +128,7 @@ def spans(*links: tuple[str, str | None], **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_span_cycles_missing_parents_and_duplicates_are_counted(tmp_path: Path) -> None:
+def test_cycles_duplicates_and_missing_parents_of_spans_are_counted(tmp_path: Path) -> None:
     links = [("a", "b"), ("b", "c"), ("c", "a"), ("d", "d"), ("e", "gone"), ("f", None), ("f", None)]
     path = tmp_path / "traces.jsonl"
     path.write_bytes(line({"resourceSpans": [{"scopeSpans": [{"spans": spans(*links)}]}]}))
@@ -151,7 +151,7 @@ def test_long_span_chain_takes_linear_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, 0, -1, 1e400, "x", [], {}, [[]], {"messages": {}}, True, [None], {"": ""}])
 @pytest.mark.parametrize("format", sorted(FORMATS))
-def test_arbitrary_row_is_read_or_counted(value: Any, format: str, tmp_path: Path) -> None:
+def test_arbitrary_row_is_read_or_counted_as_broken(value: Any, format: str, tmp_path: Path) -> None:
     templates: list[Any] = [
         good(),
         {"chat_history": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A"}]},

@@ -167,7 +167,7 @@ def test_missing_tokenizer_is_not_requested_from_the_hub(folder: Path, monkeypat
     ],
     ids=str,
 )
-def test_recorded_numbers_are_validated(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_recorded_reply_fields_are_validated(tmp_path: Path, change: dict[str, Any]) -> None:
     request = SamplingRequest((ChatMessage("user", "?"),), (1,))
     file = tmp_path / "r.jsonl"
     RecordingPolicy(ScriptedPolicy(lambda request, seed: "hi"), file).sample([request])

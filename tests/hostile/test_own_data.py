@@ -168,7 +168,7 @@ def test_grader_hanging_in_compiled_code_is_killed(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("spec", ["no.py:grade", "my.py:", "my.py", "grade", "", "my.csv:grade", "\x00.py:grade"])
-def test_missing_grader_is_rejected(spec: str, tmp_path: Path) -> None:
+def test_invalid_grader_spec_is_rejected(spec: str, tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_bytes(GOOD)
     with pytest.raises((ConfigError, DataNotFoundError, LookupError)):
         load_task(tmp_path / "my.csv", grader=spec)

@@ -61,14 +61,14 @@ def failed_with(plans: list[Plan], words: str) -> None:
 # ---- programs that misbehave
 
 
-def test_raising_program_fails_with_its_error() -> None:
+def test_program_that_raises_fails_with_its_error() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         raise ValueError(f"no idea after {await ask(client)}")
 
     failed_with(searched(program_of(solve)), "ValueError: no idea after Solver")
 
 
-def test_exiting_program_fails_with_its_error() -> None:
+def test_program_that_exits_fails_with_its_error() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         sys.exit("enough")
@@ -81,7 +81,7 @@ def test_exiting_program_fails_with_its_error() -> None:
     failed_with(searched(program_of(threaded)), "SystemExit: enough")
 
 
-def test_self_cancelling_program_fails_with_an_error() -> None:
+def test_program_that_cancels_itself_fails_with_an_error() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         raise asyncio.CancelledError
@@ -126,7 +126,7 @@ def test_hanging_program_is_ended_without_affecting_others() -> None:
 
 
 @pytest.mark.slow
-def test_loop_blocking_program_is_ended_without_affecting_others() -> None:
+def test_program_that_blocks_the_loop_is_ended_without_affecting_others() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
         # Its own time counts, and not for how long it waits for a processor.
@@ -141,7 +141,7 @@ def test_loop_blocking_program_is_ended_without_affecting_others() -> None:
     assert all(plan.correct for plan in fine)
 
 
-def test_loop_blocking_task_ends_its_program() -> None:
+def test_program_whose_task_blocks_the_loop_is_ended() -> None:
     async def tool(question: str) -> None:
         end = time.thread_time() + 10
         while question == "Question 0?" and time.thread_time() < end:
@@ -167,7 +167,7 @@ def test_time_limit_excludes_time_of_other_programs() -> None:
     assert not any(plan.error or "failed" in str(plan.text) for plan in plans)
 
 
-def test_program_with_endless_calls_is_ended_at_its_budget() -> None:
+def test_program_that_exceeds_max_calls_is_ended() -> None:
     async def one_by_one(question: str, client: AsyncOpenAI) -> str:
         while True:
             await ask(client)
@@ -183,7 +183,7 @@ def test_program_with_endless_calls_is_ended_at_its_budget() -> None:
     assert plan.error is not None and "more than 6 calls" in plan.error
 
 
-def test_open_and_late_calls_of_a_program_are_allowed() -> None:
+def test_cancelled_and_late_calls_do_not_fail_the_program() -> None:
     late = []
 
     async def solve(question: str, client: AsyncOpenAI) -> str:
@@ -300,7 +300,7 @@ def command(tmp_path: Path, body: str, *words: str, **options: Any) -> Program:
 
 
 @pytest.mark.parametrize("words", [[], ["{question}"]], ids=["stdin", "argument"])
-def test_command_program_gives_the_plans_of_a_function(tmp_path: Path, words: list[str]) -> None:
+def test_command_program_gives_the_same_plans_as_a_function(tmp_path: Path, words: list[str]) -> None:
     async def same(question: str, client: AsyncOpenAI) -> str:
         first = await ask(client, question)
         return await ask(client, first + " again")
@@ -400,7 +400,7 @@ def service() -> Any:
     server.server_close()
 
 
-def test_service_program_gives_the_plans_of_a_function(service: str) -> None:
+def test_service_program_gives_the_same_plans_as_a_function(service: str) -> None:
     async def same(question: str, client: AsyncOpenAI) -> str:
         return await ask(client, question)
 
@@ -545,7 +545,7 @@ def test_connection_during_gateway_shutdown_leaves_no_error_or_task(turns: int) 
         max_size=6,
     )
 )
-def test_concurrent_searches_give_the_plans_of_single_searches(shapes: list[tuple[str, int, bool, str]]) -> None:
+def test_concurrent_searches_give_the_same_plans_as_separate_searches(shapes: list[tuple[str, int, bool, str]]) -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         word, depth, at_once, way = json.loads(question)
 
@@ -621,7 +621,7 @@ def test_arbitrary_request_is_accepted_or_rejected_with_a_reason(value: Any) -> 
 
 
 @given(st.binary(max_size=60))
-def test_arbitrary_bytes_are_rejected_as_a_request(body: bytes) -> None:
+def test_request_of_arbitrary_bytes_is_rejected(body: bytes) -> None:
     with pytest.raises(CallError):
         read_call(body, {})
 
@@ -663,7 +663,7 @@ def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
         runner.close()
 
 
-def test_drop_does_not_interrupt_the_report_of_a_decision() -> None:
+def test_dropping_an_execution_does_not_interrupt_its_report() -> None:
     def once(question: str, client: OpenAI) -> str:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
         return "1"

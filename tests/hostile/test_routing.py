@@ -82,7 +82,7 @@ def test_recipient_in_a_quoted_block_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "\u202e", "-> x", "\n", "sink\x00", "Q"])
-def test_unspellable_agent_names_are_rejected_or_harmless(name: str) -> None:
+def test_hostile_agent_names_are_rejected_or_harmless(name: str) -> None:
     config = {
         "agents": [{"name": name, "system_prompt": "x"}, {"name": "B", "system_prompt": "x"}],
         "edges": [["q", 0], [0, 1], [1, 0], [1, "sink"]],

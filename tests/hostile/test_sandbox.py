@@ -101,7 +101,7 @@ RIGHT = {
 
 @both
 @pytest.mark.parametrize("what", RIGHT)
-def test_right_code_passes(what: str, sandbox: Sandbox) -> None:
+def test_correct_code_passes(what: str, sandbox: Sandbox) -> None:
     code, tests = RIGHT[what]
     assert run_tests(code, tests, Limits(seconds=PATIENT, sandbox=sandbox)).reason == "tests passed"
 
@@ -167,7 +167,7 @@ def test_wrong_code_fails_with_a_reason(what: str, sandbox: Sandbox) -> None:
         "while True:\n  try: raise KeyError\n  except BaseException: pass",
     ],
 )
-def test_code_that_does_not_end_times_out(code: str, sandbox: Sandbox) -> None:
+def test_endless_code_times_out(code: str, sandbox: Sandbox) -> None:
     assert run_tests(code, "", Limits(seconds=0.5, sandbox=sandbox)).reason == "timed out"
 
 
@@ -186,14 +186,14 @@ def test_run_cases_gives_one_result_per_case(sandbox: Sandbox) -> None:
 
 
 @both
-def test_run_cases_with_a_process_that_ends_keeps_earlier_results(sandbox: Sandbox) -> None:
+def test_run_cases_keeps_earlier_results_if_the_process_exits(sandbox: Sandbox) -> None:
     code = "import os\ndef f(x):\n    return x if x else os._exit(0)"
     found = run_cases(code, ["f(1)", "f(0)", "f(1)"], Limits(seconds=PATIENT, sandbox=sandbox))
     assert [one.reason for one in found] == ["passed", "not reached", "not reached"]
 
 
 @both
-def test_run_cases_with_code_that_swallows_the_time_limit_ends(sandbox: Sandbox) -> None:
+def test_run_cases_ends_if_code_catches_the_time_limit_error(sandbox: Sandbox) -> None:
     stuck = "while True:\n  try:\n    while True: pass\n  except BaseException: pass"
     found = run_cases("x = 1", ["x", stuck, "x"], Limits(seconds=0.7, sandbox=sandbox))
     assert [one.passed for one in found][:2] == [True, False]
@@ -288,7 +288,7 @@ def _wait_for(condition: Callable[[], object]) -> None:
 
 
 @both
-def test_code_ends_with_the_process_that_grades_it(sandbox: Sandbox) -> None:
+def test_code_is_killed_when_its_grading_process_ends(sandbox: Sandbox) -> None:
     limits = Limits(seconds=999, sandbox=sandbox)
     grading = f"from mas_gym.tasks.grading.sandbox import *; run_tests('import time; time.sleep(999)', '', {limits})"
     parent = subprocess.Popen([sys.executable, "-c", grading], env={**os.environ, "PYTHONPATH": str(ROOT)})

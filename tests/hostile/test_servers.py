@@ -266,7 +266,7 @@ def test_unusual_valid_reply_is_used(place: tuple[Server, str], mode: str) -> No
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
-def test_retry_after_is_respected_up_to_the_patience(place: tuple[Server, str], status: int) -> None:
+def test_retry_after_is_respected_up_to_patience(place: tuple[Server, str], status: int) -> None:
     server, url = place
     sound = changed()
     replies = [waiting(status, "0.3"), sound]
@@ -310,7 +310,7 @@ def test_redirects_are_not_followed_and_end_the_run(place: tuple[Server, str], m
     assert server.posts == 1
 
 
-def test_server_that_keeps_rejecting_requests_fails(place: tuple[Server, str]) -> None:
+def test_request_that_the_server_keeps_rejecting_fails(place: tuple[Server, str]) -> None:
     server, url = place
     caps = iter(range(10**6, 0, -1))
 

@@ -318,13 +318,13 @@ ORIGINS = [
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_without_key_foreign_host_header_is_rejected(url: str, host: str) -> None:
+def test_foreign_host_header_is_rejected_without_a_key(url: str, host: str) -> None:
     for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/x")):
         refused(exchange(url, head(method, path, f"Host: {host}", "Content-Length: 0")), 403, "Host")
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_without_key_foreign_origin_is_rejected(url: str, origin: str) -> None:
+def test_foreign_origin_is_rejected_without_a_key(url: str, origin: str) -> None:
     refused(post(url, asking(), f"Origin: {origin}", "Content-Type: text/plain"), 403, "Origin")
 
 
@@ -336,7 +336,7 @@ def test_local_host_names_are_accepted(url: str, host: str) -> None:
     assert exchange(url, raw)[0] == 200
 
 
-def test_with_key_any_host_header_is_accepted() -> None:
+def test_any_host_header_is_accepted_with_a_key() -> None:
     with serving(app_of(key="sesame")) as base:
         lines = ("Host: api.example", "Content-Length: 0")
         refused(exchange(base, head("GET", "/v1/models", *lines)), 401)

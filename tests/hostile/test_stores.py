@@ -246,7 +246,7 @@ def test_resuming_a_damaged_store_reports_the_damage(whole: Path, tmp_path: Path
     assert resumed
 
 
-def test_damaged_log_is_reported(whole: Path, tmp_path: Path, told: Told) -> None:
+def test_damaged_wal_file_is_reported_or_loses_only_its_last_commits(whole: Path, tmp_path: Path, told: Told) -> None:
     """Commits that are not in the file yet: SQLite drops those from the damaged one on; the rest is intact."""
     path, copy = tmp_path / "a.db", tmp_path / "copy" / "a.db"
     copy.parent.mkdir()
@@ -381,7 +381,7 @@ def test_read_only_store_is_read(whole: Path, unwritable: Path) -> None:
         list(trees(unwritable))
 
 
-def test_store_with_unreadable_log_is_rejected(unwritable: Path) -> None:
+def test_store_with_unreadable_wal_file_is_rejected(unwritable: Path) -> None:
     other = unwritable.with_name("other.db")
     shutil.copy(unwritable, other)
     with closing(sqlite3.connect(other)) as writer:

@@ -22,13 +22,13 @@ def request(temperature: Any) -> SamplingRequest:
 
 
 @pytest.mark.parametrize("value", TINY)
-def test_temperature_near_0_is_greedy_in_requests_and_run_sampling(value: float) -> None:
+def test_temperature_near_0_rounds_to_0_in_requests_and_sampling(value: float) -> None:
     assert request(value) == request(0.0)
     assert search.Sampling(temperature=value) == search.Sampling(temperature=0.0)
 
 
 @pytest.mark.parametrize("value", [-1e-300, -1, float("nan"), float("inf"), 101, 10**400, True, "0.5", None, [0.5]])
-def test_temperature_rejects_values_that_are_not_numbers(value: Any) -> None:
+def test_temperature_rejects_values_other_than_numbers_from_0_to_100(value: Any) -> None:
     for take in (request, lambda given: search.Sampling(temperature=given)):
         with pytest.raises(ConfigError, match="temperature from 0 to 100, got"):
             take(value)

@@ -89,7 +89,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_critic_error_loses_only_its_transcripts(name: str) -> None:
+def test_critic_error_excludes_only_the_affected_transcripts(name: str) -> None:
     odd, reason = ODD[name]
     rows = [LabelledTranscript(str(i), f"{i} odd" if i == 3 else f"{i}", ("s", "t"), 1 - i % 3) for i in range(9)]
     found = bench_critic(Broken(odd), rows, threshold=0.0)

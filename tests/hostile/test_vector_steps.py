@@ -77,7 +77,7 @@ def test_policy_error_truncates_only_its_sub_environment(shape: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, EngineUnavailableError])
-def test_other_errors_are_raised_with_the_sub_environment_number(kind: type[Exception]) -> None:
+def test_other_errors_are_raised_and_require_a_full_reset(kind: type[Exception]) -> None:
     envs = copies(Batch(kind))
     envs.reset(seed=1)
     with pytest.raises(kind, match="too long"):
@@ -93,7 +93,7 @@ def test_other_errors_are_raised_with_the_sub_environment_number(kind: type[Exce
     assert terminated.all()
 
 
-def test_policy_with_too_few_completions_is_an_error() -> None:
+def test_policy_with_too_few_completions_fails_the_reset() -> None:
     class Fewer(Batch):
         def sample(self, requests: Sequence[SamplingRequest]) -> list[Any]:
             return super().sample(requests)[1:]
@@ -132,7 +132,7 @@ def test_critic_error_truncates_only_its_sub_environment(value: Any, wrapper: An
     assert not envs.step([0] * 5)[3][~failing].any()
 
 
-def test_critic_that_raises_or_returns_too_few_values_is_an_error() -> None:
+def test_critic_that_raises_or_returns_too_few_values_fails_the_reset() -> None:
     class Short:
         def score(self, contexts: Sequence[Any]) -> list[float]:
             return [0.0]

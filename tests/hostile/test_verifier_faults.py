@@ -215,7 +215,7 @@ def test_folders_without_reward_model_are_rejected(plain: Path, tmp_path: Path) 
         load_critic(f"rm:{cut}")
 
 
-def test_broken_or_misleading_templates_are_rejected(tmp_path: Path) -> None:
+def test_unsafe_and_failing_templates_are_rejected(tmp_path: Path) -> None:
     folder = scalar_model(tmp_path / "rm")
     for template, message in (
         ("{{ messages.__class__.__mro__ }}", "chat template failed"),

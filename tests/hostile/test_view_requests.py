@@ -186,7 +186,7 @@ def test_repeated_request_reads_the_store_only_after_a_change(tmp_path: Path, mo
     assert f">{PROBLEMS + 1} S1*</td>" in pages.page("/", {}) and len(read) == 4
 
 
-def test_equal_ids_of_two_tasks_show_different_questions(tmp_path: Path) -> None:
+def test_problems_with_equal_ids_in_two_tasks_show_different_questions(tmp_path: Path) -> None:
     file = tmp_path / "runs.db"
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1", name="one")
     for name in ("first", "second"):
