@@ -21,7 +21,8 @@ ASKS = f"""
 This page compares MCTS(10,3) with critics trained on the same trees with different losses. In the paper, Bradley-Terry
 is best for MASPRM on all four tasks, and cross-entropy is best or tied for the ORM. {ORDER}
 The training config can anchor the Bradley-Terry loss by adding the squared error between values and targets, which
-makes values comparable across branches. In that case, a separate row shows the Bradley-Terry loss alone, as in the paper.
+makes values comparable across branches. In that case, a separate row shows the Bradley-Terry loss alone, as in the
+paper.
 """
 
 
