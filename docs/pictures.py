@@ -65,7 +65,7 @@ def transcript() -> tuple[str, dict[str, str]]:
     parts += ["### The end\n", f"![{title}](../pictures/turn-end.svg)\n"]
     parts.append(
         f"The last message has reached `sink`. The task extracts the answer `{info['extracted']}` and compares it with "
-        "the reference. The reward is +1 if they are equal and -1 otherwise. "
+        "the reference. The reward is +1 if the two are equal and -1 otherwise. "
         f"Here `info['correct']` is `{info['correct']}`.\n"
     )
     return "\n".join(parts), drawn
