@@ -161,7 +161,7 @@ def test_demonstrations_require_a_training_run_and_samples_require_traces(store:
         credited_samples(store, tmp_path / "t", "leave-one-out")
 
 
-def test_grpo_raises_the_probability_of_messages_with_credit(
+def test_grpo_changes_message_probabilities_in_the_direction_of_credit(
     trained: TrainedAgents, samples: list[CreditedSample]
 ) -> None:
     before, after = load_policy("tiny"), load_policy(trained.policy)

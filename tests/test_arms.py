@@ -94,7 +94,7 @@ def test_load_policy_rejects_options_with_arms() -> None:
         load_policy("arms:a=tiny", max_batch=2)
 
 
-def test_arms_reject_a_policy_per_agent() -> None:
+def test_per_agent_policy_is_rejected_as_an_arm() -> None:
     inner = PerAgentPolicy({"*": ScriptedPolicy(talk)})
     with pytest.raises(ConfigError, match="one model"):
         ArmsPolicy({"a": inner})
@@ -466,6 +466,6 @@ def test_ask_tell_offers_arms_as_actions() -> None:
     assert used["large"] > used["small"] > 0
 
 
-def test_identity_of_arms_contains_their_policies() -> None:
+def test_identity_of_arms_depends_on_their_policies() -> None:
     assert digest_of(identity_of(arms())) == digest_of(identity_of(arms()))
     assert digest_of(identity_of(arms())) != digest_of(identity_of(arms(small="talker", large="echo")))

@@ -171,12 +171,14 @@ def test_remaining_messages_are_reported() -> None:
         (5, 12, [0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]),
     ],
 )
-def test_sequential_halving_schedule_equals_mctx(width: int, n_simulations: int, expected: list[int]) -> None:
+def test_sequential_halving_schedule_equals_the_mctx_schedule(
+    width: int, n_simulations: int, expected: list[int]
+) -> None:
     assert list(considered_visits(width, n_simulations)) == expected
 
 
 @pytest.mark.parametrize("spec", ["halving:10,3", "halving:1,3", "halving:37,2,width=6", "halving:10,3,leaf=bootstrap"])
-def test_sequential_halving_runs_exactly_its_simulations(spec: str) -> None:
+def test_sequential_halving_runs_exactly_n_simulations(spec: str) -> None:
     for plan in plans(spec, None):
         assert plan.tree is not None
         virtual = len(plan.tree.children(0))

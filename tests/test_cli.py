@@ -502,7 +502,7 @@ def test_view_filters_problems(address: str, store: Path) -> None:
         assert set(re.findall(r"<tr><th><small>(arithmetic/[^<]+)</small>", page)) == expected
 
 
-def test_view_searches_questions(address: str, store: Path) -> None:
+def test_view_can_search_questions(address: str, store: Path) -> None:
     with search.open_store(store) as opened:
         problem = next(opened.problems(opened.runs()[0].run))
     key = row_keys(address)[0]

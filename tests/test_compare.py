@@ -117,7 +117,7 @@ class Counting:
         return "counting"
 
 
-def test_repeated_match_makes_no_call(tmp_path: Path) -> None:
+def test_repeated_match_makes_no_new_calls(tmp_path: Path) -> None:
     policy, store = Counting(), tmp_path / "runs.db"
     options: dict[str, Any] = {"mas": chain(1), "policy": policy, "match": "calls=5", "dev": problems(40)[30:]}
     first = compare(["sc:2", "single"], problems(3), store=store, **options)

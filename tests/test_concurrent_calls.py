@@ -374,7 +374,7 @@ def beside_a_sleeping_thread(question: str, client: OpenAI) -> str:
 
 
 @pytest.mark.parametrize("solve", [after_long_work, beside_a_sleeping_thread])
-def test_decision_waits_for_running_but_not_for_sleeping_threads(
+def test_decision_waits_for_running_threads_but_not_for_sleeping_ones(
     solve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("background", "idle_detection"):

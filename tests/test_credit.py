@@ -155,7 +155,7 @@ def test_values_of_unexpanded_messages_reduce_the_variance(game: Game) -> None:
 
 @settings(max_examples=15)
 @given(game=GAMES, before=st.floats(-2, 2))
-def test_value_baseline_has_the_exact_policy_gradient(game: Game, before: float) -> None:
+def test_value_baseline_gives_the_exact_expected_policy_gradient(game: Game, before: float) -> None:
     likely = game.chance("", "a")
     found = exact = 0.0
     for chance, growth in growths(game, "", ((3, 3),)):
@@ -290,7 +290,7 @@ def test_exact_credit_sums_to_reward_minus_expectation(game: Game) -> None:
     assert sum(one.advantage for one in found) == pytest.approx(game.truth("ab") - game.truth(""))
 
 
-def test_plans_of_one_question_form_a_group_and_shared_messages_get_the_mean() -> None:
+def test_plans_are_grouped_by_question_and_shared_messages_get_mean_credit() -> None:
     right = lambda state: 1.0 if path_of(state) == "aa" else -1.0  # noqa: E731
     split = plan_of(planted([("a", [("a", []), ("b", [])])]), "one", right)
     alone = plan_of(planted([("b", [("b", [])])]), "one", right)

@@ -288,7 +288,7 @@ def test_generation_continues_while_a_critic_scores() -> None:
     assert during.count(True) > 10 and sum(critic.batches) / len(critic.batches) > 6
 
 
-def test_concurrency_bounds_open_searches() -> None:
+def test_open_searches_are_bounded_by_concurrency() -> None:
     policy = AsyncTalker(5)
     seen: list[int] = []
     list(run(MCTS(4, 2), 20, policy=policy, concurrency=3, progress=lambda p: seen.append(p.open)))

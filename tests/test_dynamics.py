@@ -166,7 +166,7 @@ def test_masks_equal_the_legal_recipients(walk, text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(walks())
-def test_local_views_are_a_filter_of_the_transcript(walk) -> None:
+def test_local_views_contain_exactly_the_messages_sent_and_received(walk) -> None:
     model, states = walk
     for state in states:
         assert len(state.turns) == state.depth

@@ -55,7 +55,7 @@ def test_f1_is_the_harmonic_mean_in_percent() -> None:
     assert f1_score(np.full(6, NOBODY), labels) == 0
 
 
-def test_threshold_rule_finds_the_first_value_below_it() -> None:
+def test_threshold_rule_finds_the_first_value_below_the_threshold() -> None:
     predictor = Predictor([scored(1, 0.9, 0.2, 0.1), scored(NOBODY, 0.9, 0.5), scored(0)])
     assert predictor.predict(Threshold("value", 0.5)).tolist() == [1, NOBODY, -2]
     assert predictor.predict(Threshold("value", 0.95)).tolist() == [0, 0, -2]

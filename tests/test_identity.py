@@ -622,6 +622,6 @@ def test_file_is_read_once_for_many_objects(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(reads) == len(set(reads)) > 0
 
 
-def test_file_of_a_package_that_is_not_installed_is_none() -> None:
+def test_file_of_returns_none_for_a_package_that_is_not_installed() -> None:
     assert file_of("no_such_package.part") is None
     assert file_of("email.mime.text") is not None

@@ -125,7 +125,7 @@ def test_likelihood_is_a_feature_column() -> None:
     assert table[:, 4] == pytest.approx(1 / (1 + np.exp(-table[:, 1])))
 
 
-def test_sample_is_found_below_wrappers_and_after_restore() -> None:
+def test_chosen_sample_is_found_through_wrappers_and_after_a_restore() -> None:
     seen: list[Any] = []
 
     class Watching(Likes):

@@ -87,7 +87,7 @@ def test_answer_and_reference_are_read_separately(tmp_path: Path) -> None:
     assert (one.answer, one.reference) == ("6", "5")
 
 
-def test_prompts_and_repeated_questions_are_kept_or_counted(tmp_path: Path) -> None:
+def test_prompts_and_repeated_questions_are_kept_or_counted_as_dropped(tmp_path: Path) -> None:
     row = said(("A", "a"), ("B", "b"))
     row["messages"] = [
         {"role": "system", "content": "Both of you"},
@@ -375,7 +375,7 @@ def test_custom_reader_yields_transcripts_or_rows(tmp_path: Path) -> None:
         list(read_transcripts(log, f"{tmp_path}/my.py:absent"))
 
 
-def test_gzipped_lines_arrays_and_single_documents_are_read(tmp_path: Path) -> None:
+def test_json_arrays_single_documents_and_gzipped_lines_are_read(tmp_path: Path) -> None:
     rows = [said(("A", f"say {n}")) for n in range(3)]
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows)))
     (tmp_path / "b.json").write_text(json.dumps(rows), encoding="utf-8")

@@ -58,7 +58,7 @@ def test_every_shipped_graph_without_loops_has_pinned_results() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_shipped_graphs_keep_states_digests_and_seeds(name: str) -> None:
+def test_digests_states_and_seeds_of_shipped_graphs_are_unchanged(name: str) -> None:
     mas = load_mas(name)
     model, total = Dynamics(mas), blake2b(digest_size=8)
     for verdict in ("VERDICT: AGREE", "VERDICT: DISAGREE"):
@@ -223,7 +223,7 @@ def say(request, seed: int) -> str:
 
 
 @pytest.mark.parametrize("spec", ["single", "sc:5", "sbs:4,2", "mcts:8,3"])
-def test_planners_search_systems_with_loops(spec: str) -> None:
+def test_planners_can_search_systems_with_loops(spec: str) -> None:
     critic = search.PolicyLikelihood() if spec.startswith(("sbs", "mcts")) else None
     plans = list(search.run(spec, TASK[:1], mas=REVIEW, policy=ScriptedPolicy(say), critic=critic, seed=1))
     again = list(search.run(spec, TASK[:1], mas=REVIEW, policy=ScriptedPolicy(say), critic=critic, seed=1))

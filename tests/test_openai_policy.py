@@ -94,7 +94,7 @@ def test_cached_tokens_have_a_separate_price() -> None:
     assert "100 prompt tokens (60 cached); 7 generated tokens; cost 0.0002" in str(policy.meter)
 
 
-def test_retry_after_delays_every_call(url: str) -> None:
+def test_retry_after_header_delays_every_call(url: str) -> None:
     times: list[float] = []
 
     def choose(body: bytes, tried: int) -> Fault:

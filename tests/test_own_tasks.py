@@ -320,7 +320,7 @@ def children() -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-def test_grader_process_ends_with_the_grader(tmp_path: Path) -> None:
+def test_grader_process_ends_when_its_task_is_deleted(tmp_path: Path) -> None:
     file = tmp_path / "my.py"
     file.write_text("import os\n\n\ndef grade(problem, text):\n    return text == str(os.getpid())\n")
     earlier, task = (ProblemTask.of([Problem("p", "?", "Vienna", "text")], grader=f"{file}:grade") for _ in range(2))
@@ -417,7 +417,7 @@ def gpqa(number: int) -> dict[str, str]:
     return {"Question": f"Why {number}?", "Correct Answer": f"right\n{number}", **wrong}
 
 
-def test_gpqa_options_are_shuffled_and_test_is_the_diamond_set(rows: Rows, tmp_path: Path) -> None:
+def test_gpqa_options_are_shuffled_and_the_test_split_is_the_diamond_set(rows: Rows, tmp_path: Path) -> None:
     rows([gpqa(n) for n in range(100)], "gpqa_main.csv")
     rows([gpqa(n) for n in range(40)], "gpqa_diamond.csv")
     test, train, dev = (load_task("gpqa", split, data=tmp_path) for split in ("test", "train", "dev"))

@@ -577,7 +577,7 @@ def test_concurrent_searches_give_the_same_plans_as_separate_searches(shapes: li
     assert together == alone and all(text and "failed" not in text for text in alone.values())
 
 
-def test_gateway_address_requires_its_token_and_key() -> None:
+def test_gateway_requires_the_token_and_key_of_each_program() -> None:
     seen: dict[str, str] = {}
     go = threading.Event()
 

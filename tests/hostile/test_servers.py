@@ -327,7 +327,7 @@ def test_request_that_the_server_keeps_rejecting_fails(place: tuple[Server, str]
 
 
 @pytest.mark.parametrize("key", ["k\u00e9y", "a\nb", "a\tb"])
-def test_key_invalid_as_a_header_is_rejected_without_printing_it(
+def test_key_invalid_as_a_header_is_rejected_and_not_printed(
     place: tuple[Server, str], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", key)

@@ -363,7 +363,7 @@ def test_slow_clients_do_not_block_others(url: str) -> None:
         sock.close()
 
 
-def test_tiny_temperature_is_greedy() -> None:
+def test_tiny_temperature_is_rounded_to_0() -> None:
     heard: list[float] = []
 
     def script(request: SamplingRequest, seed: int) -> str:
