@@ -1,6 +1,6 @@
 """MAS-Gym: multi-agent LLM systems as Gymnasium environments.
 
-Importing this package registers the environments, as soon as gymnasium is imported too. Everything
+Importing this package registers the environments once gymnasium is imported too. Everything
 else is imported on first access, so the import is fast and needs no optional package.
 
 ======================  ==========================================================
@@ -136,7 +136,7 @@ _public, __dir__ = lazy_names(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module on first access; ``__version__`` is ``"unknown"`` if not installed."""
+    """Import a public name on first access; ``__version__`` is ``"unknown"`` if the package is not installed."""
     return _installed() if name == "__version__" else _public(name)
 
 

@@ -1,6 +1,6 @@
 """Every error class of MAS-Gym, and the checks of numbers and packages that raise the most common ones.
 
-Each class is a `MASGymError` and also the builtin that fits it, so both
+Each class derives from `MASGymError` and from a builtin exception, so both
 ``except MASGymError`` and, for example, ``except ValueError`` catch it. A message states
 what was expected, what was received, and how to fix it.
 """
@@ -46,7 +46,7 @@ class UnknownNameError(MASGymError, LookupError):
 
 
 class IllegalActionError(MASGymError, ValueError):
-    """An action names a recipient that the graph or a condition forbids."""
+    """An action is malformed or illegal, such as one with a recipient that the graph or a condition forbids."""
 
 
 class EpisodeOverError(MASGymError, RuntimeError):
@@ -66,7 +66,7 @@ class PolicyError(MASGymError, RuntimeError):
 
 
 class PromptTooLongError(PolicyError):
-    """A prompt does not fit the model's window, even without its older messages."""
+    """A prompt does not fit the model's context window, even after it is shortened."""
 
 
 class EngineUnavailableError(PolicyError):

@@ -161,7 +161,7 @@ def read_settings(
 
 
 def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Return settings in the form that `read_settings` parses; classes and functions by name.
+    """Return settings in the form that `read_settings` parses; classes and functions are written by name.
 
     >>> write_settings([10, 0.5], {"leaf": "bootstrap", "greedy": True})
     '10,0.5,leaf=bootstrap,greedy=true'
@@ -269,7 +269,7 @@ class Registry:
         """Find the object that a spec names and call it; ``options`` take precedence over the spec's arguments.
 
         Raises:
-            MASGymError: As `find`, `arguments` and `call`.
+            MASGymError: As for `find`, `arguments` and `call`.
         """
         spec = self.parse(text)
         make = self.find(spec)

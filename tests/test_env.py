@@ -322,7 +322,7 @@ def test_too_long_question_and_empty_task_are_rejected() -> None:
     long = ProblemTask.of([Problem("long/0", "é" * 60, "1")])
     with pytest.raises(DataError, match="100 bytes, got 120 in long/0"):
         MASEnv(long, max_bytes=100).reset()
-    with pytest.raises(DataError, match="no problem in split"):
+    with pytest.raises(DataError, match="no problems in the split"):
         MASEnv(long[:0]).reset()
 
 

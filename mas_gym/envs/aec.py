@@ -35,12 +35,12 @@ def aec_env(
     """Return an environment as an AEC game; requires the extra ``mas-gym[aec]``.
 
     Args:
-        env: A registered id, or a `MASEnv`, optionally in wrappers such as `CandidateChoice`, `CandidateFeatures` and
+        env: A registered id, or a `MASEnv`, optionally with wrappers such as `CandidateChoice`, `CandidateFeatures` and
             `DenseReward`. Do not use the environment directly afterwards.
         rewards: ``"shared"`` gives every reward to every agent. ``"own"`` gives each reward only to the agent that
             acted, so the agents' returns sum to the environment's return. With a `DenseReward`, an agent's own reward
             is the gain in value from its messages.
-        kwargs: Arguments of ``gym.make``; only with an id.
+        kwargs: Arguments of ``gym.make``; only if ``env`` is an id.
 
     Returns:
         A `pettingzoo.AECEnv` with the agent names of the MAS.
@@ -68,8 +68,8 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
     With a `CandidateChoice` there is also ``candidates`` (its proposals while it acts, else empty). With
     `CandidateFeatures` the observation is the feature table while the agent acts, else zeros.
 
-    **Action**: that of the environment. Pass ``infos[agent]["action_mask"]`` to ``action_space(agent).sample``: it is
-    the mask of the proposals, or, for ``(text, recipient)`` actions, None and the mask of the recipients.
+    **Action**: as in the environment. Pass ``infos[agent]["action_mask"]`` to ``action_space(agent).sample``: it is
+    the mask of the proposals, or, for ``(text, recipient)`` actions, the pair of None and the mask of the recipients.
 
     An agent that a dynamic schedule skips never acts and terminates with the others.
     """
@@ -105,7 +105,7 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         """Raise `NotResetError` if an attribute that `reset` sets is accessed before the first reset."""
         if name in _OF_EPISODES:
-            raise NotResetError(f"no episode has started, so there are no {name}: call reset() first")
+            raise NotResetError(f"no episode has started, so {name!r} is not available: call reset() first")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:

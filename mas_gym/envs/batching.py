@@ -1,14 +1,14 @@
-"""Requests of an environment's step to a policy or a critic, executed individually or in batches.
+"""Requests from an environment's step to a policy or a critic, executed individually or in batches.
 
 The wrappers implement their steps as generators that yield requests. A single environment executes its requests
 immediately. A vector environment collects the requests of all its sub-environments and sends each engine one batch::
 
-    sub-environment 0   sub-environment 1     vector environment
-    yield Sampling  ->  yield Sampling  ->    one batch of the policy
-                                        <-    SamplingReply, SamplingReply
-    yield Scoring   ->  yield Scoring   ->    one batch of the critic
-                                        <-    [0.1, 0.7], [-0.2, 0.3]
-    return step         return step           one batch of observations
+    sub-environment 0        sub-environment 1          vector environment
+    yield SampleRequest  ->  yield SampleRequest  ->    one batch for the policy
+                                                  <-    SamplingReply, SamplingReply
+    yield Scoring        ->  yield Scoring        ->    one batch for the critic
+                                                  <-    [0.1, 0.7], [-0.2, 0.3]
+    return step              return step                one batch of observations
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def answered(step: Asking[T]) -> T:
 def score(critic: Critic, contexts: Mapping[int, Sequence[ScoringContext]]) -> dict[int, list[float] | Exception]:
     """Return, for each environment, the critic's values, or the error if the critic cannot score it.
 
-    Environments are scored together, in batches of about the size that the critic prefers.
+    Environments are scored together, in batches of about ``critic.max_batch`` states.
 
     Raises:
         EngineUnavailableError: The critic's engine is down.
@@ -134,16 +134,16 @@ def _values(critic: Critic, contexts: Sequence[ScoringContext], outcome: Scores 
 class Together:
     """Executes the requests of several environments together, and keeps one session open per policy.
 
-    If a request fails, its error is raised in the step of its environment. If a step raises, a note with the number of
-    its environment is added to the error.
+    If a request fails, the error is raised inside the step that yielded it. If a step raises an error, a note with the
+    environment's number is added to the error.
     """
 
     def __init__(self) -> None:
-        """Start without sessions."""
+        """Start with no open session."""
         self._sessions: dict[int, tuple[Policy, SamplingSession]] = {}
 
     def run(self, steps: Sequence[Asking[T]]) -> list[T]:
-        """Run the steps to their ends and return their results, in order.
+        """Run the steps to completion and return their results, in order.
 
         Raises:
             Exception: The error of the first failing step, with a note that names the environment.

@@ -43,17 +43,17 @@ class MessageStatistics(Protocol):
 
     @property
     def certainty(self) -> Certainty | None:
-        """The policy's certainty of the message; None if unknown."""
+        """The policy's certainty about the message; None if unknown."""
 
 
 class Peers(NamedTuple):
     """Other states of a search, for a critic with ``reads_peers``.
 
     Attributes:
-        answer: The normalised answer of the state to score if it is terminal; None without one.
-        answers: The answers of all terminal states that this search has requested to score so far, including this
+        answer: The normalised answer of the state to score if it is terminal; None if there is no answer.
+        answers: The answers of all terminal states whose scores this search has requested so far, including this
             state; one entry per request.
-        siblings: The other states with the same parent that the search requests to score now.
+        siblings: The other states with the same parent whose scores the search requests now.
     """
 
     answer: str | None = None
@@ -81,7 +81,7 @@ class ScoringContext(NamedTuple):
 class Scores(Sequence[float]):
     """The values of a batch of states and their cost; as a sequence, it contains the values.
 
-    A critic returns it in place of plain floats if scoring generates tokens, or to report why a state has no value.
+    Returned instead of plain floats if scoring generates tokens, or to report why a state has no value.
 
     Attributes:
         values: One per state, in order; NaN for a state without a value.
@@ -136,11 +136,11 @@ class Critic(ABC):
     See `mas_gym.internal.identity`, and `mas_gym.testing.check_critic`.
 
     Attributes:
-        name: Its name in reports, such as ``"masprm"``; by default the class's name.
+        name: Name in reports, such as ``"masprm"``; by default the class's name.
         terminal_only: True for outcome critics (ORM), which are defined on terminal states only.
         free: True if scoring costs no model call (policy likelihood), so that RC stays 0.
         scores_actions: True if a value rates only the message that led to the state, not its continuations, as policy
-            likelihood does; `search.MCTS` then uses the best candidate's value as the value of a frontier.
+            likelihood does; `search.MCTS` then uses the best candidate's value as the value of a frontier node.
         reads_peers: True if the critic needs the other states of the search: each `ScoringContext` then has its
             ``peers``.
         concurrent: True if scoring may and should run in a separate thread during generation, as on a GPU or a server.
@@ -300,7 +300,7 @@ def finite_values(critic: Critic, states: Sequence[MASState], scores: Scores) ->
 def score_batch(critic: Critic, batch: Mapping[Key, Sequence[ScoringContext]]) -> list[tuple[Key, Scores | Exception]]:
     """Score the states of several searches or environments together, and return the scores of each.
 
-    If this fails, they are scored one by one, so only those that cause the failure get an error.
+    If this fails, each search or environment is scored separately, so only those that cause the failure get an error.
     """
     try:
         scores = scores_of(critic, [context for share in batch.values() for context in share])

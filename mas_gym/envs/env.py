@@ -83,10 +83,10 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     Args:
         task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as for `load_task`, or a `Task` object.
-        mas: A shipped MAS name, a config's path or dict; by default the task's MAS.
-        split: ``"train"``, ``"dev"`` or ``"test"``; for tasks given by name.
-        data: A local file or folder instead of the hub; for tasks given by name.
-        view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.
+        mas: The name of a shipped MAS, or a config as a path or dict; by default the task's MAS.
+        split: ``"train"``, ``"dev"`` or ``"test"``; only for tasks given by name.
+        data: A local file or folder instead of the hub; only for tasks given by name.
+        view: Whether observations have the ``"full"`` transcript or the acting agent's ``"local"`` view.
         render_mode: One of ``metadata["render_modes"]``, or None.
         on_invalid: Effect of an illegal action, or of a message that must name its recipient but names no legal
             one (see `mas_gym.systems.prompts`). ``"terminate"`` ends the episode with reward -1. ``"retry"``
@@ -199,7 +199,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if wanted is not None:
             problem = self.task.problem(str(wanted))
         elif len(self.task) == 0:
-            raise DataError(f"the task {self.task.name!r} has no problem in split {self.task.split!r}")
+            raise DataError(f"the task {self.task.name!r} has no problems in the split {self.task.split!r}")
         else:
             problem = self.task[int(self.np_random.integers(len(self.task)))]
         if utf8_length(problem.question) > self.max_bytes:
@@ -224,8 +224,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
         Raises:
             EpisodeOverError: The episode has ended or has not started.
-            IllegalActionError: The action is not a pair of a str and a whole number. Pairs never raise:
-                ``on_invalid`` handles illegal ones.
+            IllegalActionError: The action is not a pair of a str and a whole number. Illegal pairs do not
+                raise: ``on_invalid`` determines their effect.
         """
         state = self._state
         if state is None or self._over:
@@ -393,7 +393,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return state
 
     def __deepcopy__(self, memo: dict[int, object]) -> MASEnv:
-        """Copy the episode and the generators; share the data set and everything immutable."""
+        """Copy the episode and the random generators; share the data set and everything immutable."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         for name, value in self.__dict__.items():

@@ -47,7 +47,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         if not isinstance(envs, MASVectorEnv) or envs.autoreset_mode != AutoresetMode.SAME_STEP:
             raise ConfigError(f'envs: expected a MASVectorEnv with autoreset_mode="SameStep", got {envs!r}')
         if not isinstance(envs.single_observation_space, spaces.Box):
-            raise ConfigError("envs: expected observations that are numbers; make them with wrap=CandidateFeatures")
+            raise ConfigError("envs: expected numeric observations; create the environment with wrap=CandidateFeatures")
         self.envs = envs
         self._actions: object = None
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)

@@ -242,7 +242,7 @@ def _slot_bytes(space: TextSpace) -> int:
 
 
 class SharedBatch(Sequence[str | tuple[Record, ...]]):
-    """Observations of an asynchronous vector environment: decoded on access, a plain tuple once copied."""
+    """Observations of an asynchronous vector environment: decoded on access; a deep copy is a plain tuple."""
 
     def __init__(self, space: TextSpace, memory: SynchronizedArray[c_uint8], n: int) -> None:
         """Wrap ``n`` slots of shared memory."""
@@ -281,7 +281,7 @@ def _create_shared(space: TextSpace, n: int = 1, ctx: ModuleType = mp) -> Synchr
     size = n * _slot_bytes(space)
     if size > MAX_SHARED_BYTES:
         raise ConfigError(
-            f"{n} environments would share {size / 2**20:.0f} MiB for {space!r}: use a smaller max_bytes, "
+            f"{n} environments would share {size / 2**20:.0f} MiB of memory for {space!r}: use a smaller max_bytes, "
             "or shared_memory=False in vector_kwargs"
         )
     memory: SynchronizedArray[c_uint8] = ctx.Array(c_uint8, size)

@@ -82,7 +82,7 @@ def make_vector(
 
 
 class _Outcome(NamedTuple):
-    """The result of one sub-environment's step; `final` is the end of its episode if the next one has begun."""
+    """The result of one sub-environment's step; `final` is the last observation and info if a new episode has begun."""
 
     observation: Any
     reward: float
@@ -100,11 +100,11 @@ class MASVectorEnv(SyncVectorEnv):
 
     **Errors**: if a policy or critic fails for some of the sub-environments, their episodes are truncated: the reward
     is 0, the observation is the last one, ``infos["error"]`` is the reason, and the failure is logged. The other
-    sub-environments take their step. Any other error, an unavailable engine, and a failure of all sub-environments are
-    raised from `step` with a note of the sub-environment's number; afterwards only `reset()` is valid.
+    sub-environments take their step. An unavailable engine, a failure of all sub-environments, and any other error are
+    raised from `step` with a note that names the sub-environment; afterwards only `reset()` is valid.
 
     Args:
-        env_fns: Functions that build the sub-environments: `MASEnv` in any wrappers. `CandidateChoice`,
+        env_fns: Functions that build the sub-environments, each a `MASEnv` in any wrappers. `CandidateChoice`,
             `CandidateFeatures` and `DenseReward` batch their requests unless they are inside another kind of wrapper.
         autoreset_mode: When a sub-environment starts its next episode.
 
@@ -136,9 +136,9 @@ class MASVectorEnv(SyncVectorEnv):
         """Start an episode in every sub-environment, or in those that ``options["reset_mask"]`` marks.
 
         Args:
-            seed: Determines the questions: a number, from which sub-environment ``i`` gets ``seed + i``, or one number
-                per sub-environment. The ``seed`` of `make_vector` determines the messages that a policy samples.
-            options: ``reset_mask``, a bool array of shape ``(num_envs,)``; the rest as for `MASEnv.reset`.
+            seed: Determines the questions. With a single number, sub-environment ``i`` gets ``seed + i``; otherwise one
+                number per sub-environment. The ``seed`` of `make_vector` determines the messages that a policy samples.
+            options: ``reset_mask``, a bool array of shape ``(num_envs,)``; other options as for `MASEnv.reset`.
 
         Raises:
             ConfigError: The number of seeds, the mask or an option is invalid.
@@ -148,7 +148,7 @@ class MASVectorEnv(SyncVectorEnv):
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         seeds = [None] * self.num_envs if seeds is None else list(seeds)
         if len(seeds) != self.num_envs:
-            raise ConfigError(f"seed: expected one per environment, {self.num_envs}, got {len(seeds)}")
+            raise ConfigError(f"seed: expected {self.num_envs} seeds, one per environment, got {len(seeds)}")
         ended, self._ended = self._ended, None
         started = self._together.run([resetting(self.envs[place], seeds[place], others or None) for place in places])
         infos: Info = {}

@@ -66,12 +66,12 @@ class _SharedArguments(dict[str, Any]):
 class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     """At each turn a policy proposes ``n`` messages, and the action selects one by its index.
 
-    The selected message goes to `ALL`. The action space is ``Discrete(n)``, so any discrete agent or planner works.
+    The selected message is sent to `ALL`. The action space is ``Discrete(n)``, so any discrete agent or planner works.
 
-    **Observation**: that of the environment, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
+    **Observation**: as in the environment, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
 
     **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
-    the environment; ``logprobs`` is a float vector of length n, minus infinity if the policy reports none and
+    the environment; ``logprobs`` is a float vector of length n, minus infinity if the policy reports none, and
     after the end.
 
     **Errors**: `reset` and `step` raise the policy's errors; afterwards only `reset()` is valid. `step` raises
@@ -286,7 +286,7 @@ class DenseReward(AskingWrapper):
         return resetting(self.env, seed, options)
 
     def stepping(self, action: Any) -> Asking[Step]:
-        """Take a step and reward the gain in value."""
+        """Take a step and add the gain in value to the reward."""
         before = yield from self._potential()
         observation, reward, terminated, truncated, info = yield from stepping(self.env, action)
         after = 0.0 if terminated else (yield from self._potential())

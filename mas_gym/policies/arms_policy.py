@@ -1,4 +1,4 @@
-"""A policy made of several models, its arms, among which a planner chooses for each message."""
+"""A policy that combines several models (arms); a planner chooses one for each message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ArmsPolicy(CombinedPolicy):
     Attributes:
         name: Each arm with its policy's name, such as ``"arms:small=tiny|large=openai:m"``.
         takes_extra_body: The fields that all policies support.
-        independent_samples: False if it is False for a policy; True if it is True for all; else None.
+        independent_samples: False if it is False for any policy; True if it is True for all; else None.
         meters: The meters of the policies, each named after its arm.
     """
 
@@ -71,7 +71,7 @@ class ArmsPolicy(CombinedPolicy):
 
 
 def _common(supported: list[bool | Set[str]]) -> bool | Set[str]:
-    """Return the fields of a chat request that every one of several policies supports."""
+    """Return the fields of a chat request that all policies support."""
     named = [set(fields) for fields in supported if isinstance(fields, Set)]
     if False in supported:
         return False
@@ -81,7 +81,7 @@ def _common(supported: list[bool | Set[str]]) -> bool | Set[str]:
 def check_arm(name: object) -> None:
     """Check an arm's name. Raises `ConfigError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"expected the name of an arm in letters, digits, '_', '.' and '-', got {shown(name)}")
+        raise ConfigError(f"expected letters, digits, '_', '.' and '-' as the name of an arm, got {shown(name)}")
 
 
 def read_arms(spec: str) -> dict[str, str]:
@@ -106,6 +106,6 @@ def read_arms(spec: str) -> dict[str, str]:
             )
         check_arm(arm)
         if arm in found:
-            raise ConfigError(f"{shown(spec)}: expected different names of arms, got {arm!r} twice")
+            raise ConfigError(f"{shown(spec)}: expected distinct arm names, got {arm!r} twice")
         found[arm] = policy
     return found

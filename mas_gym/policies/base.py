@@ -99,7 +99,7 @@ class SamplingRequest:
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
             ``messages`` has further fields of each message. A policy receives only supported fields, see `fitted`.
         traced: Whether to return the `TokenTrace` of each sample. It does not affect the samples.
-        arm: Name of the model to use, for policies with several (`mas_gym.policies.arms_policy`); empty for the first.
+        arm: Name of the model to use, for policies with arms (`mas_gym.policies.arms_policy`); empty for the first.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -195,7 +195,7 @@ class Sample(NamedTuple):
         logprob: Sum over the generated tokens of the policy's log-probability at temperature 1 (nats); None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
         certainty: Statistics of the next-token distributions; None if unknown.
-        trace: Its tokens, if the request is ``traced`` and the engine returns them.
+        trace: The sample's tokens, if the request is ``traced`` and the engine returns them.
     """
 
     text: str
@@ -216,7 +216,7 @@ class SamplingReply(NamedTuple):
 
     Attributes:
         samples: In the order of the request's seeds.
-        prompt_tokens: Prompt tokens that the engine processed: the prompt's tokens once per call to the engine.
+        prompt_tokens: Prompt tokens that the engine processed; the prompt is counted once per call to the engine.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest input because the prompt did not fit the context window.
     """
@@ -344,7 +344,7 @@ class PolicyBase:
         chooses: Whether the policy has log-probabilities of first words, through ``choose`` or ``choose_async``.
         max_prompt_bytes: An upper bound on the UTF-8 bytes of a message that fits the context window; None if unknown.
         meters: Calls, tokens and cost so far, by engine; empty for local models.
-        made_for: The tasks and systems that the policy was trained for; None for a general one.
+        made_for: The tasks and systems that the policy was trained for; None for a general-purpose policy.
         identical_to: For a wrapper that does not change samples, such as a cache: the wrapped policy. The wrapper has
             the same identity and supports the same requests (see `stand_for`).
     """
@@ -381,7 +381,7 @@ class Policy(PolicyBase, ABC):
     """A policy that processes batches of requests. A subclass defines `sample`.
 
     Attributes:
-        max_batch: Preferred number of sequences per call; the engine collects up to this many.
+        max_batch: Preferred number of sequences per call; up to this many are collected into a batch.
     """
 
     max_batch: int = 64
@@ -396,11 +396,11 @@ class Policy(PolicyBase, ABC):
         Raises:
             PolicyError: The policy does not support this.
         """
-        raise PolicyError(f"policy {self.name!r} reports no log-probabilities of first words")
+        raise PolicyError(f"policy {self.name!r} has no log-probabilities of first words; use a local model or vLLM")
 
 
 class StreamingPolicy(Policy):
-    """A batch policy with sessions that accept new requests continuously, which keeps the engine full."""
+    """A batch policy with sessions that accept new requests continuously, so the engine's batch stays full."""
 
     @abstractmethod
     def open(self) -> SamplingSession:
@@ -424,7 +424,7 @@ class StreamingPolicy(Policy):
 
 
 class AsyncPolicy(PolicyBase, ABC):
-    """A policy that processes single requests; the engine keeps up to ``max_concurrency`` of them open.
+    """A policy that processes single requests; up to ``max_concurrency`` of them are open at a time.
 
     Attributes:
         max_concurrency: Preferred number of open requests.
@@ -442,7 +442,7 @@ class AsyncPolicy(PolicyBase, ABC):
         Raises:
             PolicyError: The policy does not support this.
         """
-        raise PolicyError(f"policy {self.name!r} reports no log-probabilities of first words")
+        raise PolicyError(f"policy {self.name!r} has no log-probabilities of first words; use a local model or vLLM")
 
 
 class _Adapted(Adapter, PolicyBase):
@@ -533,7 +533,7 @@ def fitted(policy: PolicyBase, agent: str, messages: Messages, extra_body: str) 
     (`PolicyBase.takes_extra_body`).
 
     Raises:
-        PolicyError: The policy would drop a part.
+        PolicyError: The policy would drop a part of ``extra_body``.
     """
     if not extra_body or (serving := policy.serving(agent)).takes_extra_body is True:
         return messages, extra_body

@@ -133,7 +133,7 @@ class RecordedPolicy(Policy):
 
     Attributes:
         name: ``"recorded:"`` and the name of the recorded policy.
-        max_batch: Large, because a reply costs only a look-up.
+        max_batch: Large, because a reply costs only a lookup.
         takes_extra_body: True, because a sample is recorded with everything that it depends on.
     """
 
@@ -171,7 +171,7 @@ class RecordedPolicy(Policy):
             seed = lookup.missing.seeds[0]
             raise PolicyError(
                 f"{self.file}: no recorded message of agent {request.agent!r} for seed {seed} (sample "
-                f"{request.seeds.index(seed) + 1} of {len(request.seeds)}), T {request.temperature}, top-p "
+                f"{request.seeds.index(seed) + 1} of {len(request.seeds)}), temperature {request.temperature}, top-p "
                 f"{request.top_p}, max_new_tokens {request.max_new_tokens}, after "
                 f"{request.messages[-1].content[-80:]!r}; replay "
                 "with the run seed, MAS, problems and sampling parameters of the recording, or record this run too "
@@ -184,8 +184,8 @@ class RecordingPolicy(Policy):
     """Replays a recording, and appends the samples that it requests from another policy.
 
     Attributes:
-        name: The inner policy's.
-        max_batch: The inner policy's.
+        name: The inner policy's name.
+        max_batch: The inner policy's preferred batch size.
         identical_to: The inner policy.
     """
 
@@ -198,7 +198,7 @@ class RecordingPolicy(Policy):
 
         Raises:
             ConfigError: The policy does not process batches.
-            DataError: The file is not a recording, or is one of another policy.
+            DataError: The file is not a recording, or records another policy.
         """
         adapted = as_policy(policy)
         if not isinstance(adapted, Policy):
@@ -233,11 +233,11 @@ class CachedPolicy(AsyncPolicy):
     Two policies share samples if their identities are equal (`mas_gym.internal.identity`).
 
     Attributes:
-        name: The inner policy's.
-        max_concurrency: The inner policy's.
+        name: The inner policy's name.
+        max_concurrency: The inner policy's preferred number of open requests.
         identical_to: The inner policy.
-        meters: The inner policy's; samples from the cache cost nothing.
-        hits: Samples found.
+        meters: The inner policy's meters; samples from the cache cost nothing.
+        hits: Samples found in the cache.
         misses: Samples requested from the inner policy.
     """
 

@@ -1,4 +1,4 @@
-"""Connection pools of an OpenAI-compatible server."""
+"""Connection pools for an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ POOL_SIZE = 8
 class Connections:
     """Many small connection pools to one server; used on the engine loop only.
 
-    The client's pool scans its connections at each call, which dominates the cost of a call when a hundred are open.
-    Pools of a few connections, opened on demand, avoid that; a call uses the fullest pool with capacity, so that
+    The client's pool scans its connections at each call; with a hundred of them, the scan dominates the call's cost.
+    Pools of a few connections, opened on demand, avoid that; a call uses the fullest pool with free capacity, so that
     few connections are open under low load.
     """
 

@@ -19,7 +19,7 @@ _importing = threading.Lock()
 
 
 class ModelFile(NamedTuple):
-    """A file when it was listed: path, size in bytes, and modification time in nanoseconds."""
+    """The state of a file when it was listed: path, size in bytes, and modification time in nanoseconds."""
 
     path: Path
     size: int

@@ -1,12 +1,12 @@
 """Policies for OpenAI-compatible servers.
 
 The official client determines the address and the headers, and its HTTP client sends the requests. Its typed calls are
-not used: they retry a fixed number of times.
+not used, because they retry a fixed number of times.
 
 Each sample is one HTTP call with the seed of that sample, so a message depends only on
 its prompt and seed, as far as the server allows. ``choices="n"`` requests all samples of a
 prompt in one call, for servers that ignore seeds and charge for the prompt per call. If the server
-rejects a prompt as too long, the oldest input is shortened.
+rejects a prompt as too long, the beginning of its last message is removed.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class OpenAIOptions:
         max_concurrency: HTTP calls open at once.
         timeout: Seconds for one call, including queueing at the server.
         patience: Seconds to keep retrying a request after its first fault, however often its calls fail.
-        max_attempts: Number of replies unusable for the same reason after which a request fails. A request that times
-            out gets at least this number of calls, even after ``patience``.
+        max_attempts: Number of replies that are unusable for the same reason before a request fails. A request that
+            times out gets at least this many calls, even after ``patience``.
         key_env: Environment variable with the API key.
         price: Price per million prompt, cached and generated tokens.
         extra_body: Additional parameters of every call, such as ``{"top_k": -1}`` for vLLM.
-        revision: Version of the served weights, part of the identity; change it when the weights of a name change.
+        revision: Version of the served weights, part of the identity; change it if the weights behind the name change.
     """
 
     api: Api = "chat"
@@ -124,12 +124,12 @@ def _price(value: Any) -> Price:
 
 
 class OpenAIPolicy(AsyncPolicy):
-    """A policy over an OpenAI-compatible server; safe to await from any event loop.
+    """A policy on an OpenAI-compatible server; its calls can be awaited from any event loop.
 
     Attributes:
         name: ``"openai:MODEL"``.
         max_concurrency: From the options.
-        meter: Calls, tokens, faults and money so far.
+        meter: Calls, tokens, faults and cost so far.
         independent_samples: Whether each sample is a separate call, and therefore depends only on its own seed.
         notes: Descriptions of features found to be unsupported by the server; initially empty.
         takes_extra_body: Whether requests may have further fields such as tools; True for the chat endpoint.
@@ -179,8 +179,8 @@ class OpenAIPolicy(AsyncPolicy):
     def identity(self) -> dict[str, object]:
         """Return the model, its entry in the server's ``/v1/models``, and the options that affect samples.
 
-        The address is not included, so a server may move. The first call queries the server and blocks; do not call it
-        on the engine loop.
+        The address is not included, so the identity stays the same if only the address changes. The first call queries
+        the server and blocks; do not call this method on the engine loop.
 
         Raises:
             PolicyError: The server does not respond.
@@ -204,7 +204,7 @@ class OpenAIPolicy(AsyncPolicy):
 
         Raises:
             PromptTooLongError: The prompt does not fit the server's window, even after its input is shortened.
-            PolicyError: The retries are exhausted; the message has the last fault's reason.
+            PolicyError: The server rejects the request or the retries are exhausted; the message gives the reason.
             EngineUnavailableError: The server is down, rejects the key or does not have the model.
         """
         return await on_engine_loop(self._answer(request))
@@ -215,7 +215,7 @@ class OpenAIPolicy(AsyncPolicy):
         If the server lists no tokens, each log-probability is minus infinity.
 
         Raises:
-            PolicyError: As `sample_async`.
+            PolicyError: As for `sample_async`.
         """
         request = SamplingRequest(tuple(messages), (0,), 1, 1.0, 1.0)
         reply, _ = await on_engine_loop(self._call(request, (0,), _LISTED))
@@ -279,7 +279,7 @@ class OpenAIPolicy(AsyncPolicy):
         """Post JSON to an address of the server; return the JSON object in the reply.
 
         Raises:
-            PolicyError: As `sample_async`.
+            PolicyError: As for `sample_async`.
         """
         found = await on_engine_loop(self._json("POST", url, body))
         assert found is not None
@@ -429,7 +429,7 @@ class OpenAIPolicy(AsyncPolicy):
             reason = fault.reason.rstrip(".")
             raise EngineUnavailableError(f"{where} cannot be used: {reason}. {self._remedy(fault.status)}")
         if fault.kind == "too long":
-            raise PromptTooLongError(f"{where} rejected a request that cannot be shortened further: {fault.reason}")
+            raise PromptTooLongError(f"{where} rejected a prompt that cannot be shortened further: {fault.reason}")
         if fault.kind == "refused":
             raise PolicyError(f"{where} rejected a request: {fault.reason}")
         now = asyncio.get_running_loop().time()
@@ -446,10 +446,10 @@ class OpenAIPolicy(AsyncPolicy):
             if wait:
                 said += f"; it requests a wait of {wait:.6g} s, and patience is {self.options.patience:g} s"
             if not away or self._answered > tries.started:
-                raise PolicyError(f"{where} did not serve a request, {said}")
+                raise PolicyError(f"{where} did not serve a request after {said}; raise patience or check the server")
             self._down = True
             raise EngineUnavailableError(
-                f"{where} does not respond, {said}. "
+                f"{where} does not respond after {said}. "
                 "Start the server again and repeat the command; a run with a store keeps its finished searches"
             )
         pause = delay(tries.made, fault.retry_after, tries.rng)
@@ -473,7 +473,7 @@ class OpenAIPolicy(AsyncPolicy):
         key = os.environ.get(self.options.key_env, "").strip()
         if not key.isascii() or not key.isprintable():
             raise ConfigError(
-                f"expected an API key of printable ASCII in the environment variable {self.options.key_env}"
+                f"environment variable {self.options.key_env}: expected an API key of printable ASCII characters"
             )
         # An unreachable machine does not refuse connections, so only a time limit detects it.
         limits = openai.Timeout(self.options.timeout, connect=min(_CONNECT_SECONDS, self.options.timeout / 2))
@@ -497,7 +497,7 @@ class _NoManyChoicesError(Exception):
 
 
 def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
-    """Return a smaller request and the share of its prompt that was kept; None for another fault."""
+    """Return a smaller request and the kept share of its prompt; None if it is not too long or cannot be shortened."""
     if fault.kind != "too long":
         return None
     room = _room(fault.reason)
@@ -531,7 +531,7 @@ def split_address(argument: str) -> tuple[str, str | None]:
     """Split ``MODEL`` or ``MODEL@URL``; the model's name may contain an ``@``.
 
     Raises:
-        ConfigError: The model's name is missing, or the address has no ``http://``.
+        ConfigError: The model's name is missing, or the address has no ``http://`` or ``https://``.
     """
     found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL)
     model, url = (found[1], found[2].rstrip("/")) if found else (argument, None)

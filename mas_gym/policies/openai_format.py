@@ -140,7 +140,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
         n: Number of choices.
         api: The endpoint.
         logprobs: Whether log-probabilities were requested.
-        tools: Whether tools were offered: then texts may end with tool calls (see `mas_gym.systems.prompts`).
+        tools: Whether tools were offered; if so, texts may end with tool calls (see `mas_gym.systems.prompts`).
         traced: Whether token ids were requested.
 
     Raises:

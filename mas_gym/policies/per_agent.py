@@ -16,7 +16,7 @@ class CombinedPolicy(AsyncPolicy):
     Attributes:
         max_concurrency: The sum over the policies.
         max_prompt_bytes: The minimum over the policies.
-        policies: As passed in; several names may share one.
+        policies: As passed in; several names may share a policy.
     """
 
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
@@ -29,7 +29,7 @@ class CombinedPolicy(AsyncPolicy):
         self.max_prompt_bytes = min((bound for bound in bounds if bound is not None), default=None)
 
     def identity(self) -> dict[str, Policy | AsyncPolicy]:
-        """Return the policies by name, represented by their identities."""
+        """Return the policies by name; each contributes its identity."""
         return self.policies
 
 
@@ -45,13 +45,13 @@ class PerAgentPolicy(CombinedPolicy):
         """Route by agent name.
 
         Args:
-            policies: Maps an agent's name, or ``"*"`` for all others, to its policy; agents may share one.
+            policies: Maps an agent's name, or ``"*"`` for all others, to its policy; agents may share a policy.
 
         Raises:
             ConfigError: The mapping is empty.
         """
         if not policies:
-            raise ConfigError("expected a policy for at least one agent, got none; name agents, or '*' for all")
+            raise ConfigError("expected a policy for at least one agent, got none; name agents, or '*' for all agents")
         super().__init__(policies)
         self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._views.items())
         first = {id(view): agent for agent, view in reversed(self._views.items())}

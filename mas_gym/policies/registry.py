@@ -1,4 +1,4 @@
-"""Load a policy from a string such as ``"transformers:PATH#dtype=bfloat16"``, and identify the model in its files."""
+"""Load a policy from a string such as ``"transformers:PATH#dtype=bfloat16"``, and return a policy's purpose."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
             ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option ``cache=FILE`` adds a response cache to any
             policy. ``"arms:small=tiny,large=openai:M@URL"`` gives every agent several models, among which planners
             choose (`mas_gym.policies.arms_policy`); to give several models to only one agent,
-            map it to a mapping from arm names to strings or policies:
+            map that agent to a mapping from arm names to strings or policies:
             ``{"Solver": {"small": "tiny", "large": "openai:M@URL"}, "*": "tiny"}``.
         options: Options of the loader, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
             models (`TransformersPolicy`), or those of `OpenAIOptions` for servers.
@@ -158,11 +158,11 @@ def _combined(spec: str | Policy | AsyncPolicy | Arms, load: Load) -> Policy | A
 
 
 def _loader(options: Mapping[str, object]) -> Load:
-    """Return a function that loads the policies of a mapping, each string once, and caches each."""
+    """Return a function that loads the policies of a mapping, each string once, and adds the response cache if set."""
     others = ", ".join(name for name in options if name != "cache")
     if others:
         raise ConfigError(
-            f"expected only the option cache for several policies, got {others}; set the others in each string"
+            f"expected only the option cache= for several policies, got {others}; set other options in each string"
         )
     loaded: dict[str | int, Policy | AsyncPolicy] = {}
 
@@ -196,7 +196,7 @@ def _tiny(argument: str, **options: object) -> Policy:
 
 
 def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | None:
-    """Return the purpose of a policy or policy spec; None if it declares none."""
+    """Return the purpose of a policy or policy spec; None if it declares no purpose."""
     if isinstance(policy, str) and POLICIES.parse(policy).name == "tiny":
         import mas_gym.tiny
 

@@ -103,7 +103,7 @@ def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault
 
 
 def _message(body: bytes) -> tuple[str, str]:
-    """Return an error body's message and the parameter it names."""
+    """Return an error body's message and the parameter that it names."""
     try:
         found: Any = load_object(body)
     except BadReply:
@@ -138,9 +138,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class Tries:
-    """The failed calls of one request: start, jitter, number, time of the first, and how often a reply was unusable.
+    """The failed calls of a request: their number, the time of the first, the request's start, and a jitter generator.
 
-    Unusable replies count together while they are unusable for the same reason.
+    ``repeats`` counts the replies that were unusable for the same ``reason``; a new reason restarts the count.
     """
 
     started: float

@@ -1,4 +1,4 @@
-"""A policy that takes its messages from a function or a list, for tests and examples."""
+"""A policy that takes its messages from a function, for tests and examples."""
 
 from __future__ import annotations
 

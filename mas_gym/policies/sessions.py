@@ -31,7 +31,7 @@ class BatchSession:
     """A session over `Policy.sample` in which each step is one batch; see `mas_gym.policies.base.SamplingSession`."""
 
     def __init__(self, policy: Policy) -> None:
-        """Start empty."""
+        """Create an empty queue."""
         self._policy = policy
         self._waiting: deque[tuple[Hashable, SamplingRequest]] = deque()
         self.pending = 0
@@ -96,7 +96,7 @@ class _Waiting(NamedTuple):
 
 
 class _SessionPolicy(AsyncPolicy):
-    """A batch policy's session behind an inbox; a worker thread drives it and stops while it is idle."""
+    """Runs a batch policy's session in a worker thread, which takes requests from an inbox and stops when idle."""
 
     def __init__(self, policy: Policy) -> None:
         self.stand_for(policy)
@@ -166,7 +166,7 @@ class _SessionPolicy(AsyncPolicy):
 def as_async(policy: Policy | AsyncPolicy) -> AsyncPolicy:
     """Return ``policy`` if it is asynchronous, else an asynchronous view of it with the same replies.
 
-    Requests that arrive while the engine is busy join its batch (`StreamingPolicy`) or form its next one.
+    Requests that arrive while the engine is busy join its batch (`StreamingPolicy`) or form its next batch.
     """
     policy = as_policy(policy)
     return policy if isinstance(policy, AsyncPolicy) else _SessionPolicy(policy)

@@ -149,7 +149,7 @@ class _Log:
             os.replace(part, table)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise StoreError(f"cannot write {table}: {error}; {stream} keeps the traces") from error
+            raise StoreError(f"cannot write {table}: {error}; the traces are kept in {stream}") from error
         stream.unlink()
 
 
@@ -257,7 +257,7 @@ class Traces:
 
     Args:
         folder: The folder that `traced` wrote.
-        policy: Digest of a policy's identity; only its traces are read. None: all.
+        policy: Digest of a policy's identity; only its traces are read. None reads all traces.
 
     Raises:
         DataNotFoundError: The folder contains no traces.

@@ -112,7 +112,7 @@ class VLLMEngine:
         except Exception as error:
             raise PolicyError(
                 f"expected vLLM to start on {self.model!r} with {arguments}, got {type(error).__name__}: {error}; "
-                "its log above has the cause"
+                "vLLM's log above has the cause"
             ) from error
 
     def lora_request(self, folder: str) -> LoRARequest:
@@ -201,7 +201,7 @@ _numbers = itertools.count()
 
 
 class VLLMPolicy(AsyncPolicy):
-    """A policy over vLLM's asynchronous engine, which starts at the first request.
+    """A policy on vLLM's asynchronous engine, which starts at the first request.
 
     Policies with the same model and engine arguments share one engine, even with
     different adapters, so agents with different adapters need only one copy of the weights.
@@ -233,7 +233,7 @@ class VLLMPolicy(AsyncPolicy):
 
         Args:
             model: A local folder or a hub id.
-            name: Name shown in reports; by default the model's name, with the adapter's.
+            name: Name shown in reports; by default the model's name, with the adapter's name if there is one.
             lora: Folder of a peft adapter of the model.
             max_concurrency: Maximum number of open requests.
             max_model_len: Context window in tokens; by default the model's window.
@@ -280,7 +280,7 @@ class VLLMPolicy(AsyncPolicy):
         """Return the reply to one request.
 
         Raises:
-            PolicyError: vLLM failed to process it.
+            PolicyError: vLLM failed to process the request.
             EngineUnavailableError: The engine died or did not start.
         """
         return await on_engine_loop(self._answer(request))

@@ -3,9 +3,9 @@
 All searches advance in increments, such as one pass or one simulation, and wait after each (`search.Continue`). Once
 every search waits or has ended, the next round begins. A round resumes the searches with the largest expected gain per
 share of the budget. Searches without an answer come first, and ties follow the order of the problems. A round resumes
-about a quarter of the searches, so that engines receive batches, and uses at most half of the remaining budget, so that
-the last rounds are small. The decisions depend only on the messages and values of the searches, not on concurrency or
-time.
+about a quarter of the searches, so that engines receive batches. It resumes several only if their expected cost is at
+most half of the remaining budget, so that the last rounds are small. The decisions depend only on the messages and
+values of the searches, not on concurrency or time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Allocation:
         return Cost(usage.agent_calls, usage.generated_tokens, self.budget.cost(usage))
 
     def enter(self, number: int) -> None:
-        """Add a search; its number is its position in the order of the problems."""
+        """Add a search, numbered by the position of its problem."""
         self._shares[number] = _Share()
 
     def pause(self, number: int, gain: float, spent: Cost) -> None:
@@ -77,7 +77,7 @@ class Allocation:
         share.increments += 1
 
     def leave(self, number: int, spent: Cost) -> None:
-        """Remove a search that has ended at a cost."""
+        """Remove a search that has ended, with its total cost."""
         share = self._shares.pop(number)
         if share.first is None and spent.calls:
             self._observe(spent)
@@ -86,7 +86,7 @@ class Allocation:
         self._first = first if self._first is None else Cost(*map(max, self._first, first))
 
     def next_round(self, spent: Cost) -> dict[int, Cost]:
-        """Return the searches of the next round with the grant of each; empty if the remaining budget covers none.
+        """Return the grants of the next round by search; empty if the remaining budget covers no increment.
 
         Args:
             spent: The cost of all searches so far.
@@ -175,7 +175,7 @@ def check_allocated(budget: Budget, each: Budget) -> None:
     """Check the budgets of a run and of each search.
 
     Raises:
-        ConfigError: There is nothing to allocate, or the limits depend on the clock.
+        ConfigError: The run has no budget to allocate, or a limit depends on the clock.
     """
     if min(limits_of(budget)) == math.inf:
         raise ConfigError("allocate: expected a run budget of calls, tokens or usd to allocate, such as tokens=50000")
@@ -187,11 +187,11 @@ def check_allocation(setup: Setup, problems: object, budget: Budget) -> None:
     """Check that a run can allocate its budget.
 
     Raises:
-        ConfigError: As `check_allocated`, or prices depend on the clock, or the number of problems is unknown.
+        ConfigError: As for `check_allocated`; prices depend on the clock, or the number of problems is unknown.
     """
     check_allocated(budget, setup.budget)
     rate = setup.rate
     if budget.usd is not None and rate is not None and any(part and part.second for part in (rate.agents, rate.critic)):
-        raise ConfigError("allocate: expected prices without second for a budget in usd, got a price per second")
+        raise ConfigError("allocate: expected no price per second with a budget in usd, got one")
     if not isinstance(problems, Sized):
-        raise ConfigError("allocate: expected problems with a known number, such as a list, got an iterator")
+        raise ConfigError("allocate: expected a known number of problems, such as a list, got an iterator")

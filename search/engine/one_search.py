@@ -69,7 +69,7 @@ class Share(NamedTuple):
     Attributes:
         slot: Position of the planner's request.
         state: The request's state.
-        places: Positions of the samples in its reply.
+        places: Positions of the samples in the reply to the request.
     """
 
     slot: int
@@ -98,7 +98,7 @@ class GradingCall(NamedTuple):
 
 
 class ProgramStep(NamedTuple):
-    """A request to run a program with a reply at a state; None starts the program."""
+    """A request to run a program with a reply at a state; a ``state`` of None starts the program."""
 
     state: MASState | None
     text: str
@@ -136,7 +136,7 @@ class ActiveSearch:
         problem: The problem.
         spent: The cost so far, except the seconds.
         waiting: Number of open calls.
-        samples: The origin of each message, by the digest of its state and its text.
+        samples: The origin of each message, by its state's digest and its text.
         session: The states of an agent program; None for a MAS.
         world: The recorded messages to draw in place of a policy's messages; None if a policy writes the messages.
         plan: The graded plan, once the search has ended.
@@ -231,7 +231,7 @@ class ActiveSearch:
         An error as the outcome, or an invalid reply, ends this search.
 
         Returns:
-            The next calls, none while others are open; None if the search has ended.
+            The next calls, possibly none while others are open; None if the search has ended.
         """
         self.waiting -= 1
         steps: list[ProgramStep] = []
@@ -269,7 +269,7 @@ class ActiveSearch:
                     return calls
             raise SearchError(
                 f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} consecutive rounds without a new request to "
-                "policy or critic; return a search.Plan to end the search"
+                "the policy or critic; return a search.Plan to end the search"
             )
         except StopIteration as end:
             return self._grade_first(end.value)
@@ -309,7 +309,7 @@ class ActiveSearch:
         return planner_name(self.setup.planner)
 
     def _next_requests(self, refusal: BudgetError | None) -> Sequence[Request]:
-        """Send the planner the replies to its last requests, or the error if they were refused."""
+        """Send the planner the replies to its last requests, or the error that rejects them."""
         if self._generator is None:
             self._generator = self._begin()
             return _checked(next(self._generator))
@@ -319,10 +319,10 @@ class ActiveSearch:
         return _checked(self._generator.send(self._replies))
 
     def _refusal(self, requests: Sequence[Request]) -> BudgetError | None:
-        """Return the error for requests that exceed the budget or find no recorded message left, else None.
+        """Return the error if the requests exceed the budget or no recorded message is left, else None.
 
         Raises:
-            BudgetError: The planner keeps sending requests after a `BudgetError`.
+            BudgetError: The requests exceed the budget again after a `BudgetError`.
         """
         reason = self._over_budget(requests)
         if reason is not None:
@@ -433,7 +433,7 @@ class ActiveSearch:
                 case _:
                     raise SearchError(
                         "expected a list of Propose, Evaluate, Extract, Reward, Remaining, Arms or Continue from the "
-                        f"planner, got one with {request!r:.200}"
+                        f"planner, got a list with {request!r:.200}"
                     )
         calls = self._grading(rewarded)
         calls += [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
@@ -516,8 +516,8 @@ class ActiveSearch:
         for state in states:
             if critic.terminal_only and not self.setup.dynamics.is_terminal(state):
                 raise CriticError(
-                    f"the outcome critic {critic.name!r} scores terminal states only, got one at turn {state.depth}; "
-                    "use a process critic with this planner"
+                    f"the outcome critic {critic.name!r} scores terminal states only, got another state at turn "
+                    f"{state.depth}; use a process critic with this planner"
                 )
             if self.setup.dynamics.failure(state) is not None:
                 # The true reward needs no critic.
@@ -557,7 +557,9 @@ class ActiveSearch:
             raise SearchError("the true reward is not available at evaluation; for a training run, pass training=True")
         for state in states:
             if not self.setup.dynamics.is_terminal(state):
-                raise SearchError(f"the true reward is defined on terminal states only, got one at turn {state.depth}")
+                raise SearchError(
+                    f"the true reward is defined on terminal states only, got another state at turn {state.depth}"
+                )
         return [self._said(state) for state in states]
 
     def _said(self, state: MASState) -> str:
@@ -596,7 +598,7 @@ class ActiveSearch:
         return [] if self.session is None else self._steps(call, records)
 
     def _keep(self, state: MASState, record: SampleRecord) -> None:
-        """Store a message by its state and text; of equal messages, keep the one of the earliest round.
+        """Store a message by its state and text; of equal messages, keep the one from the earliest round.
 
         Within a round, the message of the alphabetically first arm is kept, so that the order of replies does not
         matter.
@@ -729,7 +731,7 @@ def _checked(requests: object) -> Sequence[Request]:
     if not isinstance(requests, list | tuple):
         raise SearchError(
             "expected a list of Propose, Evaluate, Extract, Reward, Remaining, Arms or Continue from the planner, got "
-            f"{type(requests).__name__}; write `yield [request]` for a single one"
+            f"{type(requests).__name__}; write `yield [request]` for a single request"
         )
     for request in requests:
         if isinstance(request, Propose) and (not isinstance(request.n, SupportsIndex) or request.n < 1):

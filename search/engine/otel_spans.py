@@ -54,7 +54,7 @@ class Spans:
     """The open spans of one scheduler, by the number of the search and the key of the request.
 
     Attributes:
-        current: Starts the spans of a new scheduler; None if tracing is off.
+        current: Creates the spans of a new scheduler; None if tracing is off.
     """
 
     current: ClassVar[Callable[[], Spans] | None] = None
@@ -84,7 +84,7 @@ class Spans:
         )
 
     def finish(self, number: int, plan: Plan | None, error: BaseException | None = None) -> None:
-        """Close the span of a search with its result; ``plan`` is None if it was dropped."""
+        """Close the span of a search with its result; ``plan`` is None if the search was dropped."""
         span = self._searches.pop(number, None)
         if span is None:
             return
@@ -136,7 +136,7 @@ class Spans:
         self._requests[key] = self._open(number, f"evaluate {critic}", attributes), critic, contexts
 
     def answer(self, key: Hashable, outcome: object) -> None:
-        """Close the span of a request with its reply, values or exception; None if it was cancelled."""
+        """Close the span of a request with its reply, values or exception; ``outcome`` is None if it was cancelled."""
         if key not in self._requests:
             return
         span, critic, contexts = self._requests.pop(key)

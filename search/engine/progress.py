@@ -30,7 +30,7 @@ class Progress:
         stored: Number of searches read from the store.
         open: Searches in progress.
         usage: The cost of this run so far.
-        stopped: Reason for stopping early; None if the run did not.
+        stopped: Reason for stopping early; None if the run did not stop early.
     """
 
     total: int | None = None
@@ -69,7 +69,7 @@ class Progress:
         return replace(self, usage=usage, open=open_searches, stopped=stopped)
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return the snapshot as one line."""
         total = "" if self.total is None else f"/{self.total}"
         seconds = max(self.usage.seconds, 1e-9)
         rate = self.usage.generated_tokens / seconds
@@ -101,7 +101,7 @@ def listener(progress: bool | Callable[[Progress], None]) -> Listener | None:
 
 
 def _bar() -> Listener:
-    """Return a progress line on standard error, drawn from the first snapshot on if standard error is a terminal."""
+    """Return a one-line progress display on standard error; without a terminal, it shows only the last snapshot."""
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
@@ -153,8 +153,8 @@ class Journal:
         Args:
             setup: The run's settings.
             total: Number of problems; None if unknown.
-            record: Where finished searches are stored.
-            listener: Where progress is shown.
+            record: Stores finished searches.
+            listener: Displays the progress.
             repeat: Whether to repeat stored searches and replace them.
             **facts: More fields for the log.
         """
@@ -211,7 +211,7 @@ class Journal:
         Args:
             usage: Total cost, including dropped searches.
             calls: Agent calls made, including those without a reply.
-            stopped: Reason for stopping early; None if the run did not.
+            stopped: Reason for stopping early; None if the run did not stop early.
         """
         if self.closed:
             return

@@ -58,7 +58,7 @@ def policy_requests(policy: Policy | AsyncPolicy, mail: Mail) -> PolicyRequests:
 
 
 class _SessionRequests:
-    """Batch and streaming policies, run on the scheduler's thread in a session opened by the first request.
+    """Requests to batch and streaming policies, run on the scheduler's thread in a session opened by the first request.
 
     The session receives at most two batches of requests, one running and one queued; the rest can be cancelled.
     """
@@ -109,7 +109,7 @@ class _SessionRequests:
 
 
 class _AsyncRequests:
-    """Asynchronous policies, awaited on the engine loop; at most ``max_concurrency`` requests are open."""
+    """Requests to asynchronous policies, awaited on the engine loop; at most ``max_concurrency`` requests are open."""
 
     inline = False
     has_capacity = True
@@ -264,7 +264,7 @@ class GradingThreads:
         self._open: set[Hashable] = set()
 
     def submit(self, key: Hashable, grader: ProblemGrader, texts: Sequence[str]) -> None:
-        """Queue messages for grading. The grader caches the grades; the outcome is None, or the error."""
+        """Queue messages for grading. The grader caches the grades; the outcome is None or an error."""
         count = max(1, grader.threads)
         jobs = self._jobs.setdefault(count, SimpleQueue())
         self._open.add(key)

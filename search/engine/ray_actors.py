@@ -189,7 +189,7 @@ class Worker:
         self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
 
     async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
-        """Return facts about policy and critic and, for a store, their identities."""
+        """Return facts about the policy and the critic, with their identities if the run has a store."""
 
         def stated(role: str, engine: Policy | AsyncPolicy | Critic) -> JSONObject:
             return engine_identity(role, engine) if stored else {"name": engine.name}
@@ -217,12 +217,12 @@ class Fleet:
     """The number of actors, their resources, and their cluster.
 
     Attributes:
-        actors: Number of engines; actors beyond the cluster's capacity join when resources free up.
+        actors: Number of actors; those beyond the cluster's capacity start when resources become available.
         gpus: GPUs per actor; fractions are allowed.
         cpus: CPU cores per actor.
         address: Address of a Ray cluster, or ``"local"`` to start one on this machine; None uses a running cluster or
             starts one.
-        replacements: Maximum number of dead actors to replace; one more ends the run.
+        replacements: Maximum number of dead actors to replace; one more death ends the run.
     """
 
     actors: int = 2
@@ -239,7 +239,7 @@ class Fleet:
 
 @dataclass(eq=False)
 class _Member:
-    """An actor with its loading call, and its searches by call with the grant of each."""
+    """An actor with its loading call, and the search and grant of each open call."""
 
     number: int
     actor: ActorHandle
@@ -252,8 +252,8 @@ class ActorPool:
 
     Attributes:
         earlier: Cost of the run in earlier processes, which counts towards the budget.
-        stopped: Reason for accepting no more problems; None while it accepts them.
-        closed: Whether it accepts no more problems.
+        stopped: Reason for accepting no more problems; None while problems are accepted.
+        closed: Whether no more problems are accepted.
         meters: The last reported meters of the actors' policies.
         size: The number of actors.
         allowance: Admits searches; set by the run before the first search, when the models and their prices are known.
@@ -344,7 +344,7 @@ class ActorPool:
         return True
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait briefly for an actor to load, or for a problem."""
+        """Wait briefly for an actor to load; sleep if all actors have loaded."""
         if not self._over_budget():
             self._hear(_poll(timeout))
 
@@ -452,7 +452,7 @@ class ActorPool:
             self._replace(member, cause)
 
     def _replace(self, member: _Member, error: Exception) -> None:
-        """Replace a dead actor and requeue its open problems first; raise its error if no actor has loaded yet."""
+        """Replace a dead actor and requeue its open problems; raise its error if no actor has loaded yet."""
         cause = error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else None
         if isinstance(cause, Exception) and self._facts is None:
             raise cause from error
@@ -462,7 +462,7 @@ class ActorPool:
         self._deaths += 1
         if self._deaths > self._fleet.replacements:
             raise EngineUnavailableError(
-                f"{self._deaths} actors died, and at most {self._fleet.replacements} are replaced; the last error: "
+                f"more actors died than replacements={self._fleet.replacements} allows: {self._deaths}; last error: "
                 f"{cause or line_of(error)}. Fix the cause and repeat the command; a store keeps finished searches"
             ) from error
         logger.warning("replaced an actor that died; restarting its %d searches: %s", len(member.open), line_of(error))

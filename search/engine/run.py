@@ -64,8 +64,8 @@ def run(
 
     Args:
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
-        problems: A task or a slice of one, or any iterable of problems with distinct ids; read as searches start.
-            By default all problems of ``recorded``.
+        problems: A task, a slice of a task, or any iterable of problems with distinct ids; read as searches start.
+            By default, all problems of ``recorded``.
         recorded: A recorded run to search in place of a system and a policy, or the store that contains it; see
             `search.Recorded`.
         mas: The system, or a name or path for `mas_gym.load_mas`.
@@ -79,15 +79,15 @@ def run(
         sampling: Temperature, top-p and token limit; the paper's settings by default.
         budget: Limits of each search. A search that reaches a limit returns its best plan so far, or fails.
         run_budget: Limits of the whole run, including the cost of earlier calls with the same store. A search starts
-            only if the remaining budget covers its expected cost, that of the most expensive search so far. The limit
-            of seconds ends open searches.
+            only if the remaining budget covers its expected cost, which is the cost of the most expensive search
+            so far. The limit of seconds ends open searches.
         allocate: Divide the run budget among all searches by marginal gain (`search.engine.allocation`). The planner
-            needs a calibrated ``stop`` and a critic, and the number of problems must be known. All searches stay in
-            memory until the budget is spent; ``concurrency`` limits how many work at a time. The budget and the
-            problems become part of the run's identity. An interrupted run is repeated from the start, with its full
-            budget.
-        prices: Prices of the models, a YAML file or a mapping of the same form (`search.prices`): each plan states its
-            cost as ``usd``, and budgets may limit ``usd``.
+            must be a vote, a cascade, or have a calibrated ``stop``, and the number of problems must be known. All
+            searches stay in memory until the budget is spent; ``concurrency`` limits how many run at a time. The budget
+            and the problems become part of the run's identity. An interrupted run is repeated from the start, with its
+            full budget.
+        prices: Prices of the models, as a YAML file or a mapping of the same form (`search.prices`). Plans then have a
+            cost ``usd``, and budgets may limit ``usd``.
         store: A file (or an open `Store`) to which each finished search is written immediately. Searches that are
             already stored are not repeated; their plans are read back. Failed searches are retried.
         run_name: A name for this run in the store. Resuming a named run with other settings raises an error.
@@ -107,7 +107,7 @@ def run(
     if recording is not None:
         if mas is not None or program is not None or policy is not None or training:
             raise ConfigError(
-                "expected recorded= without mas=, program=, policy= and training=, got both; leave those out"
+                "expected recorded= without mas=, program=, policy= or training=, got at least one; leave it out"
             )
         problems, policy = recording if problems is None else problems, recording.policy
     if problems is None:
@@ -167,7 +167,7 @@ class Engine(Protocol):
     The work is done in `turn` and `wait` on the caller's thread, where futures are also completed.
 
     Attributes:
-        stopped: Reason for accepting no more problems, such as a spent budget; None while it accepts them.
+        stopped: Reason for accepting no more problems, such as a spent budget; None while problems are accepted.
     """
 
     stopped: str | None
@@ -186,7 +186,7 @@ class Engine(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it accepts no more problems."""
+        """Whether no more problems are accepted."""
 
     @property
     def has_capacity(self) -> bool:
@@ -199,10 +199,10 @@ class Engine(Protocol):
         """Update the expected cost from a stored search."""
 
     def turn(self, timeout: float | None = None) -> bool:
-        """Do one unit of work, or wait for one at most ``timeout`` seconds; return False if no search is open."""
+        """Do one unit of work, or wait at most ``timeout`` seconds for one; return False if no search is open."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for an event while no search is open, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds for an event; called while no search is open."""
 
     def wake(self) -> None:
         """End a `wait` soon; safe on any thread."""
@@ -215,7 +215,7 @@ class Engine(Protocol):
 
 
 class Run(Iterator[Plan]):
-    """A run in progress, created by `search.run` and `run_ray`; it works only while the caller waits for a plan."""
+    """A run in progress, created by `search.run` or `run_ray`; it works only while the caller waits for a plan."""
 
     _closed = True
 

@@ -3,7 +3,7 @@
 The scheduler is responsible for admission, batching, budgets and cancellation. Policy requests of all searches are
 submitted immediately. States to score are collected while the engine is busy and are sent to the critic as a batch, at
 the latest when the engine has free capacity. The result of a search depends only on its problem and its seed, never on
-concurrent searches::
+concurrent searches. A search passes through these stages::
 
     submit -> waiting -> [at most `concurrency` active searches] -> ended -> SearchFuture
                                calls |  ^ outcomes
@@ -60,7 +60,7 @@ _CANCELLED, _WAKE = "cancelled", "wake"
 
 
 class SearchProgress(NamedTuple):
-    """The progress of a search: its last agent and its cost so far."""
+    """The progress of a search: the agent of its latest message and its cost so far."""
 
     agent: str
     agent_calls: int
@@ -155,7 +155,7 @@ class Scheduler:
             run_budget: Limits of all searches together. A search starts only if the remaining calls, tokens and USD
                 cover its expected cost; a search that exceeds its expected cost may be dropped. The limit of seconds
                 ends open searches. If the setup allocates the budget, all searches are open at once, and `concurrency`
-                limits how many work at a time.
+                limits how many run at a time.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
@@ -232,10 +232,10 @@ class Scheduler:
 
         Args:
             problem: The problem to search.
-            seed: In place of the setup's.
-            sampling: In place of the setup's.
-            budget: In place of the setup's.
-            planner: In place of the setup's, and adapted to its critic (`search.Planner.for_run`).
+            seed: Replaces the setup's seed.
+            sampling: Replaces the setup's sampling.
+            budget: Replaces the setup's budget.
+            planner: Replaces the setup's planner; already adapted to the setup's critic (`search.Planner.for_run`).
             on_progress: Called on the scheduler's thread after each message.
 
         Raises:
@@ -293,7 +293,7 @@ class Scheduler:
     # ---- the loop
 
     def turn(self, timeout: float | None = None) -> bool:
-        """Do one unit of work, or wait for an engine at most ``timeout`` seconds; return False if no search is open.
+        """Do one unit of work, or wait at most ``timeout`` seconds for an engine; return False if no search is open.
 
         Raises:
             EngineUnavailableError: No request can succeed. Other exceptions of an engine are also propagated.
@@ -318,7 +318,7 @@ class Scheduler:
         self._mail.put((_WAKE, None))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for an event from another thread or the next deadline, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds for an event from another thread or the next deadline."""
         try:
             self._take(*self._mail.get(timeout=self._patience(timeout)))
         except Empty:
@@ -382,7 +382,7 @@ class Scheduler:
         self._send(entry, calls)
 
     def _allocate(self, allocation: Allocation) -> bool:
-        """Resume this round's searches, or start the next round when no search works; return whether it did either.
+        """Resume this round's searches, or start the next round when no search runs; return whether any was resumed.
 
         If the remaining budget covers no increment, the waiting searches end.
         """
@@ -426,7 +426,7 @@ class Scheduler:
         return self._allowance.pays(self._rest(), searches, alone=not self._active)
 
     def _covers(self, entry: _Entry, wanted: int) -> bool:
-        """Whether the budget covers more agent calls of a search in addition to the grants of the others."""
+        """Return whether the budget covers ``wanted`` more calls of a search in addition to other searches' grants."""
         if not wanted or not self._allowance.limited:
             return True
         rest = self._rest(entry)
@@ -435,7 +435,7 @@ class Scheduler:
     def _send_held(self) -> None:
         """Send held requests that the budget now covers.
 
-        If all open searches have held requests, the cheapest search so far is dropped, which frees its grant.
+        If all open searches have held requests, the one with the fewest calls is dropped, which frees its grant.
         """
         while held := [entry for entry in self._active.values() if entry.held is not None]:
             for entry in held:
@@ -466,7 +466,7 @@ class Scheduler:
             entry.future.set_exception(error or SearchError("the search was dropped"))
 
     def _leave(self, entry: _Entry) -> None:
-        """Remove a search that has ended from the allocation."""
+        """Remove an ended search from the allocation."""
         if self._allocation is not None:
             self._allocation.leave(entry.number, self._allocated(entry))
 
@@ -564,7 +564,7 @@ class Scheduler:
         self._mail.put((key, outcome))
 
     def _out_of_time(self) -> bool:
-        """Stop if the seconds of all searches are spent."""
+        """Stop if the seconds of the run budget are spent; return whether they are."""
         reason = self._budget.spent(self._spent, 0)
         if reason:
             self.stop(reason)
@@ -573,7 +573,7 @@ class Scheduler:
     # ---- from engines to planners
 
     def _work(self, timeout: float | None) -> None:
-        """Score, else generate, else wait."""
+        """Score states if a batch is ready, otherwise generate, otherwise wait."""
         critic, policy = self._critic, self._policy
         if critic is not None and critic.ready(policy.has_capacity):
             self._deliver(critic.step())

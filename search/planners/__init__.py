@@ -2,9 +2,9 @@
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
-samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, `ChosenArms` to
-select the models that write them. `Cascade` runs planners in order of increasing cost until the answer is sufficiently
-certain.
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, and `ChosenArms`
+wraps a planner to select the models that write the messages. `Cascade` runs planners in order of increasing cost until
+the answer is sufficiently certain.
 """
 
 from search.planners.adaptive import AdaptiveBranching

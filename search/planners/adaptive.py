@@ -25,19 +25,19 @@ class AdaptiveBranching(Planner):
     """AB-MCTS with Gaussian arms; AC is at most ``n_simulations`` D.
 
     At each state, Thompson sampling decides between a new message and a known one (Inoue et al.,
-    2025). A state's arms are its children and the arm "sample another". The value of an arm is a normal distribution
-    with unknown mean and variance, learned from the values backed up through it; the arm "sample another" learns from
-    the first value of each child. The arm with the largest sampled mean is chosen, so the tree grows wide at states
+    2025). A state's arms are its children and the arm "new message". The value of an arm is a normal distribution with
+    unknown mean and variance, learned from the values backed up through it; the arm "new message" learns from the first
+    value of each child. The arm with the largest sampled mean is chosen, so the tree grows wide at states
     with diverse messages and deep below good ones.
 
     A simulation descends to a terminal state, sampling one message at each new state, and backs up the value of the
-    terminal state. Decoding follows the largest Q among children. In a recorded run, the arm "sample another" is closed
+    terminal state. Decoding follows the largest Q among children. In a recorded run, the arm "new message" is closed
     at a state without further messages.
 
     Attributes:
         n_simulations: Number of simulations.
         spread: Prior standard deviation of values around their mean, in units of the critic's values.
-        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops.
+        stop: Rule for stopping once the answer is settled; see `search.planners.stop_rules`. None never stops.
     """
 
     size_setting = "n_simulations"
@@ -120,7 +120,7 @@ class _Growth:
         path.append(child)
 
     def _choose(self, node: int) -> int | None:
-        """Return the child with the largest sampled mean; None if a new message's is larger or there is no child."""
+        """Return the child with the largest sampled mean, or None to sample a new message."""
         tree = self.tree
         best, best_sample = None, -math.inf
         children = tree.children(node)

@@ -24,7 +24,7 @@ class Allocated(StopRule):
 
     Attributes:
         rule: The calibrated rule.
-        size: The planner's size, the largest number of checks; filled in for a run.
+        size: The planner's size, which is the largest number of checks; filled in for a run.
     """
 
     at_turns: ClassVar[bool] = False
@@ -82,7 +82,7 @@ def allocated(planner: Planner) -> Planner:
 
 def _with_rule(planner: Planner) -> Planner:
     if not takes_stop(planner):
-        raise ConfigError(f"allocate: {planner_spec(planner)} has no setting stop; {_REMEDY}")
+        raise ConfigError(f"allocate: expected a planner with a setting stop, got {planner_spec(planner)}; {_REMEDY}")
     rule = planner.stop  # type: ignore[attr-defined]
     if not isinstance(rule, Confident) or rule.calibrated is None:
         raise ConfigError(f"allocate: {planner_spec(planner)} has no calibrated stop rule; {_REMEDY}")

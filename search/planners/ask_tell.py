@@ -26,7 +26,7 @@ State = TypeVar("State")
 
 
 class Trial(Protocol):
-    """A sample that an algorithm asks for; ``parent_state`` is the node to extend, None for the root."""
+    """A sample that an algorithm requests; ``parent_state`` is the node to extend, or None for the root."""
 
     trial_id: object
     action: str
@@ -43,7 +43,7 @@ class AskTellAlgorithm(Protocol[State]):
         """Return the state and the next trials."""
 
     def tell(self, state: State, trial_id: object, result: tuple[int, float]) -> State:
-        """Report the result of a trial, its node and score in [0, 1]; return the algorithm's new state."""
+        """Report the result of a trial (its node and its score in [0, 1]); return the algorithm's new state."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class AskTell(Planner):
     A node is a transcript, and a trial is one sampled message. Ask/tell libraries have no terminal states. If the
     algorithm extends a terminal state, the planner reports the same state and score again, at no cost. The answer is
     the terminal state with the best path score; if no trial reached one, the best transcript is completed. Results are
-    reproducible only if the algorithm's random generator is.
+    reproducible only if the algorithm's random generator is seeded.
 
     If the first agent's policy has arms, the algorithm's actions are the arm names, so that multi-model algorithms such
-    as TreeQuest's ``ABMCTSA`` choose among them. If an agent lacks the chosen arm, its arms take turns.
+    as TreeQuest's ``ABMCTSA`` can choose among them. If an agent lacks the chosen arm, its arms take turns.
 
     Attributes:
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
         n_trials: Number of trials.
         batch: Number of trials requested at a time, sampled and scored together.
         values: Kind of the run's values; set by the scheduler.
-        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops.
+        stop: Rule for stopping once the answer is settled; see `search.planners.stop_rules`. None never stops.
     """
 
     size_setting = "n_trials"

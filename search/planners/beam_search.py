@@ -20,7 +20,7 @@ from search.tree import Tree
 class StepBeamSearch(TurnByTurn):
     """SBS(B2, B1): sample ``b2`` messages per beam state, keep the ``b1`` best successors overall (paper, Alg. 3).
 
-    With a fixed schedule AC = b2 + (D - 1) b1 b2, provided b1 <= b2. Equal messages stay
+    With a fixed schedule, AC = b2 + (D - 1) b1 b2, provided b1 <= b2. Equal messages stay
     separate successors, because the algorithm's pool is a list. In a dynamic graph, states can become terminal at
     different turns. A terminal state stays in the pool with its score at no further cost, and the search ends when the
     whole beam is terminal. A budget narrows the beam: each turn gets an even share of the calls left, and the best

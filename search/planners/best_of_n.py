@@ -28,8 +28,8 @@ class BestOfN(Planner):
     Attributes:
         n: Number of passes.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
-        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops. With a
-            rule, passes are requested one after another; they equal the first passes without it.
+        stop: Rule for stopping once the answer is settled; see `search.planners.stop_rules`. None never stops. With a
+            rule, passes are requested one after another; they equal the first passes without a rule.
     """
 
     size_setting = "n"

@@ -36,10 +36,11 @@ class Cascade(Planner):
     """Runs searches of increasing size until the answer is settled.
 
     It applies FrugalGPT's cascade of models (Chen et al., 2023) to searches. After each stage except the last, the next
-    stage's rule computes the probability that the answer is right. The cascade ends if it is above the threshold.
-    Stages reuse messages: at each state, a stage first receives the messages drawn by earlier stages, then new ones.
+    stage's rule computes the probability that the answer is right. If this probability is above the
+    threshold, the cascade ends. Stages reuse messages: at each state, a stage first receives the messages drawn by
+    earlier stages, then new ones.
     Before each later stage, the cascade requests `search.Continue` with the probability that its answer is wrong.
-    Without a budget, the last stage returns the same result as without the other stages. Unused messages of earlier
+    Without a budget, the last stage returns the same result as it does alone. Unused messages of earlier
     stages are an additional cost. The plan comes from the last stage that ran, and the anytime curve has one point per
     stage.
 
@@ -61,7 +62,7 @@ class Cascade(Planner):
         if len(stages) < 2 or len(rules) != len(stages) - 1:
             raise ConfigError(
                 f"cascade: expected at least two planners and a threshold for each after the first, got {len(stages)} "
-                f"planners and {len(rules)} thresholds; write cascade:single>mcts:20,2@0.8"
+                f"and {len(rules)}; write for example cascade:single>mcts:20,2@0.8"
             )
         for rule in rules:
             if not isinstance(rule, Confident):
@@ -144,7 +145,7 @@ class Cascade(Planner):
         return replace(plan, anytime=tuple(curve))
 
     def _evidence(self, plan: Plan) -> Steps[Evidence]:
-        """Score the answer of a stage if the stage has not, and return the evidence."""
+        """Score the answer of a stage if the stage has not scored it, and return the evidence."""
         tree, ends = plan.tree, [candidate.node or 0 for candidate in plan.candidates]
         assert tree is not None
         scored = ends[:1] if self.outcomes_only else tree.path(ends[0])[1:]
@@ -166,7 +167,7 @@ class _Supply:
     Attributes:
         calls: Messages drawn so far.
         tokens: Tokens of these messages.
-        spent: Whether the budget has rejected a request.
+        spent: Whether a request was rejected because of the budget.
     """
 
     def __init__(self) -> None:

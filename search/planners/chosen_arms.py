@@ -53,15 +53,16 @@ class ChosenArms(PlannerWrapper):
     """A planner wrapper that chooses the arm for each message by a rule.
 
     The gain of a message is the value of its successor state minus the value of its state, which is 0 at the root. With
-    an outcome critic or the true reward, it is the value of each terminal state below the message. The gains of an
-    agent's messages by one arm have a normal distribution with unknown mean and variance; the prior is worth one
-    observation at the mean of all arms. Without values during the search, as in best-of-N, nothing is learned.
+    an outcome critic or the true reward, each terminal state below the message gives a gain, which is its value. The
+    gains of an agent's messages by one arm are modelled by a normal distribution with unknown mean and variance; the
+    prior is worth one observation at the mean of all arms. Without values during the search, as in best-of-N, nothing
+    is learned.
 
     Attributes:
         planner: The wrapped planner.
-        arms: ``"thompson"``: the arm with the largest sampled mean. ``"cost"``: samples mean and variance, and chooses
-            the arm with the largest expected improvement over the best message known at the state, or over the state
-            itself, per USD of a generated token; the run needs prices. ``"only:NAME"``: the arm of that name.
+        arms: ``"thompson"`` chooses the arm with the largest sampled mean. ``"cost"`` samples mean and variance, and
+            chooses the arm with the largest expected improvement over the best message known at the state, or over the
+            state itself, per USD of a generated token; the run needs prices. ``"only:NAME"`` uses the arm of that name.
         outcomes_only: Whether only terminal states have values; filled in for a run.
     """
 
@@ -94,7 +95,7 @@ class ChosenArms(PlannerWrapper):
 
 
 def _independent(rng: random.Random) -> random.Random:
-    """Return a generator derived from another one without changing it."""
+    """Return a generator derived from ``rng`` without changing ``rng``."""
     copy = random.Random()
     copy.setstate(rng.getstate())
     return random.Random(f"arms {copy.getrandbits(64)}")

@@ -32,14 +32,14 @@ class ChosenRecipients(PlannerWrapper):
     """A planner wrapper that chooses the recipient of each message by a rule.
 
     Messages of agents without ``route: message`` are not affected. A message that names no legal recipient also gets
-    one. The text of a message does not change.
+    a recipient. The text of a message does not change.
 
     Attributes:
         planner: The wrapped planner.
-        recipients: ``"schedule"``: the next legal recipient after the speaker in listed order, ``sink`` last, then from
-            the beginning; ``"uniform"``: a random legal recipient; ``"critic"``: the recipient with the highest critic
-            value of the successor state, at one critic call per legal recipient. Ties go to the recipient that the
-            message names, then to the first.
+        recipients: ``"schedule"``: the next legal recipient after the speaker in listed order, in which ``sink`` is
+            last, or else the first one; ``"uniform"``: a random legal recipient; ``"critic"``: the recipient with the
+            highest critic value of the successor state, at one critic call per legal recipient. Ties go to the
+            recipient that the message names, then to the first in listed order.
     """
 
     recipients: Rule

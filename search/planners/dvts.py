@@ -20,12 +20,12 @@ from search.tree import Tree
 class DVTS(TurnByTurn):
     """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches in parallel.
 
-    Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the end with the best path score
-    wins. With a fixed schedule AC = trees width D.
+    Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the terminal state with the best
+    path score is chosen. With a fixed schedule, AC = trees width D.
 
     Attributes:
         trees: Number of independent searches.
-        width: Messages sampled per step in each.
+        width: Messages sampled per step in each search.
         stop: As for `TurnByTurn`.
     """
 

@@ -15,12 +15,12 @@ from search.protocol import Model, Steps
 class SequentialHalving(MCTS):
     """MCTS that divides its simulations among ``width`` first messages by sequential halving.
 
-    Sequential halving (Karnin et al., 2013; at the root of a tree: Danihelka et al., 2022): all first messages get the
-    same number of simulations, then the better half gets as many again, and so on. Below the first messages, selection
-    is that of `MCTS`. The schedule is that of mctx (``seq_halving.py``), which uses exactly ``n_simulations``. As in
-    mctx, decoding chooses the first message with the most visits, with ties broken by Q; below it, decoding follows the
-    largest Q. Gumbel MuZero draws its root candidates by adding Gumbel noise to the policy's logits; sampling messages
-    from the policy has the same effect.
+    Sequential halving (Karnin et al., 2013; at the root of a tree: Danihelka et al., 2022) runs in phases of equal
+    length. Each phase divides its simulations equally among the remaining first messages and keeps the better half.
+    Below the first messages, selection is that of `MCTS`. The schedule is that of mctx (``seq_halving.py``), which uses
+    exactly ``n_simulations``. As in mctx, decoding chooses the first message with the most visits, with ties broken by
+    Q; below it, decoding follows the largest Q. Gumbel MuZero draws its root candidates by adding Gumbel noise to the
+    policy's logits; sampling messages from the policy has the same effect.
 
     Attributes:
         n_simulations: Number of simulations.
@@ -68,7 +68,7 @@ class _Halving(Search):
 
 
 def considered_visits(width: int, n_simulations: int) -> Iterator[int]:
-    """Yield, for each simulation, the visit count of the children from which it chooses the best."""
+    """Yield a visit count for each simulation, which chooses the best among the children with this count."""
     phases = max(1, (width - 1).bit_length())
     visits = [0] * width
     considered, left = width, n_simulations

@@ -79,7 +79,7 @@ class MCTS(Planner):
         max_children: Samples drawn when a state is expanded.
         c_uct: Exploration constant; by default 4.0 with the true reward (App. "MASPRM
             training data generation") and 2.0 otherwise.
-        leaf: ``"rollout"`` or ``"bootstrap"``, see the module.
+        leaf: ``"rollout"`` or ``"bootstrap"``; see the module.
         virtual_visits: Whether new children start with N = 1 and W = their value; by
             default exactly when intermediate states have values.
         values: ``"process"``: a critic of any state; ``"likelihood"``: policy likelihood;
@@ -87,16 +87,16 @@ class MCTS(Planner):
             ``"auto"``: the kind that the run provides.
         rank: The order of the candidates after the chosen one: by ``"path"``, the path score,
             or by ``"leaf"``, the terminal child's Q. Candidates without a Q come last.
-        answer: The chosen candidate: by ``"decode"``, the terminal state that largest Q leads to,
-            or by ``"best"``, the first in the order of ``rank``.
+        answer: The chosen candidate: by ``"decode"``, the terminal state reached by following the
+            largest Q, or by ``"best"``, the first in the order of ``rank``.
         same: Defines when two messages are the same action: the name of a rule of `mas_gym.tasks.base`, such as
-            ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
+            ``"opening"``, or a function ``same(a, b)``. None if only identical texts are the same action.
         parallel: Simulations in flight at once. A larger number needs fewer rounds of replies; virtual loss separates
-            the simulations, see `ParallelSearch`.
-        stop: Rule for stopping once the answer is settled, see `search.planners.stop_rules`; None never stops.
+            the simulations (see `ParallelSearch`).
+        stop: Rule for stopping once the answer is settled; see `search.planners.stop_rules`. None never stops.
         horizon: ``"fixed"``: constant exploration; ``"budget"``: ``c_uct`` and the samples per expansion shrink with
             the remaining share of the budget or of the simulations, whichever is less. The search explores widely at
-            first and goes deep at the end. This adapts the selection by remaining budget of Li et al. (2026,
+            first and goes deep at the end. This adapts the budget-dependent selection of Li et al. (2026,
             arXiv:2603.12634) to UCT.
     """
 
@@ -180,15 +180,14 @@ class Search:
         tree: The tree.
         same: The rule for equal messages; None if only identical texts are equal.
         limited: Whether the search has a budget of calls or tokens.
-        c_uct: The exploration constant; like ``width``, the samples per expansion, it changes with
-            ``horizon="budget"``.
+        c_uct: The exploration constant; ``horizon="budget"`` changes it during the search.
         ceiling: Maximum agent calls of simulations before there is a terminal state.
         leads: Whether a scored terminal state was found at or below each node.
         in_flight: Nodes that simulations are expanding or scoring, if several run at once.
     """
 
     def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
-        """Start with the root alone."""
+        """Start with only the root."""
         kind: ValueKind = "process" if planner.values == "auto" else planner.values
         self.planner, self.model, self.kind = planner, model, kind
         self.tree = Tree(root)
@@ -228,7 +227,7 @@ class Search:
         """Run one simulation of Alg. 1 (rollout) or Alg. 2 (bootstrap) from the end of ``path``.
 
         Returns:
-            False if it was abandoned because too few calls would be left for an answer.
+            False if the simulation was abandoned because too few calls would be left for an answer.
         """
         if self.paced:
             yield from self.pace()
@@ -333,7 +332,7 @@ class Search:
         return min(count, max(spare, 0 if drawn else 1))
 
     def leaf_value(self, path: list[int]) -> Steps[float | None]:
-        """Extend ``path`` by the leaf rule and return the simulation's value; None without budget to expand."""
+        """Extend ``path`` by the leaf rule and return the simulation's value; None if the budget prevents expansion."""
         tree = self.tree
         while not tree.is_terminal(node := path[-1]):
             if not (yield from self.expand(path)):
@@ -371,7 +370,7 @@ class Search:
     def note(self) -> None:
         """Add a point to the anytime curve if the answer has changed since the last one.
 
-        Call it when all simulations at the current cost are done, before further cost, and at the end.
+        Call this after all simulations at the current cost, before the cost increases, and at the end.
         """
         if not self.calls:
             return
@@ -398,7 +397,7 @@ class Search:
             yield from self.score(path)
 
     def greedy(self, node: int, all_children: bool = False) -> int | None:
-        """Return the child with the largest Q that leads to a scored terminal state; ties go to the oldest.
+        """Return the child with the largest Q among those that lead to a scored terminal state; ties go to the oldest.
 
         Children with N = 0 have no Q. They come after all visited siblings and are ranked by value.
         """
@@ -413,7 +412,7 @@ class Search:
         return best
 
     def decode(self) -> int | None:
-        """Return the terminal node reached by largest Q; None if there is none yet."""
+        """Return the terminal node reached by following the largest Q; None if there is none yet."""
         node = 0
         while (best := self.greedy(node)) is not None:
             node = best
@@ -447,18 +446,18 @@ class ParallelSearch(Search):
     """Concurrent simulations of one tree, separated by virtual loss (Chaslot et al., 2008).
 
     Up to ``parallel`` simulations are in flight and advance in rounds: each round sends the requests of all
-    simulations. An edge counts one extra visit with the worst value for each simulation in flight through it, so the
-    next simulation prefers another path. A simulation waits at a state that another one is expanding or scoring, so no
-    state is expanded twice and the bounds on AC and RC stay the same. Rounds depend only on the replies: the same seed
-    gives the same plan. With a budget of calls or tokens, simulations run one at a time, so that none is dropped before
-    it completes.
+    simulations. Each simulation in flight adds one visit with the worst value to every edge on its path, so the next
+    simulation prefers another path. A simulation waits at a state that another simulation is expanding or scoring, so
+    no state is expanded twice and the bounds on AC and RC stay the same. Rounds depend only on the replies: the same
+    seed gives the same plan. With a budget of calls or tokens, simulations run one at a time, so that no simulation is
+    dropped before it completes.
 
     The worst value is -1 if only terminal states have values, otherwise the smallest value in the tree so far.
     ``tree.visits`` and ``tree.totals`` contain no virtual losses.
     """
 
     def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
-        """Start with the root alone."""
+        """Start with only the root."""
         super().__init__(planner, model, root)
         self.worst = math.inf if self.steps else -1.0
         self.losses: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Samples of a normal distribution from its posterior, for Thompson sampling."""
+"""Sampling of normal distributions from their posterior, for Thompson sampling."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def step_values(planner: str, critic: Critic | None, training: bool) -> ValueKin
     """
     kind = value_kind(critic, training)
     if kind is None:
-        raise ConfigError(f"{planner} needs a critic: pass critic=load_critic(...), such as 'policy-likelihood'")
+        raise ConfigError(f"{planner} needs a critic: pass one, such as critic=load_critic('policy-likelihood')")
     if kind in ("outcome", "reward"):
         what = "the true reward" if kind == "reward" else f"the outcome critic {critic.name!r}"  # type: ignore[union-attr]
         raise ConfigError(
@@ -36,7 +36,7 @@ def path_score(tree: Tree, node: int) -> float:
 
 
 def path_scores(tree: Tree, terminals: Sequence[int], kind: ValueKind | None) -> dict[int, float]:
-    """Return the score of each terminal node: its path score for step values, its own value for outcomes."""
+    """Return the score of each terminal node: the path score for step values, the node's value for outcome values."""
     if kind is None:
         return {}
     if kind in ("outcome", "reward"):
@@ -47,6 +47,6 @@ def path_scores(tree: Tree, terminals: Sequence[int], kind: ValueKind | None) ->
 def ranked(
     tree: Tree, terminals: Sequence[int], scores: Mapping[int, float], chosen: int | None
 ) -> tuple[Candidate, ...]:
-    """Return the candidates: the chosen one, then the others by descending score, unscored last; ties oldest first."""
+    """Return the chosen candidate, then the others by descending score, unscored ones last; ties keep node order."""
     order = sorted(terminals, key=lambda node: (node != chosen, -scores.get(node, -math.inf), node))
     return tuple(Candidate(tree.states[node], scores.get(node), node) for node in order)

@@ -18,7 +18,7 @@ class PUCT(MCTS):
     This is AlphaZero's rule in place of Eq. 1 (Silver et al., 2017); everything else is as in `MCTS`. The prior of a
     child is the softmax over siblings of the message's mean token log-probability; without log-probabilities it is
     uniform. The Q of an unvisited child is the mean value of its parent's simulations, so the priors also order first
-    visits. The paper adds no priors to UCT; this is for comparison.
+    visits. The paper adds no priors to UCT; this planner is for comparison.
 
     Attributes:
         temperature: Temperature of the priors' softmax; larger values give more uniform priors.

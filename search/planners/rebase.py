@@ -25,13 +25,13 @@ class REBASE(TurnByTurn):
     """Reward-balanced search (Wu et al., 2024): a fixed width, allocated to states by their values.
 
     At each depth, the samples are divided among the states in proportion to the softmax of their values; terminal
-    states keep their share of the width. With a fixed schedule AC = width D.
+    states keep their share of the width. With a fixed schedule, AC = width D.
 
     Attributes:
         width: Messages sampled per depth.
         temperature: Temperature of the softmax; smaller values give the best state a larger share.
-        choose: ``"vote"``: the answers vote, weighted by the sigmoid of their path scores; ``"best"``: the best
-            path score wins.
+        choose: ``"vote"``: a vote over the answers, weighted by the sigmoid of the path scores; ``"best"``: the
+            terminal state with the best path score.
         stop: As for `TurnByTurn`.
     """
 

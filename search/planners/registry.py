@@ -20,7 +20,7 @@ _CASCADE = "cascade"
 
 
 def _cascade(stages: str = "single>mcts:10,3@0.9") -> Planner:
-    """Searches of increasing size; the next one runs only if the answer is uncertain."""
+    """Searches of increasing size; the next search runs only if the answer is uncertain."""
     first, *later = stages.split(">")
     pairs = [stage.rpartition("@") for stage in later]
     if not later or any(not at for _, at, _ in pairs):
@@ -102,8 +102,8 @@ def load_planner(spec: str) -> Planner:
 def whole_search(planner: Planner) -> Planner:
     """Return a planner without its early stops: without ``stop``, and the last stage of a cascade.
 
-    With the same seed it draws the same messages and more, so its answer is the one that the early stop omitted. A
-    planner that never stops early is returned unchanged.
+    With the same seed, the returned planner draws the same messages and more, so its answer is the one without the
+    early stop. A planner that never stops early is returned unchanged.
 
     >>> planner_spec(whole_search(load_planner("cascade:single>mcts:20,6,stop=0.9@0.6")))
     'mcts:20,6'
@@ -130,7 +130,7 @@ def planner_makers() -> dict[str, Callable[..., Any]]:
 
 
 def planner_spec(planner: Planner) -> str:
-    """Return the short form of a planner, for reports; the class name for one that is not registered.
+    """Return the short form of a planner, for reports; the class name for an unregistered planner.
 
     >>> planner_spec(planners.MCTS(10, 3, leaf="bootstrap"))
     'mcts:10,3,leaf=bootstrap'

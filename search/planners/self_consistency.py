@@ -59,7 +59,7 @@ class SelfConsistency(Planner):
         """Check the settings."""
         check_at_least(self, 1, k=self.k)
         if self.weights not in (None, "critic"):
-            raise ConfigError(f"SelfConsistency: expected weights None or 'critic', got {self.weights!r}")
+            raise ConfigError(f"SelfConsistency: expected weights to be None or 'critic', got {self.weights!r}")
         if isinstance(self.stop, bool) or not isinstance(self.stop, int | float) or not 0.5 <= self.stop <= 1:
             raise ConfigError(f"SelfConsistency: expected stop to be a number from 0.5 to 1, got {shown(self.stop)}")
         if self.stop < 1 and self.weights is not None:
@@ -99,10 +99,10 @@ class SelfConsistency(Planner):
         return Plan(ranked(tree, ends, scores, ends[winners[-1]]), tree, anytime, stopped=stopped)
 
     def _passes(self, tree: Tree, model: Model) -> Steps[tuple[list[int], str | None]]:
-        """Run passes until the vote is settled; return their ends, and the reason for stopping before ``k`` passes.
+        """Run passes until the vote is settled; return the terminal nodes and the reason for stopping early.
 
-        Each group has the smallest number of passes that can settle the vote, so none is wasted. If the run allocates
-        its budget, a group is one pass.
+        Each group has the smallest number of passes that can settle the vote, so no pass is wasted. If the run
+        allocates its budget, a group is one pass.
         """
         first = 1 if self.allocated else passes_to_settle((), self.stop, self.k)
         ends = yield from grow_chains(tree, model, first)

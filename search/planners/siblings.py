@@ -21,17 +21,17 @@ class Siblings(Planner):
 
     Equal messages stay separate nodes and none is preferred, so siblings are independent samples. `search.credit`
     computes unbiased advantages from them. The answer is that of the first path, which is a single pass. With a fixed
-    schedule of D turns AC = k + k^2 + ... + k^D. Training runs count each leaf's true reward as a visit to every
+    schedule of D turns, AC = k + k^2 + ... + k^D. Training runs count each leaf's true reward as a visit to every
     message on its path.
 
     ``turns`` moves samples from the last agents to the first. ``"siblings:8,turns=1"`` samples eight transcripts as
-    one tree, and ``"siblings:3,turns=2"`` three messages per state in the first two turns and one in each later state.
+    one tree; ``"siblings:3,turns=2"`` samples three messages per state in the first two turns and one in later states.
     ``spare`` messages are only compared by their values, with the credit method ``control-variate``.
 
     Attributes:
         k: Messages per state.
-        values: ``"reward"`` requests the true rewards, ``"none"`` does not; ``"auto"``: only in training runs.
-        turns: Turns with ``k`` messages per state; later states get one. 0 for all turns.
+        values: ``"reward"`` requests the true rewards, ``"none"`` does not; ``"auto"`` does only in training runs.
+        turns: Turns with ``k`` messages per state; later states get one message. 0 for all turns.
         spare: Further messages in the initial state that are not continued.
     """
 

@@ -241,7 +241,7 @@ class Confident(StopRule):
         if known is not None and (known.planner, known.critic) != got:
             raise ConfigError(
                 f"stop: {self.source} was calibrated for {known.planner} with critic {known.critic}, got {got[0]} with "
-                f"{got[1] or 'none'}; run mas-gym calibrate with this planner and critic"
+                f"critic {got[1] or 'none'}; run mas-gym calibrate with this planner and critic"
             )
         return replace(self, likelihood=kind == "likelihood")
 
@@ -313,7 +313,7 @@ class Gain(StopRule):
         return replace(self, likelihood=kind == "likelihood")
 
     def reason(self, evidence: Evidence) -> str | None:
-        """Compare the gain with the price; a value of 2 in [-1, 1] is a probability of 1."""
+        """Compare the gain with the price; for values in [-1, 1], a gain of 2 is a probability of 1."""
         gain = evidence.gain if self.likelihood else evidence.gain / 2
         return f"expected gain {gain:.2g} below {self.price:g}" if gain < self.price else None
 
@@ -399,7 +399,7 @@ class Watch:
         """Return whether the search should stop.
 
         Args:
-            leader: The node with the current answer; None if there is none.
+            leader: The node with the current answer; None if there is no answer yet.
             ends: The terminal nodes so far.
             gain: Returns `Evidence.gain`.
         """
@@ -459,7 +459,8 @@ def expected_excess(mean: float, deviation: float, level: float) -> float:
 def pass_gain(scores: Sequence[float]) -> float:
     """Return the expected gain of one more pass over the best of ``scores``, assuming normally distributed scores.
 
-    This is the optimal stopping rule of search with recall (Weitzman, 1979). Infinite for fewer than two passes.
+    This is the optimal stopping rule of search with recall (Weitzman, 1979). The gain is infinite for fewer than two
+    passes.
     """
     if len(scores) < 2:
         return math.inf
@@ -473,7 +474,7 @@ def simulation_gain(tree: Tree, leader: int, ends: Sequence[int]) -> float:
 
     At each state on the path to the answer, a simulation through a child with N visits changes the child's Q by a
     normal variable with deviation s / sqrt(N (N + 1)), where s is the deviation of the terminal values found. The gain
-    is the expected increase of the largest Q, for the best choice of state and child. Infinite for fewer than two
+    is the expected increase of the largest Q, for the best choice of state and child; it is infinite for fewer than two
     terminal values.
     """
     values = [tree.values[node] for node in ends]

@@ -20,7 +20,7 @@ def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
 def append_distinct(tree: Tree, model: Model, node: int, proposals: Sequence[Proposal], same: Same | None) -> list[int]:
     """Add one child per distinct action (its first proposal) and return their indices.
 
-    Actions differ if their recipients differ or their texts differ. Texts are compared by ``same``, without it exactly.
+    Actions differ if their recipients or their texts differ. Texts are compared by ``same``, or exactly if it is None.
     """
     first: dict[tuple[str, tuple[int, ...]], int] = {}
     for proposal in proposals:
@@ -34,7 +34,7 @@ def append_distinct(tree: Tree, model: Model, node: int, proposals: Sequence[Pro
 
 
 def child_of(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
-    """Return the child for a proposal; an equal message returns the existing child."""
+    """Return the child for a proposal: the existing one if the message is equal, otherwise a new one."""
     state = model.transition(tree.states[node], proposal.action)
     known = next((child for child in tree.children(node) if tree.states[child] == state), None)
     return tree.add(node, state, proposal, model.is_terminal(state)) if known is None else known
@@ -64,11 +64,11 @@ def finish(tree: Tree, model: Model, node: int) -> Steps[int]:
 def grow_chains(tree: Tree, model: Model, count: int, earlier: Sequence[int] = ()) -> Steps[list[int]]:
     """Run up to ``count`` independent passes and return their terminal nodes, in sample order.
 
-    Passes that have already ended, ``earlier``, count as the first ones.
+    The terminal nodes of passes that have already ended are in ``earlier`` and count as the first ones.
 
-    Without a budget, all passes run concurrently. With a budget, only the passes it covers start: with a limit of
-    calls, in one group; with a limit of tokens, a first pass and then groups sized by the length of the messages so
-    far.
+    Without a budget, all passes run concurrently. With a budget, only the passes that it covers start. With a limit of
+    calls, they run in one group. With a limit of tokens, one pass runs first, then groups sized by the length of the
+    messages so far.
     """
     ends = list(earlier)
     turns = turns_left(model, tree.states[0])

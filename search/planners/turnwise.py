@@ -20,7 +20,7 @@ class TurnByTurn(Planner):
     """Base class of planners that extend several states by one message per turn.
 
     Attributes:
-        stop: Rule for continuing only the best state, with one message per turn, once it is settled; see
+        stop: Rule for continuing only the best state, with one message per turn, once that state is settled; see
             `search.planners.stop_rules`. None never stops.
     """
 
@@ -52,7 +52,7 @@ def extend(tree: Tree, model: Model, counts: dict[int, int], answered: bool) -> 
 
 
 def unsettled(tree: Tree, watch: Watch, growing: list[int], ends: Sequence[int]) -> Steps[list[int]]:
-    """Return the states to extend: all, or only the best one once it is settled."""
+    """Return the states to extend: all states, or only the best one once it is settled."""
     if watch.stopped is not None:
         return growing
     best = max([*growing, *ends], key=tree.values.__getitem__)

@@ -21,7 +21,7 @@ def vote(answers: Sequence[str | None], weights: Sequence[float]) -> int:
     """Return the index of the pass that represents the winning answer.
 
     Weights are summed per answer, and ties go to the answer seen first. The pass with the largest weight represents an
-    answer. Passes without an answer vote only if no pass has one.
+    answer. Passes without an answer vote only if no pass has an answer.
     """
     totals: dict[str, float] = {}
     for answer, weight in zip(answers, weights, strict=True):
@@ -37,7 +37,7 @@ def majority_probability(lead: int, second: int) -> float:
     This is the Beta form of the criterion of Adaptive-Consistency (Aggarwal et al., EMNLP 2023,
     https://aclanthology.org/2023.emnlp-main.761, Sec. 3): with ``a`` and ``b`` votes for the two most frequent answers
     and a uniform prior, the leader's share p of their votes has the posterior Beta(a + 1, b + 1), and
-    P(p > 1/2) = P(X <= a) for X ~ Binomial(a + b + 1, 1/2). It is 1/2 at a = b and grows with each vote::
+    P(p > 1/2) = P(X <= a) for X ~ Binomial(a + b + 1, 1/2). It is 1/2 at a = b and grows with the leader's votes::
 
         P(p > 1/2) = 1/2 + sum over i = b ... a - 1 of C(i + b + 1, b) / 2^(i + b + 2)
 
@@ -52,10 +52,10 @@ _ROUNDING = 1e-12
 
 
 def vote_gain(lead: int, second: int, passes: int) -> float:
-    """Return the expected increase of `majority_probability` after further passes, for the vote's answer at that time.
+    """Return the expected gain in the leader's `majority_probability`; ``passes`` more passes may change the leader.
 
-    The passes vote for the two leading answers with the posterior predictive distribution of the Beta posterior. One
-    pass gains nothing if it cannot change the answer.
+    The further votes are distributed over the two leading answers by the posterior predictive distribution. The gain of
+    one pass is 0 if the pass cannot change the answer.
 
     >>> round(vote_gain(2, 2, 1), 3), vote_gain(2, 1, 1), round(vote_gain(1, 0, 2), 4)
     (0.156, 0.0, 0.0625)
@@ -77,10 +77,10 @@ def _beta_ratio(a: int, b: int, more_a: int, more_b: int) -> float:
 
 
 def largest_mean(gain: Callable[[int], float], left: int) -> float:
-    """Return the largest mean gain per pass or check over 1, 2, 4, ... further ones, ``left`` at most; 0 if none helps.
+    """Return the largest mean gain per pass or check, over 1, 2, 4, ..., ``left`` further ones; 0 if there is no gain.
 
     The largest mean is used instead of the gain of the next pass, because one more pass seldom changes an answer that
-    several would change.
+    several passes would change.
     """
     ahead, best = 1, 0.0
     while ahead <= left:
@@ -99,19 +99,19 @@ def leading_votes(answers: Sequence[str | None]) -> tuple[int, int]:
 def passes_to_settle(answers: Sequence[str | None], stop: float, limit: int) -> int:
     """Return the smallest number of further passes that can settle a vote, at most ``limit``.
 
-    This is the number needed if all of them give the leading answer.
+    This is the number needed if all further passes give the leading answer.
     """
     lead, second = leading_votes(answers)
     return bisect_right(range(limit), stop, key=lambda more: majority_probability(lead + more, second))
 
 
 def scored_ends(tree: Tree, ends: Sequence[int], kind: ValueKind, first: int = 1) -> Sequence[int]:
-    """Return the nodes to score: only the ends if values are of outcomes, else all nodes from ``first`` on."""
+    """Return the nodes to score: only the ends if only outcomes have values, else all nodes from ``first`` on."""
     return ends if kind in ("outcome", "reward") else range(first, len(tree))
 
 
 def vote_curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[AnytimePoint, ...]:
-    """Return the anytime curve of paths that end one after another; ``chosen`` is the leader after each."""
+    """Return the anytime curve of paths that end one after another; ``chosen`` is the leader after each path."""
     calls = tokens = 0
     curve: list[AnytimePoint] = []
     for end, leader in zip(ends, chosen, strict=True):

@@ -52,7 +52,7 @@ class PlannerWrapper(Planner):
 
 
 def delegate(inner: PlanGenerator, answer: Callable[[list[Request]], Steps[list[object]]]) -> PlanGenerator:
-    """Run a planner, answer its requests by a function, and return its plan.
+    """Run a planner, answer its requests with a function, and return its plan.
 
     Args:
         inner: The planner's search.

@@ -34,7 +34,7 @@ ExportedSearch = tuple[dict[str, Any], list[NodeRow], list[CandidateRow]]
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
     """Yield a row for each state with a difference of at least ``least`` between the best and worst mean rewards.
 
-    Of equal messages by ``same``, only the most visited one is compared.
+    Of messages that are equal by ``same``, only the most visited one is compared.
     """
     for node in tree:
         unique: list[Node] = []

@@ -33,7 +33,7 @@ class TreeValues(NamedTuple):
     Attributes:
         parents: Index of the parent; -1 for the root.
         speakers: Index of the agent that wrote the message.
-        values: The value of the state; None if it has none.
+        values: The value of the state; None if the state has no value.
         candidates: The node of each candidate, the chosen one first, and whether it is right.
     """
 
@@ -99,7 +99,7 @@ def tree_values(row: Row, content: Content) -> TreeValues:
     nodes, candidates, *_ = content
     for _, _, place, *_ in candidates:
         if not 0 <= place < len(nodes):
-            raise Damage(f"node {place} is not in its tree")
+            raise Damage(f"its tree has no node {place}")
     columns = list(zip(*nodes, strict=True))
     return TreeValues(columns[2], columns[3], columns[10], [(line[2], bool(line[5])) for line in candidates])
 
@@ -113,7 +113,7 @@ class Totals(NamedTuple):
         sound: The cost of the successful searches.
         reasons: Number of failed searches by error.
         active: Seconds with at least one search in progress, including failed ones.
-        last: End time of the last search, in Unix time; None if there is none.
+        last: End time of the last search, in Unix time; None if there is no search.
     """
 
     right: int

@@ -27,8 +27,8 @@ class RecordedCritic(Critic):
     """Recorded values of states, from a log, a judge or an earlier search.
 
     States are matched by the question and the texts of their messages, so values of one log apply to other runs of
-    the same transcripts. If a message has no value, such as a tool result, the last earlier value is used. If there is
-    no earlier value, the state has no value, and a search that requests it fails with this reason. If samples with the
+    the same transcripts. If a message, such as a tool result, has no value, the last earlier value is used. If there is
+    no earlier value, the state has no value, and a search that requests one fails with this reason. If samples with the
     same beginning have different values, their mean is used.
 
     Args:

@@ -29,10 +29,10 @@ class Recorded(Sequence[Problem]):
     """A recorded run, imported or searched by MAS-Gym, that `search.run` and `search.compare` can search.
 
     `search.Propose` returns messages recorded at a state, each at most once per search. The seed of the new run
-    determines their order. Tokens, log-probabilities and outcomes are the recorded ones. If a planner requests more
+    determines their order. Tokens, log-probabilities and outcomes are as recorded. If a planner requests more
     messages than were recorded, the reply is shorter, and ``usage.unrecorded`` counts the missing messages.
 
-    By default each recorded episode is drawn at most once, so ``k`` passes are ``k`` recorded episodes, drawn without
+    By default, each recorded episode is drawn at most once, so ``k`` passes are ``k`` recorded episodes, drawn without
     replacement. A message can be drawn once for each episode that contains it. With ``distinct``, each distinct message
     at a state is drawn at most once; use this for recorded trees.
 
@@ -53,7 +53,7 @@ class Recorded(Sequence[Problem]):
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str | None = None, *, distinct: bool = False) -> None:
-        """Read the problems; each world is read when it is searched."""
+        """Read the problems; a problem's world is read when the problem is searched."""
         self.path, self.distinct = Path(path), distinct
         self._store = Store(self.path)
         self.info = _chosen(self._store, run)
@@ -69,7 +69,7 @@ class Recorded(Sequence[Problem]):
         self._content = state.hexdigest()
         self._problems = [_plain(one) for one in self._store.problems(self.info.run) if one.id in ended]
         if not self._problems:
-            raise ConfigError(f"{self.path}: expected recorded searches in the run {self.name}, found none that ended")
+            raise ConfigError(f"{self.path}: expected searches without errors in the run {self.name}, found none")
         self._known = {one.id: one for one in self._problems}
         self._world = lru_cache(_WORLDS)(self._read)
         self.policy = RecordedRunPolicy(str(self.info.config["policy"]["name"]), self.identity())
@@ -164,4 +164,4 @@ class RecordedRunPolicy(Policy):
 
     def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
         """Raise an error, because a recorded run cannot generate new messages."""
-        raise PolicyError(f"{self.name} is a recorded run: nothing can be sampled from it")
+        raise PolicyError(f"{self.name} is a policy of a recorded run, which cannot generate new messages")

@@ -34,9 +34,9 @@ class Grading(NamedTuple):
 
     Attributes:
         grading: The digest of the grader's identity.
-        label: Its display name, such as ``"my.py:grade"``.
+        label: The display name of the grading, such as ``"my.py:grade"``.
         made: Time of the grading, in ISO format.
-        searches: Number of the run's searches that it covers.
+        searches: Number of the run's searches that the grading covers.
     """
 
     grading: str
@@ -139,7 +139,8 @@ def regrade(
             listen(len(found))
     if lost or wrong:
         raise StoreError(
-            f"store {path}: damaged and not graded: {', '.join(lost[:10]) or wrong}; graded {len(found):,} searches"
+            f"store {path}: damaged searches were not graded: {', '.join(lost[:10]) or wrong}; graded {len(found):,} "
+            "searches"
         )
     before, after = (sum(bool(change[place]) for change in found) for place in (2, 4))
     return Regrade(run, grading, len(found), before, after, tuple(c for c in found if c[1:3] != c[3:]), failed)
@@ -185,9 +186,9 @@ class Regraded(NamedTuple):
     Attributes:
         run: The run's planner, critic and seed.
         label: The grading's name.
-        searches: Number of searches that it covers.
-        before: Number of these that were correct in the run.
-        after: Number of these that are correct in the grading.
+        searches: Number of searches that the grading covers.
+        before: Number of these searches that were correct in the run.
+        after: Number of these searches that are correct in the grading.
     """
 
     run: str
@@ -264,7 +265,7 @@ def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: 
 
 
 def apply_grades(plan: Plan, grades: Grades | None) -> Plan:
-    """Return a plan with other grades; unchanged if there are none."""
+    """Return a plan with other grades; unchanged if ``grades`` is None."""
     if grades is None:
         return plan
     first = next(iter(grades.values()), (None, False))

@@ -1,4 +1,4 @@
-"""Resuming of runs: loads finished searches from a store and writes new ones."""
+"""Resumes runs: loads finished searches from a store and writes new ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class RunRecord:
         elif name is not None and found.name != name:
             raise StoreError(
                 f"store {self.path}: the run with these settings is named {found.name!r}, got {name!r}; "
-                f"use run_name={found.name!r}, or none"
+                f"use run_name={found.name!r}, or no run_name"
             )
         self._facts: JSONObject = dict(facts if found is None else found.facts)
         # Resuming with more problems increases the number of problems.

@@ -83,7 +83,7 @@ def metadata_text(problem: Problem) -> str:
         return json.dumps(dict(problem.metadata), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"problem {problem.id!r}: expected metadata that JSON can store, got {error}; remove the rest, or run "
+            f"problem {problem.id!r}: expected metadata that JSON can store ({error}); remove other metadata, or run "
             "without a store"
         ) from error
 
@@ -111,7 +111,7 @@ class Writer:
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
         """Store a plan with its tree, replacing an earlier plan of the same problem, and return its checksum.
 
-        This changes the number of searches in the run's row, so the caller must write its checksum with `seal`.
+        This changes the number of searches in the run's row, so the caller must write the row's checksum with `seal`.
         """
         key = search_id(run, problem.id)
         query = "SELECT count(*), count(error) FROM searches WHERE id = ?"
@@ -220,7 +220,7 @@ class Reader:
         return found, self.lost(run, len(found))
 
     def lost(self, run: str, found: int) -> str:
-        """Return a message if a run's number of searches differs from those found; else ``""``."""
+        """Return a message if a run's number of searches differs from the number found, else ``""``."""
         [wanted] = self._connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [found]
         return "" if wanted == found else f"expected {wanted} searches, found {found}"
 
@@ -330,7 +330,7 @@ class Reader:
             query = f"SELECT id, text FROM texts WHERE id IN ({', '.join('?' * len(some))})"
             found |= {key: _checked(key, text) for key, text in self._connection.execute(query, some)}
         if len(found) <= len(wanted):
-            raise Damage("a text is missing")
+            raise Damage("one of its texts is missing")
         return found
 
 
@@ -347,7 +347,7 @@ def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any
 
 def _checked(key: bytes, stored: str | bytes) -> str:
     if not isinstance(stored, str | bytes) or digest(text := readable(stored)) != key:
-        raise Damage("a text does not match its checksum")
+        raise Damage("one of its texts does not match its checksum")
     return text
 
 
@@ -380,7 +380,7 @@ def recipients_of(node: NodeRow) -> list[int]:
 
 def _state(tree: Tree, node: int) -> MASState:
     if not 0 <= node < len(tree):
-        raise Damage(f"node {node} is not in its tree")
+        raise Damage(f"its tree has no node {node}")
     return tree.states[node]
 
 

@@ -16,7 +16,7 @@ _HELD: set[str] = set()
 
 
 class RunLock:
-    """An exclusive writer lock on a run; the system releases it when the process dies.
+    """An exclusive writer lock on a run; the operating system releases it when the process dies.
 
     The lock is an exclusive `flock` on a separate file per run next to the store. It belongs to this handle: closing
     other handles, in this process or another, does not release it. On Windows, it is a lock on the file's first byte,
@@ -27,7 +27,7 @@ class RunLock:
         """Acquire the lock.
 
         Raises:
-            StoreError: Another writer has it.
+            StoreError: Another writer holds the lock.
         """
         self._path = f"{os.path.realpath(path)}-lock-{run[:16]}"
         self._owner = os.getpid()

@@ -187,6 +187,6 @@ def _more(one: Transcript) -> JSONObject:
 
 
 def question_name(question: str, reference: str | None) -> str:
-    """Return an id for a question without one, which is the same in every log."""
+    """Return an id for a question that has none; equal questions have the same id in every log."""
     text = json.dumps([" ".join(question.split()), reference])
     return "q-" + hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -147,7 +147,7 @@ class Store:
 
         Args:
             run: As in `find`.
-            trees: Rebuild trees and candidates; without them reading is many times faster.
+            trees: Rebuild trees and candidates; without them, reading is many times faster.
             failed: Also yield the searches that failed.
             grading: Label or digest of a grading (`gradings`) to use for the plans.
 
@@ -233,7 +233,7 @@ class Store:
             yield _priced(outcome, row, cost), tree
 
     def has_values(self, run: str | None = None) -> bool:
-        """Return whether a state in one run's trees has a value; if not, `outcomes` is sufficient in place of `values`.
+        """Return whether any state in one run's trees has a value; if not, `outcomes` suffices in place of `values`.
 
         Raises:
             StoreError: As in `find`.
@@ -287,7 +287,7 @@ class Store:
         """Read the seed that each message of one run's trees was sampled with, by problem and node.
 
         Yields:
-            The problem's id, and for each node of its tree the seed; None for the root and for messages without one.
+            The problem's id, and for each node of its tree the seed; None for the root and for messages without a seed.
 
         Raises:
             StoreError: As for `plans`.
@@ -328,7 +328,7 @@ class Store:
         """Read the search of one problem, with the problem.
 
         Raises:
-            UnknownNameError: The run has not searched it.
+            UnknownNameError: The run has no search of the problem.
             StoreError: As in `find`, or the search is corrupt.
         """
         info = self.find(run)
@@ -357,7 +357,7 @@ class Store:
         *,
         texts: bool = False,
     ) -> Iterator[T]:
-        """Read every intact search of a run in batches; if a batch has a corrupt search, one at a time.
+        """Read every intact search of a run in batches; read batches with corrupt searches one search at a time.
 
         Raises:
             StoreError: Searches are corrupt; raised at the end, with their names.
@@ -427,7 +427,7 @@ class Store:
             )
         if mas.program:
             raise StoreError(
-                f"store {self.path}: expected a run of a MAS, got the program {mas.name}, whose prompts are not stored"
+                f"store {self.path}: expected a run of a MAS, got one of the program {mas.name} (prompts not stored)"
             )
         rule = same_rule(rule_of(str(info.facts.get("task"))) if same is None else same)
         rows = []

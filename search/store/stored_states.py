@@ -18,7 +18,7 @@ class RecordedState(NamedTuple):
     """A recorded state.
 
     Attributes:
-        question: Its problem.
+        question: The problem of the state.
         context: The state with the answers of all samples of its question.
         right: Number of right recorded episodes through the state; with message labels, whether its messages are right.
         total: Number of recorded episodes through the state; 1 with message labels.

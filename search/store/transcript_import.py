@@ -2,7 +2,7 @@
 
 A call creates one run from the files that have not been imported yet. The run's planner is ``recorded``, and the agents
 of its system are the speakers of the log. Each question is a search, and its candidates are the recorded samples.
-Samples with a common prefix share its nodes.
+Samples with a common prefix share the nodes of the prefix.
 
 Samples of one question may be anywhere in the files, so samples are first written to a file next to the store. Memory
 use therefore does not grow with the log, and an interrupted import continues with the missing questions.
@@ -106,8 +106,8 @@ def import_transcripts(
         format: As for `mas_gym.logs.read_transcripts`.
         name: Name of the run; by default the name of the file, or of the files' folder.
         kind: Grading kind for answers without a recorded outcome; by default inferred from the reference answers.
-        listen: Called with ``"read"`` and bytes, then with ``"write"`` and questions, each time with the number done
-            and the total.
+        listen: Called with ``"read"``, the number of bytes read and the total, then with ``"write"``, the number of
+            questions written and the total.
 
     Raises:
         ConfigError: The format or kind is unknown, or the files have no transcripts.

@@ -4,10 +4,10 @@
   assistant's turn. If a template rejects or ignores the system role, the system
   prompt is put in front of the first other message, separated by a blank line.
 * Without a chat template, the contents are joined by blank lines and followed by
-  one. A template renders an empty content as an empty turn; without a template
-  it is left out.
-* A special token that occurs in a content is broken by a space, so that no
-  message can end its own turn or open another one. A lone surrogate becomes U+FFFD.
+  a blank line. A template renders an empty message as an empty turn; without a
+  template, empty messages are left out.
+* A special token in a message's content is broken up by a space, so that no
+  message can end its turn or open another turn. A lone surrogate becomes U+FFFD.
 * If a prompt does not fit the context window, its oldest text is removed, word by word, but
   never the system prompt or the last paragraph. The removed tokens are counted.
 
@@ -98,7 +98,7 @@ class ChatFormat:
         Up to ``cap`` tokens are reserved for the answer, but at most a quarter of the window.
 
         Raises:
-            PromptTooLongError: The system prompt and the newest message together exceed the window.
+            PromptTooLongError: The system prompt and the last paragraph of the newest message exceed the limit.
             PolicyError: The template fails.
         """
         limit = self.window - min(cap, max(1, self.window // 4))
@@ -154,8 +154,8 @@ class ChatFormat:
         if len(best) > limit:
             raise PromptTooLongError(
                 f"expected a prompt of at most {limit} tokens (window {self.window}), got {tokens}, of which the "
-                f"system prompt and the newest message take {len(best)}; use a model with a longer window, or "
-                "lower the max_new_tokens of the agent that wrote the message"
+                f"system prompt and the last paragraph of the newest message take {len(best)}; use a model with a "
+                "longer window, or lower the max_new_tokens of the agent that wrote the message"
             )
         step = max(16, kept)
         while step:
@@ -189,7 +189,7 @@ def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage]
 
     Args:
         tokenizer: A tokenizer with a chat template.
-        messages: At least one.
+        messages: At least one message.
         options: Options of ``apply_chat_template``, such as ``tokenize=False`` for the text, and template variables.
 
     Raises:

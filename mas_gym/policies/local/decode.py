@@ -1,8 +1,8 @@
 """Continuous batching on any attention-only causal LM of transformers.
 
 A prompt is encoded once for all of its samples. Rows leave the batch when they finish, and
-waiting rows take their place. Log-probabilities are computed from the logits that are
-sampled from. Randomness is counter-based: a row's uniform number is computed from (seed,
+waiting rows take their place. Log-probabilities are computed from the same logits as
+the samples. Randomness is counter-based: a row's uniform number is computed from (seed,
 step), not drawn from a stateful generator, so it does not depend on other rows or on the
 time at which the row joined.
 
@@ -10,7 +10,7 @@ time at which the row joined.
 the batch (about 1e-6 in a log-probability), so a draw within that distance of a boundary
 could select a different token. With ``exact``, such draws are recomputed with a reference:
 the same row alone, unpadded, in float64. The same applies to sums of log-probabilities that
-are as close to a rounding boundary. A reply then depends only on its request, and not on the
+are this close to a rounding boundary. A reply then depends only on its request, and not on the
 other rows, their order, the concurrency or the number of threads, as long as the error is
 within the tolerances below; ``benchmarks/local_engine.py`` measures both.
 
@@ -51,7 +51,7 @@ class Draws(NamedTuple):
         logprobs: ``[n]`` log-probabilities at temperature 1 and without top-p, in nats.
         doubtful: ``[n]`` whether the draw is ambiguous: an error within the tolerance could have changed the token.
         entropy: ``[n]`` entropy of the distribution at temperature 1, in nats.
-        self_certainty: ``[n]`` KL divergence of the uniform distribution from it, in nats.
+        self_certainty: ``[n]`` KL divergence of the uniform distribution from this distribution, in nats.
     """
 
     tokens: Ints
@@ -87,7 +87,7 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
         temperature: ``[n]`` softmax temperatures; below `MIN_TEMPERATURE` the most likely token is taken.
         top_p: ``[n]`` nucleus masses in ``(0, 1]``: the smallest set of most likely tokens with at least this mass.
         uniform: ``[n]`` numbers in ``[0, 1)``.
-        tolerance: Absolute error of a probability, and relative error between two, within which a draw is ambiguous.
+        tolerance: Absolute error of one probability, or relative error between two, within which a draw is ambiguous.
     """
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -142,10 +142,10 @@ class _Picked(NamedTuple):
 
 
 def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> _Picked:
-    """Return the chosen ids, the ambiguous rows, and the rows with a nucleus certainly inside these candidates.
+    """Return the chosen ids, the ambiguous rows, and the rows whose nucleus is certainly inside these candidates.
 
-    ``scaled`` and ``ids`` are ``[n, k]``, the most likely first; ``total`` is the log of the normaliser;
-    ``top_p`` is 0 for only the most likely token and infinite for every token.
+    ``scaled`` and ``ids`` are ``[n, k]`` with the most likely token first; ``total`` is the log of the normaliser.
+    If ``top_p`` is 0, only the most likely token is kept; if it is infinite, every token is kept.
     """
     p = np.exp(scaled - total[:, None])
     before = np.cumsum(p, axis=1) - p
@@ -173,7 +173,7 @@ def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floa
 
 
 def _place(p: Floats, order: Ints, kept: Bools, uniform: Floats, tolerance: float) -> tuple[Ints, Bools]:
-    """Return the column of the kept candidate that each number selects, and whether it is close to an edge."""
+    """Return the column of the kept candidate that each number selects, and whether the number is close to an edge."""
     rows = np.arange(len(p))
     mass = np.where(kept, p, 0.0)[rows[:, None], order]
     line = np.cumsum(mass, axis=1)

@@ -14,7 +14,7 @@ with the same question and siblings in a search tree have long common prefixes.
 `threads_for` sets the number of CPU threads of a model. By default torch uses one thread
 per core, and threads that wait for each other busy-wait. The operations of a small model are
 too short to divide: on an idle machine, more threads gain little, and with other processes
-running, most of their CPU time is wasted.
+running, most of the threads' CPU time is wasted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BLOCK = 8
 
 
 class _SlotLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values, ``[rows, H, capacity, D]``, written in place instead of copied to grow."""
+    """One layer's keys and values, ``[rows, H, capacity, D]``, written in place, without a copy per token."""
 
     def __init__(self, slots: Slots, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Prefilled(NamedTuple):
         cache: Their keys and values.
         lengths: ``[n]`` tokens of each prompt.
         columns: ``[n, longest]`` cache column of each prompt's tokens, right-aligned; arbitrary for padding.
-        reused: Number of tokens in all prompts with keys and values from earlier prompts.
+        reused: Number of tokens, over all prompts, whose keys and values come from earlier prompts.
     """
 
     cache: DynamicCache
@@ -115,7 +115,7 @@ class Slots:
     """
 
     def __init__(self, most: int) -> None:
-        """Start empty, for up to ``most`` sequences; the first admission determines the shapes."""
+        """Create an empty batch for up to ``most`` sequences; the first call of `admit` determines the shapes."""
         self._most = most
         self.rows = self.capacity = 0
         self.n = 0
@@ -129,7 +129,7 @@ class Slots:
         return self.end - int(self.lengths[: self.n].max(initial=0))
 
     def admit(self, prompts: Prefilled, source: list[int]) -> None:
-        """Add sequences; ``source`` gives each one's row in ``prompts``, and several may share a prompt."""
+        """Add sequences; ``source`` is each sequence's row in ``prompts``; several sequences may share a row."""
         lengths = prompts.lengths[source]
         longest = int(lengths.max())
         self._make_room(longest, len(source))
@@ -204,7 +204,7 @@ class PrefixStore:
     """The most recently used encoded prompts, up to a size in bytes."""
 
     def __init__(self, budget: int) -> None:
-        """Start empty, with a budget in bytes; 0 disables storage."""
+        """Create an empty store with a budget in bytes; 0 disables storage."""
         self._budget, self._held = budget, 0
         self._entries: OrderedDict[int, EncodedPrompt] = OrderedDict()
         self._owners: dict[int, EncodedPrompt] = {}
@@ -212,7 +212,7 @@ class PrefixStore:
     def longest(self, prompt: list[int]) -> tuple[EncodedPrompt | None, int]:
         """Return the entry that shares the longest prefix with a prompt, and the length of that prefix.
 
-        Prefixes are looked up block by block, so one shorter than a block is not found. A prompt's last token is
+        Prefixes are looked up block by block, so a prefix shorter than a block is not found. A prompt's last token is
         never part of the prefix, because its logits are needed.
         """
         best: EncodedPrompt | None = None
@@ -252,7 +252,7 @@ def _keys(tokens: list[int]) -> Iterator[int]:
 
 
 def gathered(found: list[tuple[EncodedPrompt | None, int]]) -> tuple[DynamicCache, int]:
-    """Return a cache whose row r ends with the shared prefix of prompt r, and its width (0 if none is shared)."""
+    """Return a cache whose row r ends with the shared prefix of prompt r, and its width (0 if no prefix is shared)."""
     cache = DynamicCache()
     width = max(length for _, length in found)
     if width == 0:
@@ -278,7 +278,7 @@ _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @contextmanager
 def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
-    """Set torch's number of threads for the body, for this thread; wrap forward passes and training in it.
+    """Context manager that sets torch's thread count for this thread; wrap forward passes and training in it.
 
     Args:
         parameters: The model's number of parameters.
@@ -390,7 +390,7 @@ def check_padding(model: CausalModel, vocabulary: int) -> None:
     Disables `CausalModel.shares` if only prefix sharing gives wrong results.
 
     Raises:
-        PolicyError: They disagree, as for architectures with more state than keys and values.
+        PolicyError: The results disagree, as for architectures with more state than keys and values.
     """
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, vocabulary, size).tolist() for size in (5, 19, 3)]

@@ -46,7 +46,7 @@ class TransformersPolicy(StreamingPolicy):
         prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
         window: Context window in tokens, for prompt and answer together; by default the model's window.
         threads: CPU threads of torch for this model. By default one for models of up to 50 million parameters, and
-            torch's default for larger ones or if ``OMP_NUM_THREADS`` is set.
+            torch's default for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
         exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
             copy of the model. By default on for float32 models of up to 100 million parameters that run in float64.
         chat_options: Extra variables for the chat template.
@@ -155,7 +155,7 @@ class TransformersSession:
     """A running batch of a `TransformersPolicy`; see `mas_gym.policies.base.SamplingSession`."""
 
     def __init__(self, policy: TransformersPolicy) -> None:
-        """Start empty."""
+        """Create an empty batch."""
         self._policy = policy
         self._decoder: Decoder | None = Decoder(
             policy._model, policy.max_batch, policy.end_tokens, policy.stats, policy.prefix_megabytes << 20
@@ -182,7 +182,7 @@ class TransformersSession:
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
         """Encode waiting prompts or decode one token per row; return the requests that this finishes."""
         if self._decoder is None:
-            raise PolicyError("the session is closed; open another")
+            raise PolicyError("the session is closed; open another with the policy's open()")
         done, self._refused = self._refused, []
         try:
             with threads_for(*self._policy._threads):
