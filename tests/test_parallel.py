@@ -38,7 +38,7 @@ def planner(values: ValueKind, leaf: Any, n: int, c: int, parallel: int) -> MCTS
 
 
 @given(st.sampled_from(KINDS), st.sampled_from(LEAVES), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))
-def test_parallel_1_equals_the_serial_search_exactly(values: Any, leaf: Any, n: int, c: int, seed: int) -> None:
+def test_search_with_parallel_1_equals_the_serial_search(values: Any, leaf: Any, n: int, c: int, seed: int) -> None:
     serial = planner(values, leaf, n, c, 1)
     one, other = world(seed), world(seed)
     plan, forced = one.plan(serial), other.plan(Forced(**vars(serial)))
@@ -56,7 +56,9 @@ def test_parallel_1_equals_the_serial_search_exactly(values: Any, leaf: Any, n: 
     st.integers(2, 12),
     st.integers(0, 99),
 )
-def test_visits_sum_up_and_no_request_repeats(values: Any, leaf: Any, n: int, c: int, parallel: int, seed: int) -> None:
+def test_visits_add_up_and_no_request_is_repeated(
+    values: Any, leaf: Any, n: int, c: int, parallel: int, seed: int
+) -> None:
     at = world(seed)
     search_of = planner(values, leaf, n, c, parallel)
     machinery = search_of.search(at.model, at.model.initial_state("q"))
@@ -127,7 +129,7 @@ def test_parallel_training_search_uses_true_rewards() -> None:
         assert plan.usage.reward_calls == 0
 
 
-def test_budget_ends_open_simulations() -> None:
+def test_budget_limits_the_calls_of_parallel_searches() -> None:
     for calls in range(6, 40, 3):
         run = search.run(
             "mcts:30,3,parallel=6",

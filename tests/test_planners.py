@@ -46,7 +46,7 @@ def worded(way: str, index: int) -> str:
 
 
 @pytest.mark.parametrize("planner", [MCTS(6, 3), PUCT(6, 3), SequentialHalving(6, 3), MCTS(6, 3, parallel=2)])
-def test_messages_equal_by_a_rule_share_one_child(planner: MCTS) -> None:
+def test_messages_equal_under_a_merge_rule_share_one_child(planner: MCTS) -> None:
     wide, narrow = (World(2, worded), World(2, worded))
     texts = [
         {state.text for state in world.plan(one).tree.states if state.depth == 1}
@@ -56,7 +56,7 @@ def test_messages_equal_by_a_rule_share_one_child(planner: MCTS) -> None:
     assert len(narrow.evaluated) < len(wide.evaluated)
 
 
-def test_rule_changes_only_the_identity_of_its_planner() -> None:
+def test_merge_rule_is_part_of_the_identity_only_if_set() -> None:
     plain = identity_of(MCTS())
     assert "same" not in plain["fields"]
     named, own = MCTS(same="opening"), MCTS(same=lambda a, b: a == b)
@@ -296,7 +296,7 @@ def test_decoding_returns_only_terminal_messages(seed: int, leaf: Any, values: A
     assert all(m.state is None or world.model.is_terminal(m.state) for m in plan.anytime)
 
 
-def test_bootstrap_search_without_virtual_visits_answers() -> None:
+def test_bootstrap_search_without_virtual_visits_returns_an_answer() -> None:
     for seed in range(30):
         world = World(3, value=lambda path, seed=seed: noise(seed, path))  # type: ignore[misc]
         plan = world.plan(MCTS(6, 2, 1.0, "bootstrap", virtual_visits=False))
@@ -430,7 +430,7 @@ def test_beam_ties_prefer_the_likelier_message() -> None:
 @pytest.mark.parametrize(
     "planner", [MCTS(5, 1), MCTS(5, 1, leaf="bootstrap"), StepBeamSearch(1, 1), SinglePass()], ids=str
 )
-def test_width_1_is_a_single_pass(planner: Any) -> None:
+def test_search_of_width_1_makes_a_single_pass(planner: Any) -> None:
     world = World(4)
     assert world.plan(planner).best is not None
     assert world.calls == 4
@@ -504,14 +504,14 @@ def test_budget_ends_the_simulations_and_keeps_the_answer() -> None:
     ids=["dvts-3-5", "rebase-15", "rebase-7-best"],
 )
 @pytest.mark.parametrize("depth", [1, 3, 4])
-def test_fixed_widths_have_their_number_of_agent_calls(planner: Any, calls: Any, depth: int) -> None:
+def test_fixed_width_planners_make_the_expected_number_of_agent_calls(planner: Any, calls: Any, depth: int) -> None:
     world = World(depth)
     plan = world.plan(planner)
     assert world.calls == calls(depth) and plan.best is not None
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["rollout", "bootstrap"]), st.sampled_from([0.3, 1.0, 30.0]))
-def test_puct_and_halving_answer_within_their_bounds(seed: int, leaf: Any, temperature: float) -> None:
+def test_puct_and_halving_return_an_answer_within_their_bounds(seed: int, leaf: Any, temperature: float) -> None:
     def world() -> World:
         return World(4, value=lambda path: noise(seed, path))
 
@@ -526,7 +526,7 @@ def test_puct_and_halving_answer_within_their_bounds(seed: int, leaf: Any, tempe
     assert visits == [2, 2, 2, 3, 6, 7]
 
 
-def test_puct_priors_order_first_visits_of_an_outcome_search() -> None:
+def test_puct_priors_set_the_order_of_first_visits_in_an_outcome_search() -> None:
     class Likely(World):
         def propose(self, state: Any, n: int) -> Any:
             return [p._replace(logprob=-0.1 if i == 2 else -9.0) for i, p in enumerate(super().propose(state, n))]
@@ -546,7 +546,7 @@ def test_puct_priors_order_first_visits_of_an_outcome_search() -> None:
     assert tree is not None and all(tree.visits[child] for child in tree.children(0))
 
 
-def test_sequential_halving_answers_from_its_finalists() -> None:
+def test_sequential_halving_selects_its_answer_among_the_finalists() -> None:
     leaves = {"a/a": 1.0, "b/a": 0.9, "c/a": 0.5, "d/a": 0.4}
     world = World(2, value=lambda path: leaves.get(path, -1.0))
     plan = world.plan(SequentialHalving(8, 3, width=4, values="outcome"))
@@ -559,7 +559,7 @@ def test_sequential_halving_answers_from_its_finalists() -> None:
     assert plan.anytime[-1].node == plan.best.node
 
 
-def test_uniform_priors_equal_constant_likelihoods() -> None:
+def test_puct_visits_are_even_for_equal_likelihoods_and_follow_unequal_ones() -> None:
     class Likely(World):
         def propose(self, state: Any, n: int) -> Any:
             return [p._replace(logprob=-9.0 if i else -0.1) for i, p in enumerate(super().propose(state, n))]
@@ -582,14 +582,14 @@ def test_rebase_expands_better_states_more() -> None:
 
 @example(1, [0.0, 5e-324])
 @given(st.integers(0, 50), st.lists(st.floats(-50, 50), min_size=1, max_size=20))
-def test_rebase_shares_sum_up_and_follow_the_order(amount: int, logits: list[float]) -> None:
+def test_rebase_shares_add_up_to_the_total_and_follow_the_score_order(amount: int, logits: list[float]) -> None:
     counts = share(amount, logits)
     assert sum(counts) == amount and min(counts) >= 0
     ranked = sorted(zip(logits, counts, strict=True))
     assert all(few <= many or low == high for (low, few), (high, many) in itertools.pairwise(ranked))
 
 
-def test_adaptive_branching_widens_until_a_good_candidate() -> None:
+def test_adaptive_branching_widens_until_it_finds_a_good_candidate() -> None:
     def visits(value: Any) -> list[int]:
         world = World(2, value=value)
         plan = world.plan(AdaptiveBranching(60, 0.1))
@@ -602,7 +602,7 @@ def test_adaptive_branching_widens_until_a_good_candidate() -> None:
 
 
 @pytest.mark.parametrize("planner", [PUCT(), SequentialHalving(), DVTS(), REBASE(), AdaptiveBranching()], ids=str)
-def test_other_planners_require_a_critic(planner: Any) -> None:
+def test_puct_halving_dvts_rebase_and_adaptive_require_a_critic(planner: Any) -> None:
     with pytest.raises(ConfigError, match="needs a critic"):
         planner.for_run(None, False)
     check_planner(planner)
@@ -717,7 +717,7 @@ FLOATS = [
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "true", "high"])
 @pytest.mark.parametrize(("name", "setting"), FLOATS)
-def test_float_settings_reject_all_but_finite_numbers_in_range(name: str, setting: str, value: str) -> None:
+def test_float_settings_accept_only_finite_numbers_in_range(name: str, setting: str, value: str) -> None:
     assert len(FLOATS) >= 6
     with pytest.raises(ConfigError, match=f"expected {setting} to be a"):
         search.load_planner(f"{name}:{setting}={value}")

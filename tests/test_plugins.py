@@ -37,7 +37,7 @@ HOSTILE_SPECS = [
 @given(st.text(alphabet="ab.py:#=,& /\n") | st.text(), st.booleans())
 @example("judge:my.py:make", True)
 @example("x#a.py:b", False)
-def test_spec_parse_of_its_text_returns_the_same_spec(text: str, registered: bool) -> None:
+def test_parsing_the_text_of_a_spec_returns_the_same_spec(text: str, registered: bool) -> None:
     spec = Spec.parse(text, lambda name: registered)
     assert Spec.parse(str(spec), lambda name: registered) == spec
 
@@ -52,7 +52,9 @@ TEXTS = st.from_regex(r"[a-z][A-Za-z0-9./@_-]{0,8}", fullmatch=True)
     st.dictionaries(NAMES, TEXTS),
     st.sampled_from(["", "my.py", "a b/x.y.py", "/home/c#/my.py", "C:/my.py"]),
 )
-def test_spec_with_all_parts_is_parsed_into_them(name: str, argument: str, more: dict[str, str], file: str) -> None:
+def test_spec_with_all_parts_is_restored_from_its_text(
+    name: str, argument: str, more: dict[str, str], file: str
+) -> None:
     fragment = "&".join(f"{key}={value}" for key, value in more.items())
     spec = Spec(name, argument, fragment, file)
     assert Spec.parse(str(spec)) == spec
@@ -71,7 +73,7 @@ def test_settings_survive_formatting_and_parsing(args: list[Any], kwargs: dict[s
 
 
 @given(st.text(alphabet="a1=,. -") | st.text())
-def test_settings_of_any_text_are_read_or_rejected(text: str) -> None:
+def test_arbitrary_settings_text_is_parsed_or_rejected(text: str) -> None:
     try:
         args, kwargs = read_settings("here", text)
     except ConfigError:
@@ -79,7 +81,7 @@ def test_settings_of_any_text_are_read_or_rejected(text: str) -> None:
     assert len(args) + len(kwargs) <= text.count(",") + 1
 
 
-def test_spec_settings_combine_settings_and_options() -> None:
+def test_settings_method_combines_settings_with_options() -> None:
     assert Spec.parse("x:1,b=two#c=[3, 4]").settings() == ([1], {"b": "two", "c": [3, 4]})
     with pytest.raises(ConfigError, match="'b' is set twice"):
         Spec.parse("x:b=1#b=2").settings()
@@ -110,7 +112,7 @@ def test_hostile_specs_raise_short_printable_errors(kind: str, spec: str) -> Non
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_unknown_name_error_suggests_names_and_the_registration(kind: str) -> None:
+def test_unknown_name_error_suggests_a_file_or_a_registration(kind: str) -> None:
     group = {"policy": "policies"}.get(kind, f"{kind}s")
     with pytest.raises(UnknownNameError, match=rf"write FILE\.py:NAME or register .* mas_gym\.{group}"):
         LOADERS[kind]("nonsense")

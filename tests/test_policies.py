@@ -74,7 +74,7 @@ def test_seeds_are_the_same_on_every_machine() -> None:
 
 
 @given(st.integers(), st.text(st.characters(codec=None)), st.binary(max_size=16), st.integers(0))
-def test_seeds_are_in_range_and_differ_in_every_argument(run: int, problem: str, digest: bytes, index: int) -> None:
+def test_seeds_are_in_range_and_depend_on_every_argument(run: int, problem: str, digest: bytes, index: int) -> None:
     seed = derive_seed(run, problem, digest, index)
     assert 0 <= seed < 2**63
     others = [
@@ -86,7 +86,7 @@ def test_seeds_are_in_range_and_differ_in_every_argument(run: int, problem: str,
     assert len({seed, *others}) == 5
 
 
-def test_seed_fields_are_separated() -> None:
+def test_seed_depends_on_the_boundaries_between_fields() -> None:
     assert derive_seed(1, "ab", b"c", 0) != derive_seed(1, "a", b"bc", 0)
     assert derive_seed(1, "0|x", b"", 2) != derive_seed(1, "x", b"", 20)
 
@@ -149,7 +149,7 @@ def test_options_are_parsed_as_numbers_text_and_booleans() -> None:
 @given(st.text(max_size=30))
 @example("recorded:\x00")
 @example("recorded:/")
-def test_arbitrary_spec_gives_a_policy_or_an_error(spec: str) -> None:
+def test_arbitrary_spec_raises_a_mas_gym_error(spec: str) -> None:
     if spec.startswith(("tiny", "transformers")):
         return
     with pytest.raises(MASGymError):
@@ -181,7 +181,7 @@ def test_entry_points_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert policy.sample([request()])[0].samples[0].text == "HELLO"
 
 
-def test_policies_without_torch_name_the_missing_extra() -> None:
+def test_missing_torch_error_names_the_extra() -> None:
     ran = run_python("""
         import sys
         import mas_gym.policies
@@ -279,7 +279,7 @@ def test_recording_returns_the_recorded_messages(tmp_path: Path) -> None:
     assert replay.sample([subset])[0].samples == echo().sample([subset])[0].samples
 
 
-def test_sample_key_contains_every_dependency(tmp_path: Path) -> None:
+def test_sample_key_depends_on_every_request_field(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     base = request()
     RecordingPolicy(echo(), file).sample([base])
@@ -300,7 +300,7 @@ def test_sample_key_contains_every_dependency(tmp_path: Path) -> None:
             replay.sample([other])
 
 
-def test_missing_recorded_request_is_reported_with_the_remedy(tmp_path: Path) -> None:
+def test_missing_recorded_request_is_reported_and_the_fix_is_named(tmp_path: Path) -> None:
     record(tmp_path / "r.jsonl")
     with pytest.raises(PolicyError, match=r"'Solver' for seed 999 .*another one.*RecordingPolicy"):
         RecordedPolicy(tmp_path / "r.jsonl").sample([request("another one", (999,))])
@@ -456,7 +456,7 @@ class Derived(Policy):
 @pytest.mark.parametrize(
     ("made", "shape"), [(Bare(), Policy), (BareStreaming(), StreamingPolicy), (BareAsync(), AsyncPolicy)]
 )
-def test_as_policy_of_object_with_required_method_has_all_attributes(made: object, shape: type) -> None:
+def test_as_policy_adds_missing_attributes_with_defaults(made: object, shape: type) -> None:
     policy = as_policy(made)
     assert isinstance(policy, shape) and isinstance(policy, StreamingPolicy) is isinstance(made, BareStreaming)
     assert policy.name == type(made).__name__ and as_policy(policy) is policy
@@ -465,7 +465,7 @@ def test_as_policy_of_object_with_required_method_has_all_attributes(made: objec
     assert identity_of(policy) == identity_of(made)
 
 
-def test_as_policy_keeps_attributes_of_object() -> None:
+def test_as_policy_keeps_the_attributes_of_the_object() -> None:
     part = Bare()
     vars(part).update(name="mine", max_batch=3, takes_extra_body={"stop"}, other=5)
     policy: Any = as_policy(part)
@@ -483,12 +483,12 @@ def test_derived_policy_has_defaults_and_runs_in_a_search() -> None:
 
 
 @pytest.mark.parametrize("part", [None, "tiny", object(), Bare, Policy, 3, {"sample": 1}])
-def test_as_policy_of_another_object_raises(part: object) -> None:
+def test_as_policy_rejects_objects_that_are_not_policies(part: object) -> None:
     with pytest.raises(ConfigError, match="expected a policy with sample"):
         as_policy(part)
 
 
-def test_wrappers_support_the_fields_of_the_policy_behind_them(tmp_path: Path) -> None:
+def test_wrappers_support_the_fields_of_the_wrapped_policy(tmp_path: Path) -> None:
     asked = '{"response_format": 1}'
     taking, plain = Bare(), Bare()
     vars(taking).update(takes_extra_body=True)
@@ -508,6 +508,6 @@ def test_wrappers_support_the_fields_of_the_policy_behind_them(tmp_path: Path) -
             fitted(wrapper, "Critic", request().messages, asked)
 
 
-def test_policy_without_log_probabilities_of_words_raises() -> None:
+def test_choose_raises_without_log_probabilities_of_first_words() -> None:
     with pytest.raises(PolicyError, match="no log-probabilities of first words"):
         Derived().choose([request().messages], ["yes", "no"])

@@ -148,7 +148,7 @@ class TestServers:
     def stated(self, url: str, **options: Any) -> Any:
         return identity_of(load_policy(f"openai:served@{url}/v1", **options))
 
-    def test_server_identity_depends_on_the_model_not_the_address(self) -> None:
+    def test_server_identity_depends_on_the_model_and_not_on_the_address(self) -> None:
         from loopback import hash_policy, make_app, serving
 
         with serving(make_app(hash_policy())) as one, serving(make_app(hash_policy())) as two:

@@ -68,7 +68,7 @@ class Counting:
 
 
 class TestAsAsync:
-    def test_batching_keeps_replies_and_shares_batches(self) -> None:
+    def test_batching_fills_batches_and_keeps_the_replies(self) -> None:
         policy = Counting(max_batch=8)
         requests = [request(i) for i in range(20)]
         assert ask(as_async(policy), requests) == ScriptedPolicy(say).sample(requests)
@@ -196,7 +196,7 @@ class TestCache:
             assert policy.misses == 2
             policy.close()
 
-    def test_cached_prompt_tokens_count_as_in_the_first_run(self, tmp_path: Path) -> None:
+    def test_prompt_tokens_of_cached_replies_are_counted_as_cached(self, tmp_path: Path) -> None:
         class OneByOne(Counting):
             independent_samples = True
 
@@ -261,14 +261,14 @@ class TestCache:
             assert (file.read_bytes() if file.exists() else None) == before
 
     @pytest.mark.parametrize("options", ["#cache={}", "#cache={}&timeout=7", "#timeout=7&cache={}&api=chat"])
-    def test_cache_option_wraps_any_policy(self, tmp_path: Path, options: str) -> None:
+    def test_cache_option_wraps_the_policy_at_any_position(self, tmp_path: Path, options: str) -> None:
         pytest.importorskip("openai", reason="the openai package is not installed")
         policy = load_policy("openai:m@http://127.0.0.1:9/v1" + options.format(tmp_path / "c.db"))
         assert isinstance(policy, CachedPolicy) and policy.file == tmp_path / "c.db"
         assert policy._inner.options.timeout == (7 if "timeout" in options else 300)
         policy.close()
 
-    def test_cache_distinguishes_weights_at_one_path(self, tmp_path: Path) -> None:
+    def test_cache_distinguishes_different_weights_at_the_same_path(self, tmp_path: Path) -> None:
         pytest.importorskip("torch", reason="torch is not installed")
         import local_models
 
@@ -339,7 +339,7 @@ class TestPoliciesOfAMAS:
         list(search.run("single", problems, mas=mas, policy=policy))
         return f"recorded:{file}"
 
-    def test_run_without_policy_uses_those_of_the_mas(self, tmp_path: Path) -> None:
+    def test_run_without_a_policy_uses_the_policies_of_the_mas(self, tmp_path: Path) -> None:
         problems = mas_gym.load_task("arithmetic", limit=3)
         one = self.recorded(tmp_path, "one", "one", mas_gym.load_mas(self.write(tmp_path, "")), problems)
         first = mas_gym.load_mas(self.write(tmp_path, f"policies: {{A: '{one}', '*': tiny}}\n"))
@@ -372,7 +372,7 @@ class TestPoliciesOfAMAS:
             ("{A: ' ', B: tiny}", "team.yaml:5: policies.A: expected a policy string"),
         ],
     )
-    def test_invalid_policies_are_reported_with_place_and_remedy(
+    def test_invalid_policies_are_reported_with_their_location_and_a_fix(
         self, tmp_path: Path, policies: str, fault: str
     ) -> None:
         with pytest.raises(ConfigError) as caught:
@@ -380,7 +380,7 @@ class TestPoliciesOfAMAS:
         assert [found for found in caught.value.faults if found.startswith(fault)], caught.value.faults
         assert len(caught.value.faults) == 1
 
-    def test_agent_name_of_the_default_entry_is_rejected(self) -> None:
+    def test_agent_named_like_the_default_policy_entry_is_rejected(self) -> None:
         with pytest.raises(ConfigError, match="name of a special node"):
             mas_gym.load_mas({"agents": [{"name": "*", "system_prompt": "x"}], "edges": [[-1, 0]]})
 

@@ -27,7 +27,7 @@ def run(planner: str = "sc:3", count: int = 8, **options: Any) -> search.Run:
     return search.run(planner, problems(count), **{"mas": MAS, "policy": talker(), **options})
 
 
-def test_cost_counts_tokens_forwards_and_seconds() -> None:
+def test_cost_includes_tokens_forward_passes_and_seconds() -> None:
     prices = as_prices(
         {
             "m": {"prompt": 2, "cached": 1, "generated": 10, "second": 0.5},
@@ -76,7 +76,7 @@ def test_cached_tokens_cost_as_much_as_prompt_tokens_by_default() -> None:
         ("tiny: {second: 1", "line 1"),
     ],
 )
-def test_price_files_are_read_strictly(text: str, fault: str, tmp_path: Path) -> None:
+def test_invalid_price_files_are_rejected_with_a_reason(text: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(fault)) as caught:
@@ -126,7 +126,7 @@ def test_stored_plans_contain_their_cost(tmp_path: Path) -> None:
     assert {plan.usd for plan in run(store=tmp_path / "runs.db")} == {None}
 
 
-def test_critics_are_charged_by_forward() -> None:
+def test_critics_are_charged_per_forward_pass() -> None:
     plans = list(run("mcts:4,2", critic=HashCritic(), prices=PRICES))
     for plan in plans:
         assert plan.usd == pytest.approx((plan.usage.generated_tokens + plan.usage.reward_calls) / 1000)
@@ -160,7 +160,7 @@ def test_prices_are_validated_before_the_first_search() -> None:
         search.compare("sc:3", problems(2), mas=MAS, policy=policy, match="usd=0.1")
 
 
-def test_match_usd_chooses_the_size() -> None:
+def test_match_usd_chooses_the_search_size() -> None:
     table = search.compare(["single", "sc:3"], problems(30), mas=MAS, policy=talker(), match="usd=0.25", prices=PRICES)
     [_, part] = table.calibrated
     assert part.spent == pytest.approx(0.25, rel=0.15) and part.size > 3
@@ -177,7 +177,7 @@ def test_match_usd_chooses_the_size() -> None:
 
 @pytest.mark.parametrize("planner", ["sc:9", "bon:9", "mcts:12,3", "sc:9,stop=0.9"])
 @pytest.mark.parametrize("usd", [0.0001, 0.02, 0.06])
-def test_budget_of_usd_equals_a_token_budget_at_a_token_price(planner: str, usd: float) -> None:
+def test_usd_budget_equals_a_token_budget_at_a_price_per_token(planner: str, usd: float) -> None:
     prices = PRICES | {"hash": {"forward": 0}}
     tokens = max(1, round(usd * 1000))
     one = run(planner, critic=HashCritic(), prices=prices, budget=Budget(usd=usd), concurrency=3, raise_errors=True)
@@ -186,7 +186,7 @@ def test_budget_of_usd_equals_a_token_budget_at_a_token_price(planner: str, usd:
     assert results[0] == results[1]
 
 
-def test_prices_are_part_of_the_identity_under_a_budget_of_usd(tmp_path: Path) -> None:
+def test_prices_are_part_of_the_identity_under_a_usd_budget(tmp_path: Path) -> None:
     def digests(**options: Any) -> set[str]:
         list(run(store=tmp_path / "runs.db", **options))
         with search.open_store(tmp_path / "runs.db") as opened:
@@ -198,7 +198,7 @@ def test_prices_are_part_of_the_identity_under_a_budget_of_usd(tmp_path: Path) -
     assert len(digests(prices=PRICES | {"talker": {"second": 1}}, budget=budget)) == 3
 
 
-def test_budget_of_usd_requires_prices() -> None:
+def test_usd_budget_requires_prices() -> None:
     for name in ("budget", "run_budget"):
         with pytest.raises(ConfigError, match="prices for usd=2, got none; pass prices="):
             run(**{name: Budget(usd=2)})
@@ -208,7 +208,7 @@ def test_budget_of_usd_requires_prices() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_run_budget_of_usd_covers_whole_searches(concurrency: int, tmp_path: Path) -> None:
+def test_usd_run_budget_covers_whole_searches(concurrency: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prices": PRICES, "store": tmp_path / "runs.db", "concurrency": concurrency}
     plans = run("sc:3", 40, run_budget=Budget(usd=0.5), **options)
     ended = list(plans)

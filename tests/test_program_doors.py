@@ -115,7 +115,7 @@ def shown_problems(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_critic_trained_on_program_rollouts_guides_its_search(folder: Path) -> None:
+def test_critic_trained_on_program_rollouts_guides_a_search_of_the_program(folder: Path) -> None:
     pytest.importorskip("torch", reason="training needs the extra 'train'")
     run("rollouts", *COMMON, "--split", "train", "--planner", "mcts:12,3", "--store", "trees.db")
     run("train", "masprm", "--store", "trees.db", "--out", "mine", "--set", "epochs=1")

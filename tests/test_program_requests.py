@@ -94,14 +94,14 @@ def test_tree_page_shows_requests_and_tool_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_tree_page_of_a_program_calls_its_last_recipient_end(tmp_path: Path) -> None:
+def test_tree_page_of_a_program_labels_its_last_recipient_as_end(tmp_path: Path) -> None:
     [plan] = search.run("single", problems(1), program=Program(researches, agents=["Researcher"]), policy=Caller())
     with Browser(tmp_path / "profile") as browser:
         page = browser.page(plan.write_page(tmp_path / "tree.html").as_uri())
         assert page.js("document.querySelector('#detail h2').textContent").startswith("Researcher → end")
 
 
-def test_blame_table_omits_other_agents_that_are_not_blamed(tmp_path: Path) -> None:
+def test_blame_table_omits_the_other_agents_column_if_none_is_blamed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
     options: dict[str, Any] = {"critic": HashCritic(), "policy": Caller(), "store": tmp_path / "runs.db"}
     list(search.run("mcts:3,2", problems(6), program=Program(researches), **options))
@@ -112,7 +112,7 @@ def test_blame_table_omits_other_agents_that_are_not_blamed(tmp_path: Path) -> N
     assert "<th>Researcher</th><th>nobody</th>" in page
 
 
-def test_store_keeps_a_shared_system_prompt_once(tmp_path: Path) -> None:
+def test_shared_system_prompt_is_stored_once(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     program = Program(researches, agents=["Researcher"])
     plans = list(search.run("sc:2", problems(20), program=program, policy=Caller(), store=store))
@@ -178,7 +178,7 @@ def test_temperature_0_in_the_program_warns_once(caplog: pytest.LogCaptureFixtur
     assert policy.temperatures == {0.0}
 
 
-def test_temperature_of_the_program_replaces_that_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_program_temperature_replaces_the_temperature_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
     plain, policy = Program(greedy, agents=["Solver"]), Listening()
     program = Program(greedy, agents=["Solver"], temperature=0.9)
     list(search.run("sc:3", problems(2), program=program, policy=policy))
@@ -323,7 +323,7 @@ def test_agents_without_a_system_prompt_are_named_by_node(monkeypatch: pytest.Mo
     assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
 
 
-def test_node_that_the_dry_run_does_not_reach_is_the_agent_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_node_not_reached_by_the_dry_run_is_the_agent_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
     def graph(question: str, client: OpenAI) -> str:
         said = question
         for node, prompt in (

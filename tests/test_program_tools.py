@@ -174,7 +174,7 @@ STORED = 'I add.\n\n[tool calls] [{"name": "add", "arguments": {"a": 1}}, {"name
 """A text in the form of the first version: every later version reads it in the same way."""
 
 
-def test_stored_texts_are_readable() -> None:
+def test_tool_calls_in_stored_texts_are_parsed() -> None:
     calls = (ToolCall("add", '{"a": 1}'), ToolCall("f", "{broken"))
     assert split_calls(STORED) == ("I add.", calls)
     assert with_calls("I add.", [ToolCall("add", '{"a":1}'), calls[1]]) == STORED
@@ -291,7 +291,7 @@ async def ask(client: Any, system: str, **asked: Any) -> Any:
     return await client.chat.completions.create(model="m", messages=messages, **asked)
 
 
-def test_options_other_than_defaults_are_forwarded(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_only_options_other_than_the_defaults_are_forwarded(policy: OpenAIPolicy, bodies: list[Any]) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         reply = await ask(client, "You are the Solver.", response_format={"type": "json_object"}, seed=3, user="me")
         await ask(client, "You are the Solver.", stop=" Final", presence_penalty=0.5, extra_body={"top_k": 5})
@@ -312,7 +312,7 @@ def test_options_other_than_defaults_are_forwarded(policy: OpenAIPolicy, bodies:
 
 
 @pytest.mark.parametrize("field", ["functions", "function_call", "logprobs", "prediction"])
-def test_unsupported_requests_are_rejected_with_the_remedy(field: str, policy: OpenAIPolicy) -> None:
+def test_unsupported_request_fields_are_rejected(field: str, policy: OpenAIPolicy) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         value = True if field == "logprobs" else [{"name": "f"}]
         with pytest.raises(openai.BadRequestError, match=f"{field}: expected none"):
@@ -323,7 +323,7 @@ def test_unsupported_requests_are_rejected_with_the_remedy(field: str, policy: O
     assert searched(program, policy, "single", tasks=problems(1))["p0"].correct
 
 
-def test_policy_without_support_is_named_and_others_continue(policy: OpenAIPolicy) -> None:
+def test_policy_without_tool_support_is_named_and_other_policies_continue(policy: OpenAIPolicy) -> None:
     both = PerAgentPolicy({"Planner": PLAIN, "*": policy})
 
     async def program(question: str, client: AsyncOpenAI) -> str:
@@ -383,7 +383,7 @@ def test_environment_shows_the_speaker(policy: OpenAIPolicy, bodies: list[Any]) 
     env.close()
 
 
-def test_calls_with_different_names_are_distinct() -> None:
+def test_calls_with_different_speaker_names_are_distinct() -> None:
     named, other, plain = (call_of(SYSTEM, NAMED[1] | {"name": name}) for name in ("Planner", "Critic", ""))
     assert len({named.digest, other.digest, plain.digest}) == 3
     calls = (named, other, plain)

@@ -78,7 +78,7 @@ def check_released(folder: Folder) -> None:
 # ---- folders
 
 
-def test_folder_restore_equals_original_in_content_modes_and_links(repository: Path) -> None:
+def test_restored_folder_equals_the_original_in_content_modes_and_links(repository: Path) -> None:
     folder = Folder(repository)
     copy = folder.restore(folder.start)
     assert content(copy) == content(repository)
@@ -104,7 +104,7 @@ def write(path: Path, tree: dict[str, Any]) -> None:
 
 @settings(max_examples=25)
 @given(st.dictionaries(names, trees, max_size=4), st.dictionaries(names, trees, max_size=4))
-def test_folder_restore_of_any_tree_over_any_other_gives_its_content(one: dict[str, Any], two: dict[str, Any]) -> None:
+def test_restoring_a_folder_over_any_other_gives_its_exact_content(one: dict[str, Any], two: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as at:
         write(Path(at) / "one", one)
         write(Path(at) / "two", two)
@@ -117,7 +117,7 @@ def test_folder_restore_of_any_tree_over_any_other_gives_its_content(one: dict[s
         assert content(copy) == content(Path(at) / "two")
 
 
-def test_folder_change_in_one_copy_does_not_reach_others(repository: Path) -> None:
+def test_change_in_one_folder_copy_does_not_affect_the_others(repository: Path) -> None:
     folder = Folder(repository)
     before = content(repository)
     one, two = (Path(folder.restore(folder.start)) for _ in range(2))
@@ -131,7 +131,7 @@ def test_folder_change_in_one_copy_does_not_reach_others(repository: Path) -> No
     assert content(folder.restore(later)) == content(one) != before
 
 
-def test_folder_restore_into_a_read_only_copy_and_release_succeed(repository: Path) -> None:
+def test_read_only_folder_copy_can_be_restored_and_released(repository: Path) -> None:
     (repository / "src").chmod(0o555)
     folder = Folder(repository)
     copy = folder.restore(folder.start)
@@ -144,7 +144,7 @@ def test_folder_restore_into_a_read_only_copy_and_release_succeed(repository: Pa
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "src/up/../secret", "{root}/log"])
-def test_folder_symlink_to_the_outside_is_rejected(repository: Path, target: str) -> None:
+def test_folder_rejects_symlinks_to_the_outside(repository: Path, target: str) -> None:
     (repository.parent / "secret").write_text("secret")
     (repository / "bad").symlink_to(target.format(root=repository))
     with pytest.raises(DataError, match="'bad' ->"):
@@ -158,7 +158,7 @@ def test_folder_keeps_circular_symlinks(repository: Path) -> None:
     assert os.readlink(os.path.join(folder.restore(folder.start), "circle")) == "circle"
 
 
-def test_folder_huge_file_is_rejected_unread(repository: Path) -> None:
+def test_folder_rejects_a_huge_file_without_reading_it(repository: Path) -> None:
     with open(repository / "huge", "wb") as file:
         # Larger than the disk, so reading it could not end.
         file.truncate(2**42)
@@ -169,7 +169,7 @@ def test_folder_huge_file_is_rejected_unread(repository: Path) -> None:
         Folder(repository, ignore=["huge"], max_bytes=14).snapshot()
 
 
-def test_folder_special_file_is_rejected(repository: Path) -> None:
+def test_folder_rejects_special_files(repository: Path) -> None:
     os.mkfifo(repository / "pipe")
     with pytest.raises(DataError, match="special file at 'pipe'"):
         Folder(repository).snapshot()
@@ -183,7 +183,7 @@ def test_folder_rejects_invalid_arguments(tmp_path: Path) -> None:
         Folder(tmp_path, ignore=wrong)
 
 
-def test_folder_unpickled_with_other_content_is_rejected(repository: Path) -> None:
+def test_unpickling_a_changed_folder_is_rejected(repository: Path) -> None:
     folder = Folder(repository)
     token, packed = folder.start, pickle.dumps(folder)
     assert pickle.loads(packed).start == token
@@ -226,7 +226,7 @@ def test_folder_store_is_removed_only_after_its_process_ended(
     assert not left.parent.exists() and Path(kept).exists()
 
 
-def test_folder_leftover_process_does_not_change_later_copies(repository: Path) -> None:
+def test_leftover_process_does_not_change_later_folder_copies(repository: Path) -> None:
     folder = Folder(repository)
     copy = folder.restore(folder.start)
     script = (
@@ -326,7 +326,7 @@ def test_program_branches_have_separate_worlds(function: Callable[..., Any], par
     check_released(folder)
 
 
-def test_program_same_seed_gives_same_results_at_any_number_of_executions(repository: Path) -> None:
+def test_program_results_are_equal_at_any_number_of_executions(repository: Path) -> None:
     def found(**limits: int) -> list[tuple[str, ...]]:
         program = Program(solve, agents=["Solver"], world=Folder(repository), **limits)
         plans = sorted(searched(program), key=lambda plan: plan.problem_id)
@@ -337,7 +337,7 @@ def test_program_same_seed_gives_same_results_at_any_number_of_executions(reposi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isolate", [True, False])
-def test_isolated_program_has_its_world(isolate: bool, repository: Path, tmp_path: Path) -> None:
+def test_program_in_another_process_receives_its_world(isolate: bool, repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "agents.py"
     imports = (
         f"import os\nfrom pathlib import Path\nfrom typing import Any\nfrom openai import OpenAI\nROUNDS = {ROUNDS}\n"
@@ -350,7 +350,7 @@ def test_isolated_program_has_its_world(isolate: bool, repository: Path, tmp_pat
     check_released(folder)
 
 
-def test_program_rehearsal_leaves_the_original_unchanged(repository: Path) -> None:
+def test_program_dry_run_leaves_the_original_unchanged(repository: Path) -> None:
     program = Program(solve, world=Folder(repository))
     before = content(repository)
     assert program.mas.agents[0].name == "Solver"
@@ -386,7 +386,7 @@ def test_recorded_tool_is_not_repeated_and_its_changes_to_the_world_are_restored
     assert len(runs) < len(states) + 2 * 6 * ROUNDS
 
 
-def test_program_with_its_copys_path_in_a_prompt_fails_with_the_reason(repository: Path) -> None:
+def test_prompt_with_the_path_of_the_world_copy_fails_with_the_reason(repository: Path) -> None:
     def solve(question: str, client: OpenAI, world: str) -> str:
         return ask(client, f"{question} in {world}")
 
@@ -515,7 +515,7 @@ def test_uncopyable_world_fails_its_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_repair_example_repairs_more_modules_by_search(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repair_example_repairs_at_least_as_many_modules_by_mcts(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parents[1] / "examples" / "worlds" / "repair.py"
     runpy.run_path(str(path))["main"](4, ("single", "mcts:10,3"))
     single, mcts = (int(line.split()[1]) for line in capsys.readouterr().out.splitlines())

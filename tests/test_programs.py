@@ -119,7 +119,7 @@ async def by_url(question: str, base_url: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("planner", "count"), [("single", 12), ("sc:5", 12), ("sbs:5,1", 6), ("mcts:10,3", 3)])
-def test_example_program_gives_the_transcripts_of_the_mas(planner: str, count: int) -> None:
+def test_example_program_gives_the_same_transcripts_as_the_mas(planner: str, count: int) -> None:
     task = mas_gym.load_task("arithmetic", split="test", limit=count)
     policy, critic = load_policy("tiny"), search.PolicyLikelihood()
     common: dict[str, Any] = {"policy": policy, "critic": critic, "seed": 7}
@@ -128,7 +128,7 @@ def test_example_program_gives_the_transcripts_of_the_mas(planner: str, count: i
     assert {plan.problem_id: shape(plan) for plan in search.run(planner, task, program=program, **common)} == native
 
 
-def test_program_with_mas_uses_its_agents_and_edges() -> None:
+def test_program_with_a_mas_uses_the_agents_and_edges_of_the_mas() -> None:
     spec = f"{EXAMPLES}/plain_openai.py:solve"
     native = {plan.problem_id: shape(plan) for plan in search.run("sc:3", problems(), mas="rpsv", policy=Echo())}
     found = {p.problem_id: shape(p) for p in search.run("sc:3", problems(), mas="rpsv", program=spec, policy=Echo())}
@@ -156,7 +156,7 @@ def test_agents_are_found_by_a_dry_run_without_model_calls() -> None:
     assert [program.mas.node_name(turn.speaker) for turn in plan.best.state.turns] == ["Reader", "Solver"]
 
 
-def test_agents_may_be_named_by_header_metadata_or_a_mapping() -> None:
+def test_agents_may_be_named_by_header_by_metadata_or_by_a_mapping() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         first = await ask(client, "Read.", question, extra_headers={"X-MAS-Agent": "A"})
         second = await ask(client, "Read.", first, metadata={"agent": "B"})
@@ -311,7 +311,7 @@ class Patient:
         return SamplingReply(tuple(Sample(f"It is {seed % 5}", 5, -1.0, "stop") for seed in request.seeds))
 
 
-def test_cancelled_task_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_stopped_task_logs_no_unretrieved_error(caplog: pytest.LogCaptureFixture) -> None:
     async def stopped() -> None:
         raise ProgramStopped
 
@@ -544,7 +544,7 @@ def every_way_in_a_thread(question: str, client: OpenAI) -> str:
     return " | ".join(str(reply.choices[0].message.content) for reply in said)
 
 
-def test_program_client_is_a_complete_client() -> None:
+def test_program_client_supports_options_raw_responses_and_closing() -> None:
     for program in (every_way, every_way_in_a_thread):
         for plan in searched(Program(program, agents=["Solver"]), "single").values():
             assert plan.best is not None and plan.error is None and plan.text is not None
@@ -731,7 +731,7 @@ def test_command_records_tools_over_its_base_url() -> None:
     assert plan.error is None and len(runs) == 1
 
 
-def test_concurrent_recorded_uses_are_separate() -> None:
+def test_concurrent_uses_of_a_recorded_tool_are_separate() -> None:
     runs: list[int] = []
 
     def solve(question: str, base_url: str) -> str:

@@ -114,7 +114,7 @@ def plain_run(problems: int = 20, **options: Any) -> search.Run:
     return search.run(PLANNER, TASK[:problems], policy=make_policy(), critic=critic, **options)
 
 
-def test_two_actors_give_the_rows_of_a_local_run(tmp_path: Path) -> None:
+def test_two_actors_give_the_same_rows_as_a_local_run(tmp_path: Path) -> None:
     expected = results(plain_run(store=tmp_path / "plain.db"))
     assert results(fleet_run(make_policy, store=tmp_path / "fleet.db")) == expected
     # Each reads the other's store as its own run: same settings, same plans, nothing left to do.
@@ -124,7 +124,7 @@ def test_two_actors_give_the_rows_of_a_local_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "file", "command", "world"])
-def test_program_on_two_actors_gives_the_rows_of_a_local_run(tmp_path: Path, kind: str) -> None:
+def test_program_on_two_actors_gives_the_same_rows_as_a_local_run(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     script = tmp_path / "agents.py"
     script.write_text(COMMAND, encoding="utf-8")
@@ -147,7 +147,7 @@ def test_program_on_two_actors_gives_the_rows_of_a_local_run(tmp_path: Path, kin
     assert (tmp_path / "repo" / "log").read_text() == "start"
 
 
-def test_cost_over_all_actors_equals_a_local_run(tmp_path: Path) -> None:
+def test_cost_over_all_actors_equals_the_cost_of_a_local_run(tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     pytest.importorskip("fastapi", reason="the fastapi package is not installed")
     from loopback import hash_policy, make_app, serving
@@ -321,7 +321,7 @@ def test_fleet_completes_the_searches_its_budget_covers() -> None:
     assert len(list(plans)) == 20 and plans.stopped is None
 
 
-def test_fleet_respects_a_budget_of_usd() -> None:
+def test_fleet_respects_a_usd_budget() -> None:
     prices = {make_policy().name: {"prompt": 0, "generated": 1000}}
     plain = {plan.problem_id: plan.usd for plan in plain_run(prices=prices)}
     plans = fleet_run(make_policy, prices=prices)
@@ -368,7 +368,7 @@ def test_fleet_reports_progress(tmp_path: Path) -> None:
 def test_actors_that_fail_to_start_end_the_run() -> None:
     with pytest.raises(PolicyError, match="no such model"):
         list(fleet_run(broken))
-    with pytest.raises(EngineUnavailableError, match=r"2 actors died.*repeat the command"):
+    with pytest.raises(EngineUnavailableError, match=r"more actors died.*: 2; .*repeat the command"):
         list(fleet_run(dying, actors=1, replacements=1))
 
 

@@ -67,7 +67,7 @@ def test_example_planner_makes_four_calls_per_turn() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("mas-gym ")])
-def test_readme_commands_parse(line: str) -> None:
+def test_readme_commands_are_valid(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
@@ -78,7 +78,7 @@ def test_readme_commands_parse(line: str) -> None:
 
 
 @pytest.mark.slow
-def test_listing_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_index_page_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shown sizes take minutes, so the comparison is shortened; `mas-gym view` serves until Ctrl-C."""
     monkeypatch.chdir(tmp_path)
     [look] = [part for part in CONSOLE.findall(INDEX.read_text(encoding="utf-8")) if "mas-gym blame runs.db" in part]

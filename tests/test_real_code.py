@@ -34,7 +34,7 @@ def test_read_problem_truncates_texts_like_codet() -> None:
     assert ended("x = 1\n# note") == "x = 1"
 
 
-def test_calls_of_nested_calls_returns_outermost_calls() -> None:
+def test_calls_of_returns_the_outermost_of_nested_calls() -> None:
     assert calls_of("assert sorted(f(g(1), f(2))) == f([1])", "f") == ["f(g(1), f(2))", "f([1])"]
     assert assertions_of("f(1) == 2 # assert", "f") == ["assert f(1) == 2 # assert"]
 
@@ -66,7 +66,7 @@ def test_execution_finds_correct_programs_and_their_behaviour(samples: choosing.
     assert draw.outputs.tolist()[:3] == [[0, 0], [0, 0], [0, 1]] and draw.outputs.tolist()[4] == [-1, -1]
 
 
-def test_rules_match_scores_by_hand(samples: choosing.Samples) -> None:
+def test_rules_equal_scores_computed_by_hand(samples: choosing.Samples) -> None:
     draw, two = whole(samples), np.sqrt(2)
     assert choosing.generated_tests(draw).tolist() == [3, 3, 3, 0, 0]
     assert choosing.dual_agreement(draw) == pytest.approx([3 * two, 3 * two, 3, 0, 0])
@@ -93,7 +93,7 @@ def test_features_ignore_the_truth(samples: choosing.Samples) -> None:
     assert (choosing.features(draw) == choosing.features(other)).all()
 
 
-def test_folds_are_of_equal_size_and_repeat() -> None:
+def test_folds_are_reproducible_and_differ_in_size_by_at_most_one() -> None:
     found = paired.folds(12, 5, 0)
     assert sorted(np.bincount(found).tolist()) == [2, 2, 2, 3, 3]
     assert (found == paired.folds(12, 5, 0)).all()

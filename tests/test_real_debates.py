@@ -40,12 +40,12 @@ def test_reader_yields_one_sample_per_agent_and_round(data: Path) -> None:
     assert found[4].reference == r"\begin{pmatrix}1\\-2\end{pmatrix}"
 
 
-def test_with_rows_keeps_other_answers() -> None:
+def test_with_rows_keeps_answers_without_lost_row_ends() -> None:
     for answer in (r"\frac{1}{2}", r"(1,\infty)", r"\begin{pmatrix}1\\-2\end{pmatrix}", r"-\sqrt{3}"):
         assert with_rows(answer).replace("\\\\\\", "\\\\") == answer
 
 
-def test_read_debates_grades_through_a_store(data: Path, tmp_path: Path) -> None:
+def test_read_debates_function_grades_answers_through_a_store(data: Path, tmp_path: Path) -> None:
     for _ in range(2):
         first, second = dylan_math.read_debates(data, tmp_path / "runs.db", lambda line: None)
     assert [(one.answer, one.correct) for one in first.said] == [("7", True), ("8", False), ("8", False), ("8", False)]
@@ -74,7 +74,7 @@ def test_features_of_a_debate_without_answers_are_empty() -> None:
     assert len(features(debate("x", [[(None, False)]]), ["Algebra"])) == 0
 
 
-def test_changes_name_the_agent_and_the_fall() -> None:
+def test_changes_contain_the_agent_and_the_fall() -> None:
     one = debate("x", [[("1", True), ("2", False)], [("2", False), ("2", False)]])
     [change] = dylan_math.changes([one], [np.array([0.75, 0.25])])
     assert change == (0, 1, True, False, 0.5)

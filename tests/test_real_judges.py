@@ -22,14 +22,14 @@ def rows(question: int, sample: int, labels: dict[str, dict[str, int]]) -> list[
 GIVEN = rows(0, 0, {"human": {"10": -1, "2": 1, "4": -1}, "A": {"2": 1, "4": -1, "10": 1}, "B ": {"2": -1}, "C": {}})
 
 
-def test_read_judged_orders_steps_by_number() -> None:
+def test_read_judged_returns_steps_ordered_by_number() -> None:
     [run] = process_judges.read_judged(GIVEN)
     assert run.steps == (2, 4, 10) and run.truth == 1 and run.labels == (1, -1, -1)
     assert [run.first(judge) for judge in JUDGES] == [1, 0, 3]
     assert np.isnan(run.verdicts["B"]).tolist() == [False, True, True]
 
 
-def test_votes_name_the_step_of_most_judges() -> None:
+def test_votes_select_the_step_chosen_by_most_judges() -> None:
     [run] = process_judges.read_judged(GIVEN)
     assert process_judges.plurality(run, JUDGES) == 0
     assert [process_judges.counted(run, JUDGES, least) for least in (1, 2)] == [0, 3]
@@ -57,7 +57,7 @@ def made_runs(number: int, seed: int) -> list[Judged]:
     return found
 
 
-def test_combination_learns_the_reliable_judge() -> None:
+def test_combination_learns_which_judge_is_reliable() -> None:
     runs = made_runs(150, 0)
     found, chosen = first_step.cross_validated(
         process_judges.combined(runs, JUDGES, False), 3, 2, ("logistic regression", "boosting")
@@ -77,7 +77,7 @@ def test_folds_keep_the_runs_of_a_question_together() -> None:
     assert all(len(set(part[place : place + 5])) == 1 for place in range(0, 50, 5)) and len(set(part)) == 5
 
 
-def test_features_of_judges_ignore_labels_of_people() -> None:
+def test_judge_features_ignore_human_labels() -> None:
     [run] = made_runs(1, 2)
     other = run._replace(truth=4, labels=(1, 1, 1, 1))
     tables = [process_judges.judged_features(one, JUDGES, ["part"], True) for one in (run, other)]

@@ -83,7 +83,9 @@ def recordings(tmp_path_factory: pytest.TempPathFactory, searched: Path) -> list
 
 @pytest.mark.parametrize("spec", PLANNERS)
 @pytest.mark.parametrize("place", range(4))
-def test_every_planner_answers_on_a_recorded_run(spec: str, place: int, recordings: list[search.Recorded]) -> None:
+def test_every_planner_returns_answers_from_a_recorded_run(
+    spec: str, place: int, recordings: list[search.Recorded]
+) -> None:
     recorded = recordings[place]
     plans = list(search.run(spec, recorded=recorded, critic=HashCritic(), seed=1))
     assert len(plans) == len(recorded) and not [plan.error for plan in plans if plan.error]
@@ -154,7 +156,7 @@ def test_states_without_terminal_descendants_are_excluded(searched: Path) -> Non
     assert all(world.messages.values())
 
 
-def test_request_beyond_the_recorded_raises_in_the_planner(store: Path) -> None:
+def test_request_beyond_the_recorded_messages_raises_in_the_planner(store: Path) -> None:
     class Counting(search.Planner):
         needs_critic = False
 
@@ -234,7 +236,7 @@ def test_recorded_run_can_be_searched_into_its_own_store(store: Path) -> None:
         assert len(opened.runs()) == 2
 
 
-def test_table_reports_share_of_searches_without_recorded_messages_left(store: Path) -> None:
+def test_table_reports_the_share_of_searches_that_exhausted_the_recording(store: Path) -> None:
     table = search.compare(["sc:2", "sc:8"], recorded=store, seeds=range(4))
     assert [row.bounded for row in table.rows] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
     assert "Bound" in str(table) and "Bound" in table.to_markdown() and '"bounded"' in table.to_json()
@@ -253,7 +255,7 @@ def test_options_incompatible_with_recorded_runs_are_rejected(store: Path, tmp_p
         search.Recorded(store)
 
 
-def test_recorded_is_pickled_by_path(store: Path) -> None:
+def test_recorded_run_is_pickled_by_path(store: Path) -> None:
     recorded = search.Recorded(store, distinct=True)
     copied = pickle.loads(pickle.dumps(recorded))
     assert copied.identity() == recorded.identity() and list(copied) == list(recorded)
@@ -284,7 +286,7 @@ def test_best_right_and_any_right_equal_the_means_over_all_draws(scored: list[tu
     assert any_right([right for _, right in scored], k) == pytest.approx(sum(found) / len(found))
 
 
-def test_curves_are_the_limit_of_draws(tmp_path: Path) -> None:
+def test_selection_curves_agree_with_drawn_searches(tmp_path: Path) -> None:
     rng = random.Random(0)
     questions = [[("plan", rng.choice(["yes", "no a", "no b"])) for _ in range(9)] for _ in range(3)]
     recorded = search.Recorded(imported(tmp_path, *questions))
@@ -342,7 +344,7 @@ def test_eval_distinct_requires_recorded() -> None:
     assert "expected --recorded" in said(command("eval", "--distinct"))
 
 
-def test_outcome_of_equal_episodes_is_that_of_the_majority(tmp_path: Path) -> None:
+def test_equal_episodes_have_their_majority_outcome(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     turn = [{"role": "assistant", "name": "A", "content": "same"}]
     rows = [{"question": name, "messages": turn, "correct": correct}

@@ -49,7 +49,7 @@ STEPS: list[dict[str, Any]] = [
 ]
 
 
-def test_recorded_value_applies_until_the_next(tmp_path: Path) -> None:
+def test_recorded_value_applies_until_the_next_value(tmp_path: Path) -> None:
     store = judged(tmp_path, [dict(one) for one in STEPS])
     assert values_on(store, load_critic(f"recorded:{store}")) == {"a": 0.5, "a/tool": 0.5, "a/tool/b": -0.25}
     assert values_on(store, load_critic(f"recorded:{store}#judge=strict")) == {"a": -1, "a/tool": -1, "a/tool/b": 1}
@@ -86,7 +86,7 @@ def test_recorded_critic_error_names_the_missing_value(tmp_path: Path) -> None:
     assert plan.error is not None and "no value is recorded" in plan.error
 
 
-def test_recorded_calls_are_counted(tmp_path: Path) -> None:
+def test_each_recorded_value_counts_as_the_given_number_of_calls(tmp_path: Path) -> None:
     store = judged(tmp_path, [{"text": "a", "value": 1}, {"text": "b", "value": 1}])
     [one] = search.run("bon:1", recorded=store, critic=load_critic(f"recorded:{store}"))
     [three] = search.run("bon:1", recorded=store, critic=load_critic(f"recorded:{store}#calls=3"))
@@ -95,7 +95,7 @@ def test_recorded_calls_are_counted(tmp_path: Path) -> None:
     assert [plan.usage.reward_calls for plan in (one, three, mixed)] == [2, 6, 8]
 
 
-def test_vote_abstains_without_a_quorum(tmp_path: Path) -> None:
+def test_vote_raises_without_a_quorum(tmp_path: Path) -> None:
     first = [{"text": "a", "verdicts": {"x": 1, "y": -1, "z": 0}}, {"text": "b", "verdicts": {"y": 1}}]
     store = judged(tmp_path, first, [{"text": "c", "verdicts": {"x": 1}}])
     spec = ",".join(f"recorded:{store}#judge={name}" for name in "xyz")
@@ -114,7 +114,7 @@ def test_broken_verdicts_count_as_broken_lines(verdicts: Any, tmp_path: Path) ->
     assert (found.transcripts, found.broken) == (1, 1)
 
 
-def test_agent_processbench_verdicts_score_the_benchmark(shared_data: Path, tmp_path: Path) -> None:
+def test_recorded_labels_of_agent_processbench_have_f1_100(shared_data: Path, tmp_path: Path) -> None:
     log = shared_data / "real" / "agent_processbench_hotpotqa.jsonl.gz"
     first = next(read_transcripts(log))
     assert len({judge for message in first.messages for judge in message.verdicts}) == 20
@@ -208,7 +208,7 @@ def test_calibration_requires_both_outcomes(tmp_path: Path) -> None:
         calibrate_critics({}, examples())
 
 
-def test_train_calibrated_on_labels_and_outcomes(tmp_path: Path) -> None:
+def test_train_calibrated_accepts_labels_and_outcomes(tmp_path: Path) -> None:
     for question in range(10):
         wrong = question % 2
         verdict = {"label": -1 if wrong else 1, "verdicts": {"j": 1 - 2 * wrong}}

@@ -278,7 +278,7 @@ def test_searches_on_ray_have_equal_outcomes(undisturbed: Options, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_page_states_its_simplifications_and_cost(undisturbed: Options, tmp_path: Path) -> None:
+def test_page_contains_its_simplifications_and_cost(undisturbed: Options, tmp_path: Path) -> None:
     text = rehearsal.rehearse(undisturbed, tmp_path).read_text(encoding="utf-8")
     assert "**The labels are random.**" in text and "; 0 were right." in " ".join(text.split())
     assert "--number 2 --trees 3 --dynamic-trees 2 --dev-trees 2 --max-new-tokens 4 views\n" in text

@@ -51,12 +51,12 @@ def test_interval_of_one_seed_is_the_wilson_interval(right: int, asked: int, low
     assert interval == pytest.approx((low, high), abs=5e-5)
 
 
-def test_equal_seeds_do_not_narrow_the_interval() -> None:
+def test_seeds_with_equal_results_do_not_narrow_the_interval() -> None:
     values = [1.0] * 30 + [0.0] * 20
     assert accuracy_interval(values, 150) == pytest.approx(accuracy_interval(values, 50), abs=0.01)
 
 
-def test_different_seeds_narrow_the_interval() -> None:
+def test_seeds_with_different_results_narrow_the_interval() -> None:
     alike, varied = accuracy_interval([1.0] * 30 + [0.0] * 15, 135), accuracy_interval([1.0, 2 / 3, 1 / 3] * 15, 135)
     assert varied.high - varied.low < alike.high - alike.low
 
@@ -69,7 +69,7 @@ def test_accuracy_interval_contains_the_mean_and_is_in_range(values: list[float]
     assert high > low
 
 
-def test_wilson_without_problems_is_the_whole_range() -> None:
+def test_wilson_without_problems_returns_the_whole_range() -> None:
     assert wilson([]) == (0.0, 1.0)
 
 
@@ -84,7 +84,9 @@ def test_wilson_rejects_values_outside_0_to_1(values: list[float]) -> None:
         st.text(max_size=3), st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1
     )
 )
-def test_paired_difference_is_antisymmetric_and_contains_the_mean(pairs: dict[str, tuple[float, float]]) -> None:
+def test_paired_difference_is_antisymmetric_and_its_interval_contains_the_mean(
+    pairs: dict[str, tuple[float, float]],
+) -> None:
     a = {key: left for key, (left, _) in pairs.items()}
     b = {key: right for key, (_, right) in pairs.items()}
     there, back = paired_difference(a, b), paired_difference(b, a)
@@ -113,7 +115,9 @@ def test_identical_planners_rarely_differ_at_any_number_of_problems(problems: in
 
 @pytest.mark.parametrize("problems", [5, 20, 100])
 @pytest.mark.parametrize("pair", [(1.0, 0.95), (1.0, 0.8), (0.05, 0.0), (0.98, 0.02)])
-def test_paired_difference_covers_the_truth_near_the_edges(problems: int, pair: tuple[float, float]) -> None:
+def test_interval_of_the_paired_difference_covers_the_truth_near_the_edges(
+    problems: int, pair: tuple[float, float]
+) -> None:
     assert intervals.coverage(problems, 1, *pair, runs=1000) >= 0.93
 
 
@@ -144,7 +148,7 @@ def trained(level: float, spread: float, rng: np.random.Generator, count: int = 
     return [{str(i): float(hit) for i, hit in enumerate(rng.random(120) < one)} for one in levels]
 
 
-def test_interval_over_trainings_is_wider_for_different_trainings() -> None:
+def test_interval_over_training_runs_is_wider_if_the_runs_differ() -> None:
     rng = np.random.default_rng(3)
     for spread, ratio in ((0.0, 1.6), (0.15, math.inf)):
         a, b = trained(0.7, spread, rng), trained(0.6, spread, rng)
@@ -168,7 +172,7 @@ def test_nested_bootstrap_covers_training_variance() -> None:
     assert covered["nested"] >= 85 > covered["plain"]
 
 
-def test_nested_bootstrap_of_one_training_is_the_paired_difference() -> None:
+def test_nested_bootstrap_of_one_training_run_equals_the_paired_difference() -> None:
     [a], [b] = trained(0.7, 0.0, np.random.default_rng(1), 1), trained(0.6, 0.0, np.random.default_rng(2), 1)
     assert nested_bootstrap([a], [b])[:3] == pytest.approx(paired_difference(a, b)[:3], abs=0.01)
     back = nested_bootstrap([b], [a])
@@ -267,7 +271,7 @@ def test_caption_explains_only_the_columns_shown() -> None:
         assert (re.search(r"\bRC\b", body) is not None) == explained, width
 
 
-def test_report_without_outcomes_says_that_no_search_ended() -> None:
+def test_report_without_outcomes_shows_that_no_search_has_ended() -> None:
     assert "No search has ended" in rendered([], 80)
 
 
@@ -284,7 +288,7 @@ def test_markup_in_names_and_reasons_is_escaped() -> None:
     assert "[bold]boom[/bold] [link=x]" in text
 
 
-def test_csv_json_and_markdown_have_equal_figures() -> None:
+def test_csv_json_and_markdown_contain_equal_numbers() -> None:
     rows = summarise(outcomes())
     lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
     document = json.loads(to_json(rows, {"task": "arithmetic"}))
@@ -430,7 +434,7 @@ def test_page_contains_every_message_escaped_in_its_script() -> None:
     assert "<title>&lt;/script&gt;" in page
 
 
-def test_page_loads_nothing_and_allows_its_script_by_hash() -> None:
+def test_page_loads_no_resources_and_allows_its_script_by_hash() -> None:
     page = tree_page(hostile_view())
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

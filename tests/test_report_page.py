@@ -129,7 +129,7 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     assert "<script" not in (tmp_path / "r.html").read_text() and "\x1b[31m" not in output
 
 
-def test_blame_is_the_largest_fall(store: Path, tmp_path: Path) -> None:
+def test_blamed_message_has_the_largest_fall(store: Path, tmp_path: Path) -> None:
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plans = [plan for plan in opened.plans(run.run) if not plan.correct]
@@ -145,7 +145,7 @@ def test_blame_is_the_largest_fall(store: Path, tmp_path: Path) -> None:
     assert f"{len(plans)} wrong answers" in every and "named for 0" in none
 
 
-def test_blame_without_a_fall_is_not_confident(store: Path) -> None:
+def test_blame_without_a_fall_has_confidence_0(store: Path) -> None:
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plan = next(opened.plans(run.run))
@@ -267,7 +267,7 @@ def test_figures_follow_the_colour_scheme(store: Path, tmp_path: Path) -> None:
         assert not re.search(r"(fill|stroke): #(ffffff|22262b|000000)", drawn)
 
 
-def test_index_and_problems_mark_rows_of_different_problems(tmp_path: Path) -> None:
+def test_index_and_problem_pages_mark_rows_of_different_problems(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": path}
     search.compare(["single", "sc:2"], problems(8), seeds=(1,), **options)

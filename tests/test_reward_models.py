@@ -306,7 +306,7 @@ def test_published_reward_models_guide_searches(models: dict[str, Path]) -> None
         assert all(plan.error is None and plan.usage.reward_calls > 0 for plan in plans)
 
 
-def test_invalid_setting_error_names_it(models: dict[str, Path]) -> None:
+def test_invalid_settings_are_rejected_with_a_reason(models: dict[str, Path]) -> None:
     for wrong, message in (
         ("format=qwenn", "did you mean 'qwen'"),
         ("aggregate=max", "unknown aggregate"),
@@ -396,7 +396,7 @@ def test_server_identity_contains_model_revision_and_settings() -> None:
     assert others[0] == first and len({first, *others}) == 5 and "org/m" in first
 
 
-def test_invalid_address_error_names_it() -> None:
+def test_invalid_server_specs_are_rejected_with_a_reason() -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     for spec, message in (
         ("http://127.0.0.1:9/embeddings#model=m", "one of pooling, classify, score"),

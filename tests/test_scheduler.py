@@ -131,7 +131,7 @@ def test_plans_can_be_awaited_and_progress_is_reported() -> None:
     assert steps[-1].generated_tokens == plan.usage.generated_tokens
 
 
-def test_concurrency_bounds_open_searches() -> None:
+def test_open_searches_are_bounded_by_concurrency() -> None:
     policy = GatedPolicy(*range(12))
     with scheduler_of(SinglePass(), policy, concurrency=3).start() as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(12)]
@@ -241,7 +241,7 @@ def test_exceptions_affect_one_search_and_keep_their_traceback() -> None:
     assert "Traceback" in plan.error_details and "test_scheduler.py" in plan.error_details
 
 
-def test_raising_progress_callback_fails_only_its_search() -> None:
+def test_progress_callback_that_raises_fails_only_its_search() -> None:
     def broken(step: SearchProgress) -> None:
         raise RuntimeError("callback bug")
 
@@ -403,7 +403,7 @@ def test_critic_with_only_a_score_method_gets_defaults() -> None:
             search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=part)  # type: ignore[arg-type]
 
 
-def test_score_of_none_error_names_what_was_expected() -> None:
+def test_error_for_a_none_score_names_the_expected_value() -> None:
     class Mute(HashCritic):
         def score(self, contexts: Any) -> Any:
             return [None for _ in contexts]
@@ -423,12 +423,12 @@ class Loop:
             yield self.requests(root)
 
 
-def test_request_without_a_list_error_names_what_was_expected() -> None:
+def test_error_for_a_request_outside_a_list_names_the_fix() -> None:
     [plan] = search.run(Loop(search.Propose), problems(1), mas=RPSV, policy=talker())
     assert "got Propose; write `yield [request]`" in (plan.error or "")
 
 
 @pytest.mark.parametrize("requests", [lambda root: [], lambda root: [search.Extract([root])]])
-def test_rounds_without_requests_end(requests: Any) -> None:
+def test_search_without_new_requests_ends_with_an_error(requests: Any) -> None:
     plans = list(search.run(Loop(requests), problems(2), mas=RPSV, policy=talker()))
     assert all("100,000 consecutive rounds without a new request" in (plan.error or "") for plan in plans)

@@ -165,7 +165,7 @@ def test_loadable_config_conforms(config: dict[str, Any]) -> None:
         CHECK.validate(config)
 
 
-def test_new_writes_a_template_that_check_accepts(tmp_path: Any) -> None:
+def test_new_command_writes_a_template_that_the_check_command_accepts(tmp_path: Any) -> None:
     file, picture = tmp_path / "mas.yaml", tmp_path / "mas.svg"
     run = CliRunner(env={"COLUMNS": "200"}).invoke
     assert run(app, ["new", str(file)]).exit_code == 0
@@ -195,7 +195,7 @@ def test_every_commented_setting_of_the_template_loads(tmp_path: Any) -> None:
     assert (mas.max_turns, mas.min_turns, mas.history, len(mas.policies)) == (6, 2, "inputs", 2)
 
 
-def test_check_reports_all_faults_together(tmp_path: Any) -> None:
+def test_check_reports_all_errors_together(tmp_path: Any) -> None:
     config = {"agents": [{"name": f"A{i}"} for i in range(30)], "edges": [["q", "A0"]]}
     file = tmp_path / "mas.json"
     file.write_text(json.dumps(config), encoding="utf-8")

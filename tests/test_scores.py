@@ -83,7 +83,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_results_name_critic_expected_and_received(case: str) -> None:
+def test_invalid_result_error_names_the_critic_and_the_mismatch(case: str) -> None:
     make, words = WRONG[case]
     with pytest.raises(CriticError, match=r"critic 'Says': ") as caught:
         scores_of(Says(make), CONTEXTS)
@@ -111,7 +111,7 @@ def test_critic_reason_is_part_of_the_plan_error() -> None:
     assert plan.error is not None and plan.error.endswith(": the judge said nothing")
 
 
-def test_sum_of_costs_is_divided_and_costs_per_state_are_kept() -> None:
+def test_total_cost_is_divided_among_states_and_costs_per_state_are_kept() -> None:
     divided = scores_of(Says(lambda values: Scores(values, tokens=7, prompt_tokens=[1, 2, 3])), CONTEXTS)
     assert (divided.tokens, divided.prompt_tokens, divided.cost()) == ((3, 2, 2), (1, 2, 3), (7, 6, 0))
     shares = dict(score_batch(Says(lambda values: Scores(values, tokens=7)), {"a": CONTEXTS[:1], "b": CONTEXTS[1:]}))
@@ -220,7 +220,7 @@ def test_unknown_size_setting_is_rejected() -> None:
 # ---- plans of custom planners
 
 
-def test_plan_with_a_tree_and_no_nodes_is_stored(tmp_path: Any) -> None:
+def test_plan_with_a_tree_but_without_candidate_nodes_is_stored(tmp_path: Any) -> None:
     check_planner(Ends())
     options: dict[str, Any] = {"mas": CHAIN, "policy": talker(), "store": tmp_path / "runs.db"}
     first = [comparable(plan) for plan in search.run(Ends(3), problems(3), **options)]

@@ -57,7 +57,7 @@ def test_terminal_state_ends_with_the_sink() -> None:
     assert state_text(MODEL.mas, chain(TEXTS)).endswith("\n4")
 
 
-def test_local_view_shows_what_the_last_speaker_saw() -> None:
+def test_local_view_contains_the_messages_that_the_last_speaker_received() -> None:
     state = chain(TEXTS)
     heard = MODEL.local_view(state, state.speaker)
     shown = state_text(MODEL.mas, state, "local")
@@ -92,7 +92,7 @@ def test_siblings_differ_only_in_the_last_part(name: str, view: Any) -> None:
 
 
 @given(question=anything, texts=st.lists(anything, max_size=4))
-def test_parts_can_be_read_back_from_any_text(question: str, texts: list[str]) -> None:
+def test_joined_parts_of_arbitrary_messages_are_split_unchanged(question: str, texts: list[str]) -> None:
     parts = state_parts(MODEL.mas, chain(texts, question))
     assert split_text("".join(parts)) == parts
     assert len(parts) == 2 + len(texts)
@@ -141,7 +141,7 @@ def test_truncation_removes_the_oldest_messages_and_reports_it(tokenizer: Any) -
     assert "How many coins?" in text and "1>" in text and "0>" not in text
 
 
-def test_truncation_then_removes_the_start_of_the_question(tokenizer: Any) -> None:
+def test_truncation_removes_the_start_of_the_question_if_needed(tokenizer: Any) -> None:
     state = chain(["Facts: has 3."], "Maya has 3 coins. " * 60 + "How many now?")
     cut, dropped = _ids(tokenizer, state, 90)
     text = tokenizer.decode(cut)
@@ -149,7 +149,7 @@ def test_truncation_then_removes_the_start_of_the_question(tokenizer: Any) -> No
     assert CUT in text and "How many now?" in text and text.endswith(state_parts(MODEL.mas, state)[-1])
 
 
-def test_truncation_keeps_the_newest_message(tokenizer: Any) -> None:
+def test_newest_message_longer_than_the_limit_is_rejected(tokenizer: Any) -> None:
     state = chain(["Facts: has 3.", "Plan: " + "start 3, " * 60])
     with pytest.raises(CriticError, match="is never truncated"):
         _ids(tokenizer, state, 128)

@@ -251,7 +251,7 @@ def test_memory_of_concurrent_long_questions_is_bounded() -> None:
     assert peak - before < 10 * sum(map(len, questions)) and after - before < 10 * 2**20
 
 
-def test_full_queue_is_rejected_and_others_are_served() -> None:
+def test_request_to_a_full_queue_is_rejected_and_others_are_served() -> None:
     policy = SlowPolicy()
     app = app_of(policy, concurrency=2, queue=3)
 
@@ -271,7 +271,7 @@ def test_full_queue_is_rejected_and_others_are_served() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_disconnect_ends_its_search(stream: bool) -> None:
+def test_search_of_a_disconnected_client_is_ended(stream: bool) -> None:
     policy = SlowPolicy()
     app = app_of(policy, concurrency=2)
     body = json.dumps({"model": "mas-gym", "messages": [{"role": "user", "content": "x"}], "stream": stream})
@@ -376,7 +376,7 @@ def test_wrong_key_is_rejected(sent: str) -> None:
             list(client.models.list())
 
 
-def test_service_with_key_reveals_nothing_without_it() -> None:
+def test_service_with_a_key_reveals_nothing_without_that_key() -> None:
     def get(path: str, key: str = "") -> tuple[int, str]:
         asked = Request(base + path, headers={"Authorization": f"Bearer {key}"} if key else {})
         try:
@@ -441,7 +441,7 @@ def test_budget_header_rejects_invalid_budgets(url: str, header: str) -> None:
 
 
 @pytest.mark.parametrize("planner", ["single", "sbs:3,2", "bon:3", "mcts:5,3"])
-def test_latency_ceiling_without_an_answer_is_a_gateway_timeout(planner: str) -> None:
+def test_latency_ceiling_before_the_first_answer_returns_a_gateway_timeout(planner: str) -> None:
     app = app_of(SlowPolicy(), planner, critic=load_critic("policy-likelihood"))
     with client_of(app) as client, pytest.raises(openai.InternalServerError, match="within the budget") as caught:
         ask(client, extra_headers={"X-MAS-Budget": "seconds=0.05"})
@@ -505,7 +505,7 @@ def test_canary_compares_early_answers_with_whole_searches(tmp_path: Path) -> No
     assert f"<td>{same}</td><td>{12 - same}</td>" in page.read_text(encoding="utf-8")
 
 
-def test_canary_panel_counts_days_and_skips_broken_lines(tmp_path: Path) -> None:
+def test_canary_panel_groups_requests_by_day_and_skips_broken_lines(tmp_path: Path) -> None:
     log, page = tmp_path / "serve.jsonl", tmp_path / "report.html"
     event = {"event": "canary", "outcome": "same", "early_tokens": 10, "whole_tokens": 30, "time": "2026-01-02T03:04"}
     lines = [event, {**event, "outcome": "different"}, {**event, "time": "2026-01-01T00:00", "outcome": "unstopped"}]
@@ -565,7 +565,7 @@ def test_curl_reads_completions_health_and_metrics(url: str, client: Any) -> Non
     assert streamed.endswith("data: [DONE]\n\n")
 
 
-def test_server_stop_ends_open_searches() -> None:
+def test_stopping_the_server_ends_open_searches() -> None:
     policy = SlowPolicy()
     app = app_of(policy)
     with serving(app) as base:
@@ -612,7 +612,7 @@ def policy_at(base: str) -> Any:
 
 
 @pytest.mark.slow
-def test_serve_command_returns_the_answer_of_solve(tmp_path: Path) -> None:
+def test_serve_command_returns_the_same_answer_as_the_solve_command(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

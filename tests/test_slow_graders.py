@@ -79,7 +79,7 @@ def test_plans_are_equal_with_slow_and_fast_grading(tmp_path: Path) -> None:
     )
 
 
-def test_raising_grader_fails_only_its_search() -> None:
+def test_grader_that_raises_fails_only_its_search() -> None:
     def grade(problem: Problem, text: str) -> bool:
         if problem.id == "p1":
             raise ZeroDivisionError("by zero")
@@ -160,7 +160,7 @@ def test_close_does_not_wait_for_a_grader() -> None:
     ],
     ids=["text", "number", "code", "expression", "list", "function", "judge"],
 )
-def test_fast_grading_happens_immediately(task: Any, kind: str, threads: int) -> None:
+def test_grading_threads_depend_on_the_grader_and_the_problem_kind(task: Any, kind: str, threads: int) -> None:
     assert grading_threads(task, kind) == threads
 
 

@@ -69,7 +69,7 @@ def arguments(space):
     }
 
 
-def test_samples_contain_several_scripts() -> None:
+def test_samples_contain_several_writing_systems() -> None:
     space = Unicode(seed=0)
     text = "".join(space.sample() for _ in range(100))
     assert "\n" in text

@@ -41,7 +41,7 @@ def with_stop(spec: str, rule: str) -> Any:
 
 
 @pytest.mark.parametrize("spec", AT_END + BY_TURNS)
-def test_stop_1_equals_a_search_without_a_rule(spec: str) -> None:
+def test_search_with_stop_1_equals_a_search_without_a_rule(spec: str) -> None:
     whole, same = World(3), World(3)
     plan, never = whole.plan(load_planner(spec)), same.plan(with_stop(spec, "stop=1"))
     assert [one.state for one in never.candidates] == [one.state for one in plan.candidates]
@@ -49,7 +49,7 @@ def test_stop_1_equals_a_search_without_a_rule(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", AT_END + BY_TURNS)
-def test_stop_0_ends_at_the_first_check_with_an_answer(spec: str) -> None:
+def test_search_with_stop_0_ends_at_the_first_check_with_an_answer(spec: str) -> None:
     whole, early = World(3), World(3)
     whole.plan(load_planner(spec))
     plan = early.plan(with_stop(spec, "stop=0.0"))
@@ -92,7 +92,7 @@ def test_stopped_searches_are_independent_of_concurrency_and_batches(spec: str, 
 
 @pytest.mark.parametrize("spec", AT_END + BY_TURNS)
 @pytest.mark.parametrize("calls", [3, 5, 13, 24])
-def test_stop_rules_answer_within_a_budget(spec: str, calls: int) -> None:
+def test_searches_with_stop_rules_return_an_answer_within_a_budget(spec: str, calls: int) -> None:
     plans = list(
         search.run(
             with_stop(spec, "stop=0.6"),
@@ -115,7 +115,7 @@ def test_nan_values_do_not_settle_an_answer(spec: str) -> None:
         assert plan.candidates and plan.stopped is None
 
 
-def test_pass_gain_of_equal_scores_is_zero_and_of_one_score_infinite() -> None:
+def test_pass_gain_is_zero_for_equal_scores_and_infinite_for_one_score() -> None:
     assert pass_gain([0.4]) == math.inf and pass_gain([0.5, 0.5, 0.5]) == 0.0
     assert pass_gain([0.0, 1.0]) > pass_gain([0.4, 0.6]) > 0
 
@@ -128,14 +128,14 @@ def test_expected_excess_agrees_with_sampling(mean: float, deviation: float, lev
     assert expected_excess(mean, deviation, level) == pytest.approx(sampled, abs=5 * deviation / math.sqrt(draws))
 
 
-def test_settled_counts_equal_answers_of_different_states() -> None:
+def test_settled_rule_counts_equal_answers_of_different_states() -> None:
     # Every pass ends in the same text by another way.
     world = World(2, messages=lambda path, index: f"m{index}" if not path else "same")
     plan = world.plan(load_planner("bon:12,stop=settled:3"))
     assert len(plan.candidates) == 3 and plan.stopped == "settled at check 3: same answer at 3 checks"
 
 
-def test_mcts_with_a_confident_child_has_little_expected_gain() -> None:
+def test_gain_rule_stops_mcts_earlier_if_one_child_is_clearly_best() -> None:
     sure = World(2, value=lambda path: 0.9 if path.startswith("a") else -0.9)
     unsure = World(2, value=lambda path: noise(path))
     calls = [world.plan(load_planner("mcts:60,3,stop=gain:0.01")) and world.calls for world in (sure, unsure)]
@@ -177,20 +177,20 @@ def test_invalid_rules_are_rejected(spec: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["stop=gain:0", "stop=gain:-1", "stop=gain:nan", "stop=gain:inf", "stop=gain:"])
-def test_simulation_prices_are_positive(text: str) -> None:
+def test_invalid_simulation_prices_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="positive price"):
         with_stop("mcts:5,3", text)
 
 
 @pytest.mark.parametrize("rule", [Confident(0.9), Settled(4), Gain(0.002), None])
-def test_rules_survive_the_spec(rule: Any) -> None:
+def test_stop_rules_round_trip_through_the_planner_spec(rule: Any) -> None:
     planner = search.MCTS(10, 3, stop=rule)
     assert load_planner(planner_spec(planner)) == planner
     assert planner.resized(5).stop == rule  # type: ignore[attr-defined]
 
 
 @given(st.text(max_size=20))
-def test_arbitrary_text_is_a_rule_or_rejected(text: str) -> None:
+def test_arbitrary_text_is_read_as_a_rule_or_rejected(text: str) -> None:
     try:
         read_stop(text)
     except MASGymError as error:
@@ -216,7 +216,7 @@ def written(folder: Path, name: str = "stop.json", stop_map: StopMap = MAP, **ch
     return path
 
 
-def test_calibration_file_identity_depends_on_content_not_path(tmp_path: Path) -> None:
+def test_calibration_file_identity_depends_on_its_content_and_not_its_path(tmp_path: Path) -> None:
     one, same = written(tmp_path), written(tmp_path, "copy.json", about={"task": "other"})
     other = written(tmp_path, "other.json", bias=-0.25)
     plans = [load_planner(f"bon:5,stop={path}") for path in (one, same, other)]
@@ -259,7 +259,7 @@ def test_damaged_calibration_files_are_rejected(tmp_path: Path, changed: dict[st
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "null", "[" * 5000, "\N{SNOWMAN}"])
-def test_other_files_are_rejected_as_calibration(tmp_path: Path, content: str) -> None:
+def test_files_that_are_not_calibrations_are_rejected(tmp_path: Path, content: str) -> None:
     (tmp_path / "stop.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError):
         load_planner(f"bon:5,stop={tmp_path / 'stop.json'}")
@@ -299,7 +299,7 @@ CALIBRATED = ["bon:8", "mcts:8,3", "sbs:4,2"]
 
 @pytest.mark.parametrize("spec", CALIBRATED)
 @pytest.mark.parametrize("method", ["logistic", "isotonic"])
-def test_calibrated_stops_keep_the_accuracy_of_whole_searches(spec: str, method: Any) -> None:
+def test_calibrated_stop_rules_keep_the_accuracy_of_whole_searches(spec: str, method: Any) -> None:
     options: dict[str, Any] = {"mas": chain(3), "policy": talker(), "critic": Right()}
     found = calibrate_stop(spec, problems(60), method=method, **options)
     assert found.map.critic == "hash" and found.chosen.hit >= found.hit and len(found.searches) == 60
@@ -310,7 +310,7 @@ def test_calibrated_stops_keep_the_accuracy_of_whole_searches(spec: str, method:
         assert found.chosen.coverage > 0.3 and any(plan.stopped for plan in plans)
 
 
-def test_calibration_labels_equal_the_answer_when_stopped() -> None:
+def test_calibration_labels_equal_the_correctness_of_the_stopped_answer() -> None:
     options: dict[str, Any] = {"mas": chain(3), "policy": talker(), "critic": Right(), "raise_errors": True}
     found = calibrate_stop("sbs:4,2", problems(25), **{name: options[name] for name in ("mas", "policy", "critic")})
     assert {len(one.checks) for one in found.searches} == {2}
@@ -318,7 +318,7 @@ def test_calibration_labels_equal_the_answer_when_stopped() -> None:
     assert [one.checks[0].right for one in found.searches] == [at_once[one.problem].correct for one in found.searches]
 
 
-def test_constant_confident_critic_does_not_stop_early() -> None:
+def test_calibration_of_a_constant_critic_never_stops_early() -> None:
     # All values are equal, so only the number of passes is left; half of the answers are right at any check.
     checks = tuple(Check((1.0, 1.0, 0.5, math.log1p(n), 3.0), False) for n in range(1, 5))
     right = tuple(check._replace(right=True) for check in checks)

@@ -59,7 +59,7 @@ def draws(seed: int, answers: int = 3) -> World:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 25), st.floats(0.5, 1))
-def test_stop_makes_at_most_k_passes_and_reports_the_reason(seed: int, k: int, stop: float) -> None:
+def test_vote_with_stop_makes_at_most_k_passes_and_reports_the_reason(seed: int, k: int, stop: float) -> None:
     world = draws(seed)
     plan = world.plan(SelfConsistency(k, stop=stop))
     passes = len(plan.candidates)
@@ -90,7 +90,7 @@ def test_stopped_passes_are_the_first_passes_of_the_full_vote(concurrency: int, 
     assert {plan.stopped is None for plan in early.values()} == {True, False}
 
 
-def test_store_contains_why_a_search_stopped(tmp_path: Path) -> None:
+def test_store_contains_the_reason_for_stopping(tmp_path: Path) -> None:
     def run() -> dict[str, str | None]:
         plans = search.run(
             "sc:12,stop=0.8", problems(8), mas=chain(2), policy=talker(), store=tmp_path / "runs.db", raise_errors=True
@@ -103,7 +103,7 @@ def test_store_contains_why_a_search_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", [2, 3, 7, 12, 17])
-def test_searches_with_stop_answer_within_a_budget(calls: int) -> None:
+def test_searches_with_stop_return_an_answer_within_a_budget(calls: int) -> None:
     plans = list(
         search.run(
             "sc:12,stop=0.9",
@@ -119,7 +119,7 @@ def test_searches_with_stop_answer_within_a_budget(calls: int) -> None:
 
 
 @pytest.mark.parametrize("settings_", ["stop=0.4", "stop=1.5", "stop=nan", "stop=true", "stop=x"])
-def test_stop_rejects_values_outside_0_to_1(settings_: str) -> None:
+def test_stop_rejects_values_outside_0_5_to_1(settings_: str) -> None:
     with pytest.raises(ConfigError, match=r"stop to be a number from 0\.5 to 1"):
         load_planner(f"sc:5,{settings_}")
 

@@ -198,13 +198,13 @@ def test_run_stores_its_number_of_searches(tmp_path: Path) -> None:
     assert wanted() == (20, 20)
 
 
-def test_run_of_an_iterator_has_no_total(tmp_path: Path) -> None:
+def test_run_over_an_iterator_has_no_total(tmp_path: Path) -> None:
     list(search.run(SinglePass(), iter(problems(3)), mas=RPSV, policy=talker(), store=tmp_path / "a.db"))
     with open_store(tmp_path / "a.db") as store:
         assert store.find().facts["problems"] is None
 
 
-def test_totals_state_the_working_time_of_searches(tmp_path: Path) -> None:
+def test_totals_contain_the_active_time_and_the_end_of_the_last_search(tmp_path: Path) -> None:
     before = time.time()
     list(run(tmp_path / "a.db"))
     after = time.time()
@@ -461,7 +461,7 @@ def test_unnamed_run_can_be_named_later(tmp_path: Path) -> None:
         assert [info.name for info in store.runs()] == ["rollouts"]
     with pytest.raises(StoreError, match="other settings: seed was 42, now 7"):
         run(path, count=2, run_name="rollouts", seed=7)
-    with pytest.raises(StoreError, match="is named 'rollouts', got 'another'; use run_name='rollouts', or none"):
+    with pytest.raises(StoreError, match="is named 'rollouts', got 'another'; use run_name='rollouts', or no run_name"):
         run(path, count=2, run_name="another")
     assert len(list(run(path, count=2))) == 2
 
@@ -577,9 +577,7 @@ def test_usage_of_dropped_searches_is_counted(tmp_path: Path) -> None:
         assert store.find().spent.agent_calls >= plans.usage.agent_calls > finished
 
 
-def test_run_stopped_by_its_progress_function_counts_its_usage(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_stopped_by_its_progress_function_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db"}
     plans = search.run("sc:5", problems(9), progress=lambda now: plans.stop(), **options)
     list(plans)
@@ -773,7 +771,7 @@ def test_full_disk_is_reported(tmp_path: Path) -> None:
     assert rows(kept / "small.db") == rows(tmp_path / "whole.db")
 
 
-def test_full_disk_keeps_finished_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_searches_are_kept_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=3))
     full = FORMAT.connect(path, create=False).execute("PRAGMA page_count").fetchone()[0] + 4
@@ -874,7 +872,7 @@ def test_export_writes_every_search(tmp_path: Path) -> None:
         assert row["speaker"] == (f"agent{node.state.speaker}" if row["node"] else None)
 
 
-def test_export_of_a_resumed_run_is_equal(tmp_path: Path) -> None:
+def test_exports_of_resumed_and_uninterrupted_runs_are_equal(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="exporting needs pyarrow")
     part = run(tmp_path / "parts.db", concurrency=2)
     next(part)
@@ -898,7 +896,7 @@ def test_export_loads_as_a_data_set(tmp_path: Path) -> None:
     assert rows[0]["question"].startswith("Question 0")
 
 
-def test_stored_system_gives_its_dynamics(tmp_path: Path) -> None:
+def test_stored_system_can_be_loaded_as_dynamics(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=1))
     with open_store(tmp_path / "a.db") as store:
         assert Dynamics(store.find().mas).max_depth == 4

@@ -121,7 +121,7 @@ def test_run_has_values_if_its_planner_uses_a_critic(whole: Path) -> None:
     assert found == [True, True, True, True, False]
 
 
-def test_totals_count_overlapping_searches_once_and_no_pauses(store: Path) -> None:
+def test_totals_count_overlapping_time_once_and_exclude_pauses(store: Path) -> None:
     spans = [(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (100.0, 101.5), (0.5, 1.0)]
     connection = FORMAT.connect(store, create=False)
     with closing(connection):
@@ -222,5 +222,5 @@ def test_damaged_texts_are_reported_on_reading(store: Path) -> None:
     execute(store, "UPDATE texts SET text = 'other' WHERE id = (SELECT question FROM searches WHERE problem = 'toy/2')")
     with open_store(store) as opened:
         assert len(list(opened.rows("stopped"))) == len(list(opened.outcomes("stopped"))) == 5
-        with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \(a text"):
+        with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \(one of its texts"):
             list(opened.rows("stopped", texts=True))

@@ -73,7 +73,7 @@ def test_comparison_of_a_missing_run_is_rejected(store: Path) -> None:
         opened.compare(["nothing"])
 
 
-def test_compare_with_one_name_is_the_table_of_that_run(tmp_path: Path) -> None:
+def test_compare_with_one_name_returns_the_table_of_that_run(tmp_path: Path) -> None:
     store = tmp_path / "logs.db"
     for name in ("team", "solo"):
         search.import_transcripts(LOGS / f"{name}.jsonl", store)

@@ -122,7 +122,7 @@ def test_global_random_state_is_neither_used_nor_changed(tmp_path: Path) -> None
     assert ids == [f"gsm8k/train/{row}" for row in shuffled(100)[5:]]
 
 
-def test_limit_takes_the_first_after_the_shuffle(tmp_path: Path) -> None:
+def test_limit_takes_the_first_problems_after_the_shuffle(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "rows.jsonl", gsm8k_rows(40))
     few, more = (load_task("gsm8k", data=file, limit=limit) for limit in (4, 9))
     assert [problem.id for problem in few] == [f"gsm8k/test/{row}" for row in shuffled(40)[:4]]
@@ -132,7 +132,7 @@ def test_limit_takes_the_first_after_the_shuffle(tmp_path: Path) -> None:
     assert list(load_task("gsm8k", "train", data=file, limit=3)) == list(train[:3])
 
 
-def test_held_out_problems_are_a_partition() -> None:
+def test_held_out_test_set_and_pool_partition_the_problems() -> None:
     test, pool = hold_out_test(100, 20)
     assert (len(test), sorted(test + pool)) == (20, list(range(100)))
 
@@ -176,7 +176,7 @@ def test_gsm8k_is_equal_from_every_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", [0, "A", "a", "0", " A "])
-def test_mmlu_first_option_is_a(tmp_path: Path, label: Any) -> None:
+def test_mmlu_label_of_the_first_option_is_read_as_a(tmp_path: Path, label: Any) -> None:
     rows = [{"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": label}]
     [problem] = load_task("mmlu", data=write_jsonl(tmp_path / "rows.jsonl", rows))
     assert (problem.answer, problem.metadata["options"]) == ("A", ["w", "x", "y", "z"])
@@ -332,7 +332,7 @@ FRAGMENTS = st.sampled_from(
     st.one_of(st.binary(max_size=80), st.lists(FRAGMENTS, max_size=12).map(lambda parts: "".join(parts).encode())),
     st.sampled_from(["gsm8k", "math", "mmlu", "logiqa"]),
 )
-def test_arbitrary_file_is_a_task_or_rejected(suffix: str, content: bytes, name: str) -> None:
+def test_arbitrary_file_is_loaded_as_a_task_or_rejected(suffix: str, content: bytes, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"rows{suffix}"
         file.write_bytes(content)
@@ -346,7 +346,7 @@ def test_arbitrary_file_is_a_task_or_rejected(suffix: str, content: bytes, name:
 
 
 @pytest.mark.parametrize("data", ["nowhere.jsonl", "."])
-def test_missing_data_error_names_three_remedies(tmp_path: Path, data: str) -> None:
+def test_missing_data_error_names_three_data_sources(tmp_path: Path, data: str) -> None:
     with pytest.raises(DataNotFoundError) as caught:
         load_task("gsm8k", data=tmp_path / data)
     assert isinstance(caught.value, FileNotFoundError)
@@ -355,7 +355,7 @@ def test_missing_data_error_names_three_remedies(tmp_path: Path, data: str) -> N
         assert way in str(caught.value)
 
 
-def test_folder_without_the_partition_lists_its_content(tmp_path: Path) -> None:
+def test_error_for_a_missing_split_file_lists_the_folder_content(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", gsm8k_rows(3))
     with pytest.raises(DataNotFoundError, match=r"no files named 'test'; it contains train\.jsonl"):
         load_task("gsm8k", data=tmp_path)
@@ -373,7 +373,7 @@ def test_unknown_task_error_lists_known_names_and_the_nearest() -> None:
     assert isinstance(caught.value, LookupError)
 
 
-def test_unknown_names_of_any_size_and_type_are_rejected() -> None:
+def test_unknown_name_error_is_short_and_accepts_any_type() -> None:
     assert len(str(unknown_name("task", "x" * 10**6, ["math"]))) < 200
     assert "unknown task 3" in str(unknown_name("task", 3, ["math"]))
 
@@ -515,7 +515,9 @@ def test_unknown_kind_is_rejected() -> None:
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
-def test_json_rows_are_read_or_counted(text: str, rows: int, broken: int, zipped: bool, tmp_path: Path) -> None:
+def test_json_rows_are_read_or_counted_as_broken(
+    text: str, rows: int, broken: int, zipped: bool, tmp_path: Path
+) -> None:
     data = text.encode()
     file = tmp_path / ("rows.json.gz" if zipped else "rows.json")
     file.write_bytes(gzip.compress(data) if zipped else data)

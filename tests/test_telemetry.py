@@ -92,7 +92,7 @@ def test_failures_and_hostile_answers_are_logged(tmp_path: Path) -> None:
     assert all(event["level"] == "warning" and "no luck" in event["error"] for event in ended)
 
 
-def test_stored_searches_are_marked(tmp_path: Path) -> None:
+def test_stored_searches_are_marked_in_the_log(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with telemetry.json_lines(tmp_path / name):
             run = search.run(

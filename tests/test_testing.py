@@ -36,7 +36,7 @@ def system(*edges: list[Any]) -> dict[str, Any]:
     return {"agents": [{"name": name, "system_prompt": name} for name in "ABC"], "edges": [[-1, 0], *edges]}
 
 
-def test_faulty_configs_raise_as_load_mas_does() -> None:
+def test_invalid_configs_raise_config_error() -> None:
     with pytest.raises(ConfigError):
         check_mas(system([0, 9]))
 
@@ -175,7 +175,7 @@ class Streaming(Careful):
         return Session()
 
 
-def test_sessions_return_the_samples_of_sample() -> None:
+def test_sessions_and_sample_must_return_the_same_samples() -> None:
     check_policy(Streaming())
     twisted = Streaming()
     twisted.twist = "!"
@@ -186,7 +186,7 @@ def test_objects_that_are_not_policies_fail_the_check() -> None:
     assert "expected a policy with sample(requests)" in breaches(check_policy, object())
 
 
-def test_engines_without_seeds_can_declare_it() -> None:
+def test_policies_that_ignore_seeds_can_be_checked_as_not_reproducible() -> None:
     drifting = policy(one=lambda self, r, s: Sample(str(noise.random()), 1, -1.0, "stop"))
     check_policy(drifting, reproducible=False)
 
@@ -335,7 +335,7 @@ class Prepared(Greedy):
         return (yield from super().plan(model, root, rng))
 
 
-def test_planners_are_prepared_for_the_run() -> None:
+def test_check_planner_prepares_the_planner_for_the_run() -> None:
     check_planner(Prepared())
 
 

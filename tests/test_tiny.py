@@ -69,7 +69,7 @@ def test_written_messages_are_parsed_back(
     assert language.read_hints(language.write_hints(advice)) == advice
 
 
-def test_labels_match_any_of_their_words() -> None:
+def test_messages_with_varied_labels_are_parsed_equally() -> None:
     rng = random.Random(0)
     plain = {
         language.read_facts: language.write_facts(FACTS),
@@ -254,12 +254,12 @@ WRONG, MENDED = "Work: 10 + 12 = 22, 22 * 2 = 44.", "Work: 10 + 12 = 22, 22 * 2 
         ([WRONG, WRONG, "VERDICT: AGREE\nFinal Answer: 44"], [False, False, False]),
     ],
 )
-def test_rights_judges_each_message_in_its_transcript(texts: list[str], expected: list[bool]) -> None:
+def test_rights_function_judges_each_message_in_its_transcript(texts: list[str], expected: list[bool]) -> None:
     problem = Problem("p", "?", "40", metadata={"facts": [list(f) for f in STORY.facts], "rival": [2, 7]})
     assert rights(problem, [("agent", text) for text in texts]) == expected
 
 
-def test_ordering_verdict_is_not_an_agent_message() -> None:
+def test_arithmetic_verdict_is_judged_wrong_in_an_ordering_problem() -> None:
     problem = mas_gym.load_task("ordering")[0]
     assert rights(problem, [("agent", "what"), ("agent", "INCORRECT: use + 12")]) == [False, False]
 
@@ -288,7 +288,7 @@ def test_first_wrong_ordering_message_is_found(texts: list[str], expected: tuple
     assert (None if found is None else (found.place, found.kind)) == expected
 
 
-def test_truth_of_other_tasks_is_rejected() -> None:
+def test_first_error_rejects_problems_of_other_tasks() -> None:
     with pytest.raises(ConfigError, match="no other truth is known"):
         first_error(Problem("gsm8k/test/0", "?", "1"), [("agent", "Final Answer: 1")])
 
@@ -380,7 +380,7 @@ def test_message_cannot_imitate_a_role(tokenizer: Any) -> None:
 # --- training
 
 
-def test_packed_row_equals_its_prompts(tokenizer: Any) -> None:
+def test_packed_row_has_the_logits_of_its_separate_prompts(tokenizer: Any) -> None:
     torch = pytest.importorskip("torch")
     from benchmarks.tiny.data import IGNORED, collate, pack
     from benchmarks.tiny.train import build_model
@@ -406,7 +406,7 @@ def test_packed_row_equals_its_prompts(tokenizer: Any) -> None:
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-4, rtol=1e-4)
 
 
-def test_unknown_questions_get_short_answers() -> None:
+def test_messages_on_unknown_questions_are_short_and_correct() -> None:
     rng = random.Random(0)
     for _ in range(200):
         text = foreign_text(rng)
@@ -509,7 +509,7 @@ def test_natural_model_is_trained_only_on_correct_transcripts(
     assert f"| {agent} | {kind} |" in natural.card("agents", setting, [level], "command")
 
 
-def test_reworded_stories_use_two_wordings_and_facts_count_by_step() -> None:
+def test_reworded_stories_mix_wordings_and_facts_are_compared_by_their_step() -> None:
     from benchmarks.tiny import stories
 
     def unseen(question: str) -> bool:
@@ -552,7 +552,7 @@ def test_card_contains_command_time_loss_and_behaviour(tmp_path: Path) -> None:
     assert "$" not in text
 
 
-def test_work_is_returned_to_the_agent_with_the_error() -> None:
+def test_work_is_returned_to_the_agent_that_made_the_error() -> None:
     system = mas_gym.load_mas(str(SYSTEM))
     rng = random.Random(0)
     rounds: Counter[bool] = Counter()

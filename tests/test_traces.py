@@ -54,7 +54,7 @@ def store(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_traces_of_a_run_have_every_message_and_decode_to_its_text(store: Path, policy: Any) -> None:
+def test_traces_of_a_run_cover_every_message_and_decode_to_its_text(store: Path, policy: Any) -> None:
     with search.open_store(store) as opened:
         [info] = opened.runs()
         tokens = Traces(traces_folder(store), digest_of(info.config["policy"]["identity"]))
@@ -76,7 +76,7 @@ def test_traced_policy_returns_the_same_replies_and_identity(policy: Any, tmp_pa
     assert identity_of(recorded) == identity_of(policy)
 
 
-def test_logprobs_of_traces_are_those_of_a_forward_pass(policy: Any) -> None:
+def test_trace_logprobs_equal_those_of_a_forward_pass(policy: Any) -> None:
     for reply in policy.sample(requests(4, traced=True)):
         for sample in reply.samples:
             prompt, completion, logprobs = sample.trace
@@ -94,7 +94,7 @@ def test_traces_do_not_depend_on_the_batch(policy: Any) -> None:
     ]
 
 
-def test_requests_without_traces_get_none(policy: Any) -> None:
+def test_replies_to_untraced_requests_contain_no_traces(policy: Any) -> None:
     assert all(sample.trace is None for reply in policy.sample(requests(2)) for sample in reply.samples)
 
 
@@ -112,7 +112,7 @@ def test_traces_of_a_killed_run_contain_complete_batches(policy: Any, tmp_path: 
     session.close()
 
 
-def test_full_disk_is_reported_and_keeps_written_traces(policy: Any, tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_written_traces_are_kept(policy: Any, tmp_path: Path) -> None:
     import resource
 
     session = traced(policy, tmp_path).open()
@@ -136,7 +136,7 @@ def test_full_disk_is_reported_and_keeps_written_traces(policy: Any, tmp_path: P
     assert all(kept.find(seed) for seed in list(known)[: written // 2])
 
 
-def test_traces_reject_folders_without_them_and_other_schemas(store: Path, tmp_path: Path) -> None:
+def test_traces_reject_folders_without_traces_and_files_of_other_schemas(store: Path, tmp_path: Path) -> None:
     from pyarrow import parquet
 
     with pytest.raises(DataNotFoundError, match="--token-traces"):
@@ -158,7 +158,7 @@ def test_traces_of_cached_replies_are_rejected(policy: Any, tmp_path: Path) -> N
     assert plan.error is not None and "leave out cache=" in plan.error
 
 
-def test_traces_of_agents_with_their_own_policies_name_the_agent(policy: Any, tmp_path: Path) -> None:
+def test_traces_of_per_agent_policies_contain_the_agent_name(policy: Any, tmp_path: Path) -> None:
     team = PerAgentPolicy({"Solver": load_policy("tiny", max_batch=8), "*": policy})
     recorded: Any = traced(team, tmp_path)
     [plan] = search.run("single", TASK[:1], mas="rpsv", policy=recorded)
@@ -232,13 +232,13 @@ def test_server_replies_with_broken_ids_raise_bad_reply(ids: Any) -> None:
         parse_reply(json.dumps(reply).encode(), 1, "chat", True, traced=True)
 
 
-def test_requests_ask_servers_for_ids_only_if_traced() -> None:
+def test_token_ids_are_requested_from_servers_only_if_traced() -> None:
     [request] = requests(1)
     assert "return_token_ids" not in payload(request, (1,), "m", "chat", True)
     assert payload(replace(request, traced=True), (1,), "m", "chat", True)["return_token_ids"] is True
 
 
-def test_siblings_samples_a_whole_tree_with_rewards(store: Path) -> None:
+def test_siblings_planner_samples_a_whole_tree_with_rewards(store: Path) -> None:
     with search.open_store(store) as opened:
         for plan in opened.plans():
             tree = plan.tree
@@ -248,7 +248,7 @@ def test_siblings_samples_a_whole_tree_with_rewards(store: Path) -> None:
             assert tree.visits[0] == 16 and tree.totals[0] == sum(rewards)
 
 
-def test_siblings_needs_no_critic_and_no_reward_outside_training(policy: Any) -> None:
+def test_siblings_planner_needs_no_critic_and_no_reward_outside_training(policy: Any) -> None:
     [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=policy)
     assert plan.error is None and not any(plan.tree.visits)
     with pytest.raises(ConfigError, match="k: expected a whole number"):
@@ -259,7 +259,7 @@ def test_siblings_needs_no_critic_and_no_reward_outside_training(policy: Any) ->
     ("spec", "widths", "answers"),
     [("siblings:3,turns=2", [1, 3, 9, 9, 9], 9), ("siblings:2,spare=1", [1, 3, 4, 8, 16], 16)],
 )
-def test_siblings_with_turns_or_spare_messages_has_these_widths(
+def test_siblings_planner_with_turns_or_spare_has_the_expected_widths(
     policy: Any, spec: str, widths: list[int], answers: int
 ) -> None:
     [plan] = search.run(spec, TASK[:1], mas="rpsv", policy=policy, training=True)
@@ -277,7 +277,7 @@ def test_spare_messages_do_not_change_the_other_seeds(policy: Any) -> None:
     assert found[0] == found[1]
 
 
-def test_siblings_stays_within_a_budget(policy: Any) -> None:
+def test_siblings_planner_stays_within_a_budget(policy: Any) -> None:
     budget = search.Budget(calls=10)
     [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=policy, budget=budget)
     assert plan.error is None and plan.candidates and plan.usage.agent_calls <= 10

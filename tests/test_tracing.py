@@ -57,7 +57,7 @@ def named(spans: Any, name: str) -> list[Any]:
     return [span for span in spans if span.name.startswith(name)]
 
 
-def test_every_search_agent_call_and_score_has_a_span(provider: tuple[Any, Any]) -> None:
+def test_searches_agent_calls_and_scores_have_spans(provider: tuple[Any, Any]) -> None:
     with otel_spans.trace(provider[0]):
         plans = list(search.run("mcts:4,2", TASK, mas="rpsv", policy=ScriptedPolicy(say), critic=Judge(), seed=7))
     spans = provider[1].get_finished_spans()
@@ -119,7 +119,7 @@ def test_critics_without_calls_have_spans(provider: tuple[Any, Any]) -> None:
     assert {event.attributes["gen_ai.evaluation.score.value"] for event in scored.events} == {0.5}
 
 
-def test_failures_and_dropped_searches_are_error_spans(provider: tuple[Any, Any]) -> None:
+def test_failed_and_dropped_searches_have_error_spans(provider: tuple[Any, Any]) -> None:
     def broken(request: SamplingRequest, seed: int) -> str:
         raise PolicyError("no such model")
 
@@ -251,7 +251,7 @@ def test_collector_receives_every_span_over_http(collector: type[Collector], tmp
     assert all(span.start_time_unix_nano < span.end_time_unix_nano for span in spans)
 
 
-def test_rejecting_collector_does_not_affect_results(collector: type[Collector], tmp_path: Path) -> None:
+def test_collector_that_rejects_spans_does_not_affect_results(collector: type[Collector], tmp_path: Path) -> None:
     collector.status = 403
     assert "Answer: " in traced_solve(tmp_path, "--planner", "single") and collector.requests
 

@@ -55,7 +55,7 @@ def advantages(batch: list[search.Plan]) -> list[float]:
 
 @pytest.mark.trl
 @needs("trl", "'mas-gym[agents]'")
-def test_grpo_trainer_advantages_are_the_credit(batch: list[search.Plan], tmp_path: Path) -> None:
+def test_grpo_trainer_advantages_equal_the_credit(batch: list[search.Plan], tmp_path: Path) -> None:
     import pandas as pd
     import torch
 
@@ -85,7 +85,7 @@ def served(app: Any) -> Iterator[str]:
 
 
 @needs("openenv", "openenv-core")
-def test_openenv_client_rewards_give_the_credit(batch: list[search.Plan]) -> None:
+def test_credit_from_openenv_client_rewards_equals_the_credit_of_plans(batch: list[search.Plan]) -> None:
     from openenv.core.env_server import create_fastapi_app
     from openenv.core.generic_client import GenericEnvClient
 

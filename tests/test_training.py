@@ -109,7 +109,7 @@ def test_distributed_training_gives_the_same_critic(base: Path, data: RewardData
 
 
 @pytest.mark.slow
-def test_distributed_training_runs_from_the_command(tmp_path: Path) -> None:
+def test_distributed_training_runs_from_the_command_line(tmp_path: Path) -> None:
     store, out = tmp_path / "rollouts.db", tmp_path / "masprm"
     task = mas_gym.load_task("arithmetic", split="train", limit=8)
     list(search.run("mcts:8,2", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store))
@@ -230,7 +230,7 @@ def test_head_reads_the_same_position_as_transformers(base: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Gemma", "Phi3", "Qwen3", "GPT2"])
-def test_other_decoders_share_or_fall_back(kind: str, tmp_path: Path) -> None:
+def test_decoders_of_other_families_support_packed_rows(kind: str, tmp_path: Path) -> None:
     changes = {"head_dim": 32} if kind in ("Gemma", "Qwen3") else {}
     if kind == "GPT2":
         changes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}
@@ -238,7 +238,7 @@ def test_other_decoders_share_or_fall_back(kind: str, tmp_path: Path) -> None:
     assert can_share(model, tokenizer.pad_token_id)
 
 
-def test_sliding_window_attention_is_not_shared(tmp_path: Path) -> None:
+def test_sliding_window_attention_disables_packed_rows(tmp_path: Path) -> None:
     model, tokenizer = model_of(save_base(tmp_path, "Mistral", sliding_window=4))
     assert not can_share(model, tokenizer.pad_token_id)
 
@@ -324,7 +324,7 @@ def test_curves_are_written_for_tensorboard(trained: Trained) -> None:
     assert len(events.Scalars("held_out/accuracy")) >= 2
 
 
-def test_plain_transformers_gives_the_critic_scores(trained: Trained) -> None:
+def test_plain_transformers_reproduces_the_critic_scores(trained: Trained) -> None:
     states = [chain(["Facts: has 3.", "Plan: start 3."][:n]) for n in (1, 2)]
     ours = LearnedCritic(trained.folder, device="cpu").score([ScoringContext(s, MODEL.mas, None) for s in states])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(trained.folder)
@@ -347,7 +347,7 @@ def test_plain_transformers_gives_the_critic_scores(trained: Trained) -> None:
         ("masprm", "mse", "points", True),
     ],
 )
-def test_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str, rows: Any, bf16: bool) -> None:
+def test_mse_and_bce_heads_learn(base: Path, tmp_path: Path, kind: str, head: str, rows: Any, bf16: bool) -> None:
     settings = {**QUICK, "epochs": 2, "cpu_bf16": bf16}
     done = train(collect(grove(12), rows), tmp_path / "c", base=str(base), kind=kind, head=head, **settings)
     first, last = done.history[0], done.history[-1]
@@ -375,7 +375,7 @@ def test_finished_training_is_not_repeated(trained: Trained, base: Path, data: R
     assert (trained.folder / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_other_training_does_not_overwrite_a_folder(
+def test_training_does_not_overwrite_another_run_or_other_files(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"another training run \(settings\)"):
@@ -457,7 +457,7 @@ def test_training_killed_at_its_start_restarts(
     assert train(data, tmp_path / "c", base=str(base), **QUICK).info.kind == "masprm"
 
 
-def test_truncated_checkpoint_is_skipped(tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     for step, done in ((5, True), (10, True), (15, False)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -466,7 +466,7 @@ def test_truncated_checkpoint_is_skipped(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
 
 
-def test_nan_loss_stops_and_keeps_the_last_checkpoint(
+def test_nan_loss_stops_training_and_keeps_the_last_checkpoint(
     base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = trainer_module.loss_of
@@ -520,7 +520,9 @@ def test_base_with_missing_or_broken_weights_is_reported(base: Path, data: Rewar
 
 
 @pytest.mark.parametrize("nf4", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_lora_and_qlora_save_reload_and_score_the_same(base: Path, data: RewardData, tmp_path: Path, nf4: bool) -> None:
+def test_lora_and_qlora_critics_score_the_same_after_reloading(
+    base: Path, data: RewardData, tmp_path: Path, nf4: bool
+) -> None:
     peft = pytest.importorskip("peft")
     if nf4:
         pytest.importorskip("bitsandbytes")

@@ -417,7 +417,7 @@ def text_of(format_: ChatFormat, *messages: tuple[str, str], cap: int = 40) -> s
     return "".join(format_.tokenizer.convert_ids_to_tokens(prompt.ids))
 
 
-def test_template_renders_system_and_user() -> None:
+def test_template_renders_system_and_user_messages() -> None:
     assert text_of(chat(), ("system", "ba"), ("user", "de 1")) == (
         "<|im_start|>system\nba<|im_end|>\n<|im_start|>user\nde 1<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -497,13 +497,13 @@ def test_truncation_removes_older_messages_first() -> None:
     assert text.count("go") == 12
 
 
-def test_truncation_keeps_the_newest_message(policy: TransformersPolicy) -> None:
+def test_newest_message_longer_than_the_window_is_rejected(policy: TransformersPolicy) -> None:
     newest = "ba " * 400
     with pytest.raises(PolicyError, match="newest message take"):
         policy.sample([SamplingRequest((ChatMessage("user", f"de\n\n{newest}"),), (1,))])
 
 
-def test_reply_reports_truncation_and_others_are_unaffected(folder: Path) -> None:
+def test_reply_reports_truncation_and_other_replies_are_unaffected(folder: Path) -> None:
     policy = load_policy(f"transformers:{folder}", window=64)
     session = policy.open()
     session.submit("long", SamplingRequest((ChatMessage("user", "ba de\n" * 40 + "\n\nfi"),), (1,), max_new_tokens=9))
@@ -530,7 +530,7 @@ def test_reply_reports_truncation_and_others_are_unaffected(folder: Path) -> Non
         ({"exact": True, "dtype": "bfloat16"}, "float32"),
     ],
 )
-def test_invalid_option_error_names_it(folder: Path, options: dict[str, Any], match: str) -> None:
+def test_invalid_option_is_named_in_the_error(folder: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         load_policy(f"transformers:{folder}", **options)
 
@@ -592,7 +592,7 @@ def test_bundled_model_generates_messages() -> None:
     assert [policy.sample([one])[0] for one in asked] == replies
 
 
-def test_local_and_scripted_policies_pass_the_compliance_suite(folder: Path) -> None:
+def test_local_and_scripted_policies_pass_the_policy_check(folder: Path) -> None:
     check_policy(load_policy(f"transformers:{folder}"))
     check_policy(ScriptedPolicy(lambda one, seed: f"{seed % 97}"))
 

@@ -34,7 +34,7 @@ def example(name: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
-def test_agent_trained_by_dpo_runs_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_trained_by_dpo_can_be_used_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     folder = example("fine_tune_agents")["main"](8, 8, 4, "Solver", 4.0)
     said = capsys.readouterr().out
     assert re.search(r"\d+ preferences for Solver\n", said)
@@ -69,7 +69,9 @@ def test_dpo_raises_the_probability_of_chosen_messages(tmp_path: Path) -> None:
     assert sum(after) > sum(before)
 
 
-def test_rm_critics_equal_trls_reward_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_critic_scores_equal_those_of_the_trl_reward_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     parts = example("trl_critic")
     mined = parts["mine"](tmp_path / "trees.db", 6, 8)
     trainer = parts["train"](mined, tmp_path / "critic", 1.0)

@@ -16,17 +16,17 @@ def test_kept_right_never_changes_the_last_verdict() -> None:
     assert [kept_right(run.checks) for run in RUNS] == [run.checks[-1] for run in RUNS]
 
 
-def test_fewest_returns_the_first_number_of_checks_with_the_accuracy() -> None:
+def test_fewest_returns_the_smallest_number_of_checks_with_the_accuracy() -> None:
     assert fewest(RUNS, 1 / 3)[0] == 2
     assert fewest(RUNS, 2 / 3)[0] == 3
     assert fewest(RUNS, 1.0)[0] == 3
 
 
-def test_scored_is_the_mean_over_the_runs_of_a_problem() -> None:
+def test_scored_returns_the_mean_over_the_runs_of_a_problem() -> None:
     twice = [LUCKY, LUCKY._replace(checks=STEADY.checks)]
     found = scored(twice, [LUCKY.checks[1], STEADY.checks[0]])
     assert found.hits == {"a": 0.5} and found.tokens == {"a": 1.5}
 
 
-def test_separation_ignores_the_end_of_a_search() -> None:
+def test_separation_ignores_the_last_check_of_each_run() -> None:
     assert separation(RUNS) == 1.0

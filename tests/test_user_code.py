@@ -169,7 +169,7 @@ def test_import_error_names_file_and_line(tmp_path: Path, source: str, words: st
     assert search.load_planner(f"{file}:f") is not None
 
 
-def test_debug_shows_where_the_users_code_failed(mine: Path) -> None:
+def test_debug_option_keeps_the_cause_of_a_user_code_error(mine: Path) -> None:
     error = run("--debug", "eval", "--planner", f"{mine}:broken").exception
     assert isinstance(error, UserCodeError) and isinstance(error.__cause__, IndexError)
 
@@ -183,7 +183,7 @@ def test_unknown_name_error_explains_how_to_add_a_component(load: Any, group: st
         load("nonsense")
 
 
-def test_names_that_are_not_files_are_rejected() -> None:
+def test_names_a_file_is_false_for_specs_of_other_forms() -> None:
     assert not any(map(names_a_file, ["mcts:10,3", "my.py", "recorded:FILE", "models/x.python:1", "", ":", ".py:x"]))
 
 

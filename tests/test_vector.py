@@ -133,14 +133,14 @@ def test_each_engine_receives_one_batch_per_step() -> None:
     assert small.batches == [2, 2, 1]
 
 
-def test_asynchronous_and_several_policies_are_supported() -> None:
+def test_sub_environments_may_use_different_or_asynchronous_policies() -> None:
     policies = [Async(), ScriptedPolicy(guess)]
     envs = MASVectorEnv([lambda p=p: CandidateChoice(MASEnv(SUMS, "rpsv"), p, 3) for p in policies])
     singles = [CandidateChoice(MASEnv(SUMS, "rpsv"), Counting(), 3) for _ in policies]
     assert equal_to_singles(envs, singles, 6) == 2
 
 
-def test_gymnasium_wrappers_work_outside_and_inside() -> None:
+def test_gymnasium_wrappers_work_outside_and_inside_candidate_choice() -> None:
     policy = Counting()
 
     def make() -> gym.Env[Any, Any]:
@@ -157,7 +157,7 @@ def test_gymnasium_wrappers_work_outside_and_inside() -> None:
     assert set(policy.batches) == {1}
 
 
-def test_subclass_with_its_own_step_is_used() -> None:
+def test_step_of_a_subclass_is_used() -> None:
     class Last(CandidateChoice):
         def step(self, action: Any) -> Any:
             return super().step(self.n - 1)
@@ -193,7 +193,7 @@ def test_reset_accepts_seeds_and_masks() -> None:
     assert infos["problem_id"][1] == "sum/4" and "reset_mask" in options
 
 
-def test_seed_of_make_vec_sets_the_messages_and_seed_of_reset_the_questions() -> None:
+def test_make_vec_seed_sets_the_messages_and_reset_seed_sets_the_questions() -> None:
     def started(made: int, reset: int, problem: str | None = None) -> tuple[list[str], Any]:
         envs = gym.make_vec("MAS-Custom-v0", num_envs=4, task=SUMS, mas="rpsv", policy=Counting(), n=4, seed=made)
         observations, infos = envs.reset(seed=reset, options={"problem_id": problem} if problem else None)

@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("exact", "near"), [(False, 1e-5), (True, 2**-5)])
-def test_certainty_equals_that_of_the_distributions(folder: Path, exact: bool, near: float) -> None:
+def test_certainty_equals_the_value_computed_from_the_distributions(folder: Path, exact: bool, near: float) -> None:
     policy: Any = load_policy(f"transformers:{folder}", exact=exact)
     asked = SamplingRequest((ChatMessage("user", WORDS),), (1, 2, 3, 4), 12)
     # The text is the message's token ids.
@@ -197,7 +197,7 @@ def talker(*texts: str) -> ScriptedPolicy:
     return ScriptedPolicy(script, name="talker")
 
 
-def test_verdict_is_the_probability_of_yes() -> None:
+def test_judge_score_is_computed_from_the_probability_of_yes() -> None:
     policy = Chooser({"good": (math.log(0.6), math.log(0.2)), "bad": (math.log(0.01), math.log(0.03))})
     critic = JudgeCritic(policy)
     scores = critic.score([context("good"), context("bad"), context("good")])
@@ -207,7 +207,7 @@ def test_verdict_is_the_probability_of_yes() -> None:
     assert (scores.tokens, scores.prompt_tokens, scores.unread) == ((1, 1, 1), (10, 10, 10), (0, 0, 0))
 
 
-def test_local_judge_equals_the_formula(folder: Path) -> None:
+def test_local_judge_logprobs_equal_those_of_the_model(folder: Path) -> None:
     policy: Any = load_policy(f"transformers:{folder}")
     prompts = [(ChatMessage("user", f"{WORDS} {'ba ' * i}"),) for i in range(7)]
     choices = policy.choose(prompts, ("ba", "de"))
@@ -220,7 +220,7 @@ def test_local_judge_equals_the_formula(folder: Path) -> None:
         assert choice.prompt_tokens == len(ids)
 
 
-def test_variants_of_a_token_are_summed() -> None:
+def test_first_tokens_include_all_variants_of_a_word() -> None:
     table = {"yes": [1], "Yes": [2], "YES": [3, 4], " yes": [5], " Yes": [9, 2], " YES": [9, 3], "no": [6, 7]}
     assert first_tokens(["yes", "no"], lambda text: table.get(text, [6, 8])) == [[1, 2, 5], [6]]
     with pytest.raises(PolicyError, match="differ in their first token"):
@@ -315,7 +315,7 @@ def test_changed_critic_costs_are_reported_as_damage(tmp_path: Path, caplog: pyt
     assert again.usage.critic_tokens == plan.usage.critic_tokens
 
 
-def test_search_without_readable_verdict_fails_and_keeps_its_cost() -> None:
+def test_search_without_a_readable_verdict_fails_and_keeps_its_cost() -> None:
     def script(request: SamplingRequest, seed: int) -> Sample:
         unsure = task[0].question in request.messages[0].content
         return Sample("hm" if unsure else verdict(request, "yes"), 2, None, "stop")
@@ -332,7 +332,7 @@ def test_search_without_readable_verdict_fails_and_keeps_its_cost() -> None:
     assert all(plan.error is None and plan.usage.unread_verdicts == 0 for plan in plans.values())
 
 
-def test_judge_token_column_is_shown_only_if_used() -> None:
+def test_critic_token_column_is_shown_only_if_used() -> None:
     from search.results.outcomes import Outcome
     from search.results.summary import summarise
     from search.results.table_formats import to_csv, to_markdown

@@ -473,7 +473,7 @@ def test_server_replies_equal_the_engine(server: str, both: tuple[VLLMPolicy, ..
 
 
 @pytest.mark.parametrize("options", ["choices=n", "api=completions", "logprobs=false"])
-def test_server_supports_the_other_features(server: str, options: str) -> None:
+def test_server_supports_n_choices_completions_and_requests_without_logprobs(server: str, options: str) -> None:
     policy = load_policy(f"openai:served@{server}#{options}")
     [reply] = ask(policy, [request(3)])  # type: ignore[arg-type]
     assert len(reply.samples) == 3 and policy.notes == []  # type: ignore[union-attr]
@@ -488,7 +488,7 @@ def test_server_specific_options_are_used(server: str) -> None:
     assert {sample.text for sample in reply.samples} <= set(words)
 
 
-def test_server_truncates_and_rejects_with_a_reason(server: str) -> None:
+def test_server_truncates_long_prompts_and_rejects_unknown_models(server: str) -> None:
     long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", " ".join([WORDS] * 20))), (1,), 16)
     [reply] = ask(load_policy(f"openai:served@{server}"), [long])  # type: ignore[arg-type]
     assert reply.dropped_tokens > 0
@@ -496,7 +496,7 @@ def test_server_truncates_and_rejects_with_a_reason(server: str) -> None:
         ask(load_policy(f"openai:absent@{server}"), [request(0)])  # type: ignore[arg-type]
 
 
-def test_cached_tokens_of_the_server_are_charged_at_their_own_price(server: str) -> None:
+def test_cached_tokens_of_the_server_are_charged_at_the_cached_price(server: str) -> None:
     policy = load_policy(f"openai:served@{server}#price=1000000,100000,0")
     ask(policy, [request(100, 1, words=WORDS)])  # type: ignore[arg-type]
     [reply] = ask(policy, [request(101, 1, words=WORDS)])  # type: ignore[arg-type]

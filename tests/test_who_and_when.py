@@ -48,12 +48,12 @@ def test_rules_blame_the_message_and_its_agent() -> None:
     assert (agents.tolist(), steps.tolist()) == ([0.5], [pytest.approx(1 / 3)])
 
 
-def test_blame_sums_the_shares_of_an_agent_and_takes_the_largest_step() -> None:
+def test_blame_names_the_agent_with_the_largest_sum_and_the_most_likely_step() -> None:
     found = blame(RUN, np.array([0.3, 0.4, 0.3]))
     assert (found.agents, found.steps) == ({"A": 1.0}, {1: 1.0})
 
 
-def test_features_have_one_row_per_message_and_only_truth_reads_the_answer() -> None:
+def test_features_have_a_row_per_message_and_only_truth_features_use_the_answer() -> None:
     other = RUN._replace(truth="3")
     blind, informed = (POSITION, SPEAKER, TEXT), (TRUTH,)
     assert features(RUN, blind).shape[0] == len(RUN.texts)

@@ -74,7 +74,7 @@ class Unpicklable(MCTS):
 Unpicklable.__qualname__ = "nowhere"
 
 
-def test_workers_give_the_rows_of_one_process(tmp_path: Path) -> None:
+def test_workers_give_the_same_rows_as_one_process(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     seen: list[tuple[str, str]] = []
     done: dict[tuple[str, int], int] = {}

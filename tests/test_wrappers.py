@@ -97,7 +97,7 @@ def test_synchronous_and_asynchronous_policies_are_supported(shape: str) -> None
     assert observation["candidates"] == expected["candidates"]
 
 
-def test_restored_snapshot_makes_no_policy_call() -> None:
+def test_restoring_a_snapshot_makes_no_policy_call() -> None:
     asked = []
 
     def script(request, seed):
@@ -182,7 +182,7 @@ def test_broken_policy_error_names_the_policy() -> None:
         choices(policy=Silent()).reset()
 
 
-def test_too_long_proposals_are_rejected() -> None:
+def test_too_long_proposals_are_emptied_and_masked() -> None:
     policy = ScriptedPolicy(lambda request, seed: "x" * 100 if seed % 2 else "short")
     env = CandidateChoice(MASEnv(SUMS, "single", max_bytes=64), policy, 8)
     observation, info = env.reset(seed=0)
@@ -200,7 +200,7 @@ def test_policies_without_logprobs_give_no_likelihoods() -> None:
     assert np.isneginf(env.reset()[1]["logprobs"]).all()
 
 
-def test_policies_by_name_are_in_the_env_spec() -> None:
+def test_policy_given_by_name_is_stored_in_the_env_spec() -> None:
     env = CandidateChoice(gym.make("MAS-Arithmetic-v0"), "recorded:none.jsonl", 2)
     spec = gym.envs.registration.EnvSpec.from_json(env.spec.to_json())
     assert spec.additional_wrappers[-1].kwargs["policy"] == "recorded:none.jsonl"
@@ -376,7 +376,7 @@ def test_truncation_ends_the_episode_for_all_agents() -> None:
         lambda game: game.infos,
     ],
 )
-def test_aec_use_before_reset_raises_an_error_with_the_remedy(use: Any) -> None:
+def test_aec_use_before_reset_raises_an_error_that_names_the_fix(use: Any) -> None:
     game = mas_gym.aec_env(MASEnv(SUMS, "rpsv"))
     with pytest.raises(EpisodeOverError, match=r"call .*reset\(\)"):
         use(game)
@@ -413,7 +413,7 @@ def test_invalid_aec_arguments_are_rejected() -> None:
         mas_gym.aec_env(MASEnv(SUMS, "rpsv"), rewards="mine")
 
 
-def test_without_pettingzoo_the_error_names_the_extra() -> None:
+def test_missing_pettingzoo_error_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['pettingzoo'] = None\n"
         "import mas_gym\n"

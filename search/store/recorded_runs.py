@@ -49,7 +49,7 @@ class Recorded(Sequence[Problem]):
 
     Raises:
         StoreError: The run cannot be found or read.
-        ConfigError: The run has no search with a terminal state.
+        ConfigError: The run has no search without an error.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str | None = None, *, distinct: bool = False) -> None:
