@@ -434,7 +434,8 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
     known, whole = fit(checked(dev), "", "").map, fmean(trace.tokens for trace in dev)
     yield f"\n## A run budget for all questions: {spec} with {critic}\n"
     yield f"{len(dev)} dev and {len(test)} test problems. Budgets are fractions of the tokens of complete dev searches."
-    yield "Without allocation, the stop rule uses the largest threshold whose mean tokens stay within the dev budget."
+    yield "Without allocation, the stop rule uses the largest threshold at which the mean number of tokens on the dev"
+    yield "problems stays within the budget."
     yield "Differences are paired; the baseline gives each question the same budget.\n"
     yield "| budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---:|---|---:|---:|---:|---|"

@@ -245,7 +245,7 @@ def test_graph_includes_loops(loops: dict[str, Any], folders: dict[str, Path], t
 def test_critic_accepts_the_same_graph_with_other_prompts(folders: dict[str, Path]) -> None:
     agents = tuple(replace(agent, system_prompt="Be brief.") for agent in MAS_RPSV.agents)
     critic = LearnedCritic(folders["masprm"], device="cpu")
-    critic.score(contexts([chain(["Facts: has 3."])], replace(MAS_RPSV, agents=agents)))
+    assert len(critic.score(contexts([chain(["Facts: has 3."])], replace(MAS_RPSV, agents=agents)))) == 1
 
 
 def test_outcome_critic_scores_only_terminal_states(folders: dict[str, Path]) -> None:

@@ -16,13 +16,9 @@ if TYPE_CHECKING:
     from search.engine.progress import Progress
 
 _PLAIN_SECONDS = 15.0
-
 _BAR = 20
-
 _GAP = 2
-
 _SHORTEST_LABEL = 8
-
 _WIDE = 120
 
 

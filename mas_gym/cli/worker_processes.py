@@ -25,7 +25,6 @@ _MODELS = (
 """Packages that local policies and critics import."""
 
 _SHARED_POLICY: dict[str, Any] = {"max_batch": 64, "prefix_megabytes": 32}
-
 _SHARED_CRITIC: dict[str, Any] = {"memory": 32}
 """Options of small models in each of several processes: half of the values for a single process."""
 

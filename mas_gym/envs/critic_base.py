@@ -53,7 +53,7 @@ class Peers(NamedTuple):
         answer: The normalised answer of the state to score if it is terminal; None if there is no answer.
         answers: The answers of all terminal states whose scores this search has requested so far, including this
             state; one entry per request.
-        siblings: The other states with the same parent whose scores the search requests now.
+        siblings: The other states with the same parent in the same request.
     """
 
     answer: str | None = None

@@ -24,8 +24,6 @@ from mas_gym.testing.shared_checks import (
     walk,
 )
 
-_QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
-
 
 class CriticLike(Protocol):
     """The part of `search.Critic` that has no default."""

@@ -18,7 +18,6 @@ from mas_gym.testing.shared_checks import HOSTILE, ORDINARY, Findings, addressed
 
 _CAP = 16
 _MOST_STEPS = 100_000
-_QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
 
 
 def check_policy(
