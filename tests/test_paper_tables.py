@@ -69,7 +69,7 @@ class SmallLab(Lab):
     """A lab with training searches of fewer simulations."""
 
     def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> Bench:
-        return super().rollouts(setting, split, "mcts:12,3" if planner == ROLLOUTS else planner)
+        return super().rollouts(setting, split, "mcts:8,3" if planner == ROLLOUTS else planner)
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +264,7 @@ def test_critics_transfer_to_other_agents(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critics_transfer_to_another_wording(options: Options) -> None:
-    lab = SmallLab(replace(options, trees=24))
+def test_critics_transfer_to_another_wording(lab: Lab) -> None:
     text = text_of(lab, wordings.run(lab))
     assert len(figures(text, "MASPRM of retold-3")) == 3
     assert_rivals(text, "arithmetic: ")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.oracle import Truth
 from benchmarks.paper.page import Page, write_page, write_whole
+from benchmarks.tiny import train as tiny_training
 from benchmarks.tiny.stories import GENERATED, Retold, generated
 from mas_gym.errors import MASGymError, need
 from mas_gym.internal.identity import identity_of
@@ -226,7 +226,7 @@ class Lab:
             settings = {"--hidden": shape.hidden, "--layers": shape.layers, "--without": shape.without}
             settings |= {"--lr": shape.rate, "--steps": self.options.other_steps}
             words = [f"{option}={value}" for option, value in settings.items()]
-            subprocess.run([sys.executable, "-m", "benchmarks.tiny.train", "--out", str(out), *words], check=True)
+            tiny_training.train(tiny_training.parser().parse_args(["--out", str(out), *words]))
         self.notes.append(f"{out.name}: weights {_sha256(out / 'model.safetensors')}")
         return out
 
