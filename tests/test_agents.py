@@ -382,19 +382,19 @@ def test_improve_evaluates_each_generation_once(improved: tuple[Path, list[Any]]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stage", ["search", "train_critic", "evaluate", "examples"])
-def test_improve_resumes_after_a_crash_in_any_stage(
-    improved: tuple[Path, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+def test_improve_resumes_after_a_crash_in_every_stage(
+    improved: tuple[Path, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, rounds = improved
 
     def crash(*args: Any) -> None:
         raise Stop
 
-    with monkeypatch.context() as patch:
-        patch.setattr(improve_module._Stage, stage, crash)
-        with pytest.raises(Stop):
-            run_improve(tmp_path)
+    for stage in ("search", "train_critic", "evaluate", "examples"):
+        with monkeypatch.context() as patch:
+            patch.setattr(improve_module._Stage, stage, crash)
+            with pytest.raises(Stop):
+                run_improve(tmp_path)
     assert run_improve(tmp_path) == rounds
     agents = Path("generation-1") / "agents"
     assert same(tmp_path / agents, whole / agents)

@@ -25,6 +25,7 @@ import transformers
 from grove import MODEL, chain, grove, lazily, save_base
 
 import mas_gym
+import mas_gym.tiny
 import search
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
 from mas_gym.policies import load_policy
@@ -38,6 +39,7 @@ from rewardmodels import (
     collect,
     load_critic,
     split,
+    stored_trees,
     train,
 )
 from rewardmodels.data.encode import Encoder, collate_plain, pack
@@ -84,42 +86,29 @@ def trained(base: Path, data: RewardData, tmp_path_factory: pytest.TempPathFacto
     return train(data, out, base=str(base), points=collect(grove(), "points"), **QUICK)
 
 
-# First, while this process is small, because these tests start two large ones.
+# First, while this process is small, because the test starts two large ones.
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_distributed_training_gives_the_same_critic(base: Path, data: RewardData, tmp_path: Path) -> None:
-    script = tmp_path / "run.py"
-    script.write_text(
-        "import sys; from grove import grove; from rewardmodels import collect, train\n"
-        f"train(collect(grove(), 'pairs'), sys.argv[1], base=sys.argv[2], **{QUICK!r})\n",
-        encoding="utf-8",
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    out = tmp_path / "masprm"
-    done = subprocess.run([*command, str(out), str(base)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
-    rows = trainer_module.bundles(split(data, TINY.held_out)[0].examples, _encoder(base), 12, TINY.max_tokens)
-    steps = len(trainer_module.schedule(rows, 12, 1, seed=42))
-    assert history[-1]["step"] == math.ceil(steps / 2)
-    assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(split(data, TINY.held_out)[0])
-
-
-@pytest.mark.slow
-def test_distributed_training_runs_from_the_command_line(tmp_path: Path) -> None:
+def test_distributed_training_from_the_command_line_divides_the_batches_among_processes(tmp_path: Path) -> None:
     store, out = tmp_path / "rollouts.db", tmp_path / "masprm"
     task = mas_gym.load_task("arithmetic", split="train", limit=8)
     list(search.run("mcts:8,2", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store))
     words = ["train", "masprm", "--store", str(store), "--base", "tiny", "--out", str(out)]
-    words += ["--set", "epochs=1", "--set", "max_tokens=512"]
+    for setting in ("epochs=1", "batch_size=2", "anchor=0"):
+        words += ["--set", setting]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, "-m", "mas_gym.cli", *words], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("Saved to") == 1
+    pairs = split(collect(stored_trees(store), "pairs"), TINY.held_out)[0]
+    rows = trainer_module.bundles(pairs.examples, _encoder(mas_gym.tiny.path()), 2, TINY.max_tokens)
+    steps = len(trainer_module.schedule(rows, 2, 1, seed=42))
+    history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
+    assert history[-1]["step"] == math.ceil(steps / 2) > 1
     assert load_critic(str(out)).name == "masprm"
+    assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(pairs)
 
 
 # What one process computes
