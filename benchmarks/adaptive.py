@@ -3,11 +3,12 @@
     python -m benchmarks.adaptive --cache replies.db
 
 This page compares the accuracy and tokens of searches that stop early, cascades and allocated budgets with those of
-fixed sizes. Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and every
-search that stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its
+searches of fixed size. Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and
+every search that stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its
 stages, and each message is counted once. All choices are made on dev. The threshold is the smallest with a dev Hit@1 of
-at least that of the complete search, with held-out probabilities for calibrated maps. The fixed size is the smallest
-whose Hit@1 on dev is at least that of the compared rule. Intervals on test are paired over problems.
+at least that of the complete search; for calibrated maps (`stop.json`), it is chosen on held-out probabilities. The
+fixed size is the smallest whose Hit@1 on dev is at least that of the compared rule. Intervals on test are paired over
+problems.
 """
 
 from __future__ import annotations
@@ -322,8 +323,8 @@ def bounds(size: Rule, known: StopMap, test: Sequence[Trace], unit: str = "token
 def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]:
     """Yield the calibration of one planner's probabilities on test."""
     share, right, expected, *_ = coverage(stop_map, test)
-    yield f"\nOn the test split, the file stops {share}% of the searches early. Of these, {right}% are right;"
-    yield f"{expected}% were predicted."
+    yield f"\nOn the test split, `stop.json` stops {share}% of the searches early. Of these, {right}% are right;"
+    yield f"the predicted share is {expected}%."
 
 
 HEAD = "| calibrated on | used on | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
@@ -459,7 +460,7 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
 def allocated_runs(lab: Lab, specs: Mapping[str, str | None], number: int) -> Iterator[str]:
     """Yield the table of runs with a budget that is allocated or divided equally, for planners without traces."""
     yield "\n## A run budget for all questions: votes and cascades\n"
-    yield f"{number} test problems. Budgets are fractions of the tokens of complete searches. Nothing was chosen."
+    yield f"{number} test problems. Budgets are fractions of the tokens of complete searches. No setting was tuned."
     yield "Differences are paired; the baseline gives each question the same budget.\n"
     yield "| search | budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---|---:|---|---:|---:|---:|---|"
@@ -505,7 +506,7 @@ def best_of_n(lab: Lab) -> Iterator[str]:
 def horizons(lab: Lab, spec: str, critic: str, limits: Sequence[int | None]) -> Iterator[str]:
     """Yield the table of ``horizon=budget`` against the fixed horizon, under budgets of calls."""
     yield f"\n## {spec},horizon=budget with {critic}\n"
-    yield f"{lab.sizes['test']} test problems; `--budget calls=N` for both. Nothing was chosen.\n"
+    yield f"{lab.sizes['test']} test problems; `--budget calls=N` for both. No setting was tuned.\n"
     yield "| budget | horizon | Hit@1 | 95% interval | TOK | AC | budget against fixed horizon |"
     yield "|---:|---|---:|---:|---:|---:|---|"
     options: dict[str, Any] = {"mas": "rpsv", "policy": lab.policy, "critic": load_critic(critic), "seed": SEED}

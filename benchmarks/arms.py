@@ -2,11 +2,12 @@ r"""A small and a three times larger model as arms of one policy, compared with 
 
     python -m benchmarks.arms --cache replies.db
 
-This page compares searches in which two models write the messages with searches by only one of the models. Both models
-are part of this repository, so no training is needed. The small one (`benchmarks/tiny/tiny-natural`) has no designed
-errors, but it was trained only on stories of up to four events. The large one (`mas_gym/tiny/weights`) makes errors by
-design at all difficulties. In single passes on dev, the small model is better than the large one at difficulty 3 and
-worse at 4 and 5. All three are included, so a third of the problems favours the small model.
+This page compares searches that use two models to write the messages with searches that use only one of them. Both
+models are part of this repository, so no training is needed. The small one (`benchmarks/tiny/tiny-natural`) has no
+designed errors, but it was trained only on stories of up to four events. The large one (`mas_gym/tiny/weights`) makes
+errors by design at all difficulties. In single passes on dev, the small model is better than the large one at
+difficulty 3 and worse at 4 and 5. All three difficulties are included, so a third of the problems favors the small
+model.
 
 Messages have at most 128 tokens in all rows. On stories longer than those of its training, the small model sometimes
 repeats itself up to its context window of 1,024 tokens, and the prompt of the next agent is then too long. The large

@@ -404,7 +404,7 @@ def measured(agents: Agents, methods: Mapping[str, Method], args: argparse.Names
     prompts = sum(len(one.replies) for one in problems)
     replies = sum(len(ways) for one in problems for ways in one.replies.values())
     kept = float(np.mean(enumerator.kept))
-    facts = f"{len(problems)} problems, {prompts:,} prompts, {replies:,} replies, probability kept {kept:.4f}"
+    facts = f"{len(problems)} problems, {prompts:,} prompts, {replies:,} replies, probability mass kept: {kept:.4f}"
     print(f"{agents.name}: {facts}", flush=True)
     values = Values(load_critic(agents.critic), model)
     return Measured(agents, facts, measure(problems, methods, values, args.repeats, args.seed))

@@ -115,14 +115,14 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "```",
         "",
         f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; learning rate "
-        f"{args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column seeds contains the number of "
+        f"{args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column `seeds` contains the number of "
         "seeds of a row",
         f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
-        f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; run seeds "
-        f"{', '.join(map(str, args.run_seeds))}",
-        "- agents of each training: those of the round with the highest dev accuracy",
-        "- Hit@1 in percent, mean over training seeds, with 95% bootstrap intervals over problems and trainings; TOK "
-        "is generated tokens per problem",
+        f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; "
+        f"run seed{'s' * (len(args.run_seeds) > 1)} {', '.join(map(str, args.run_seeds))}",
+        "- agents of each training run: those of the round with the highest dev accuracy",
+        "- Hit@1 in percent, mean over training seeds, with 95% bootstrap intervals over problems and training runs; "
+        "TOK is generated tokens per problem",
         "",
         f"![dev accuracy of single passes against generated tokens]({args.page.stem}.png)",
         "",
@@ -270,7 +270,7 @@ def crossing(tokens: Sequence[float] | Floats, shares: Sequence[float] | Floats,
 def _drawn(
     rows: Sequence[Row], statistic: Callable[[list[tuple[Floats, Floats]]], float]
 ) -> tuple[float, float, float]:
-    """Return a statistic of mean curves, with its 95% bootstrap interval over problems and trainings."""
+    """Return a statistic of mean curves, with its 95% bootstrap interval over problems and training runs."""
     arrays = [_arrays(row) for row in rows]
     rng = np.random.default_rng(0)
     found = []
@@ -302,11 +302,14 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
     shared = named[SHARED]
     mean = _arrays(shared)[1].mean((0, 2))
     if mean.max() == mean[0]:
-        yield f"The curve of {SHARED} never exceeds the untrained agents, so there is no accuracy to reach."
+        yield (
+            f"The curve of `{SHARED}` never exceeds the accuracy of the untrained agents, so there is no accuracy to "
+            "reach."
+        )
         return
     yield "Generated tokens at which a row's mean dev curve reaches the last value and the maximum of the curve of"
-    yield f"{SHARED}, as a share of the tokens at that point; 95% bootstrap intervals over problems and trainings."
-    yield "The goal is at most 40%."
+    yield f"`{SHARED}`, as a share of the tokens at that point; 95% bootstrap intervals over problems and training"
+    yield "runs. The goal is at most 40%."
     yield ""
 
     def share(best: bool) -> Statistic:

@@ -234,9 +234,9 @@ def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth], merg
         *_writing(samples, size),
         "## One writer or one file per actor",
         f"Writing a search takes {1e6 * merged.written:,.0f} microseconds. With one file per actor, the actors would "
-        f"share this work, and merging the files by SQL would add {1e6 * merged.merged:,.0f} microseconds per search. "
-        "A run writes to one file. An actor with a language model finishes only a few searches per second, so one "
-        "writer is sufficient for hundreds of actors, and all finished searches are in one place at any time.",
+        f"share this work, and merging the files with SQL would add {1e6 * merged.merged:,.0f} microseconds per "
+        "search. A run writes to one file. An actor with a language model finishes only a few searches per second, so "
+        "one writer is sufficient for hundreds of actors, and all finished searches are in one place at any time.",
         "## Reading",
         "Each cell contains CPU seconds, including the start of the process, and memory in MiB. The last store is that "
         'of the run; the others contain copies of a few searches. "insert" is the time to add a search to a store of '
@@ -274,7 +274,7 @@ def _writing(samples: Sequence[Sample], size: float) -> Iterator[str]:
     late = (last.cpu - half.cpu) / (last.searches - half.searches)
     yield (
         f"{last.searches:,} searches on {len(last.actors)} actors took {last.seconds:,.0f} s; "
-        f"the store has {size:,.0f} bytes per search. The driver, which sends questions and writes the store, takes "
+        f"the store has {size:,.0f} bytes per search. The driver, which sends questions and writes to the store, takes "
         f"{1e6 * each:,.0f} microseconds per search ({1e6 * late:,.0f} in the second half), so it can process "
         f"{1 / each:,.0f} searches per second."
     )
@@ -285,8 +285,11 @@ def _writing(samples: Sequence[Sample], size: float) -> Iterator[str]:
     yield _table(["searches", "driver, MiB", "actors, MiB"], lines)
     pairs = zip([half.driver, *half.actors], [last.driver, *last.actors], strict=True)
     driver, *actors = (f"{2**20 * (new - old) / (last.searches - half.searches):,.0f}" for old, new in pairs)
-    grown = " and ".join(actors)
-    yield f"In the second half, the driver's memory grows by {driver} bytes per search, and the actors' by {grown}."
+    grown = " and ".join(f"{one} byte{'s' * (one != '1')}" for one in actors)
+    yield (
+        f"In the second half, the driver's memory grows by {driver} bytes per search, and that of the {len(actors)} "
+        f"actors by {grown}."
+    )
 
 
 def slopes(growths: Sequence[Growth]) -> Iterator[tuple[str, float, float]]:

@@ -101,5 +101,5 @@ def table(runs: Sequence[Run], fixed: Scores, unit: str = "tokens") -> Iterator[
     share = sum(run.checks[-1].cost for run in wrong) / sum(run.checks[-1].cost for run in runs)
     never = f"{len(wrong)} of {len(runs)} searches"
     yield f"\nThe last row has the smallest number of checks that reaches the Hit@1 of the fixed size. {never}"
-    yield f"never have a right answer. These use {100 * share:.0f}% of the {unit} of all complete searches. The AUC of"
-    yield f"the probability over all checks is {separation(runs):.2f}."
+    yield f"never find a right answer. These use {100 * share:.0f}% of the {unit} of all complete searches. The AUC of"
+    yield f"the predicted probability of a right answer, over all checks, is {separation(runs):.2f}."

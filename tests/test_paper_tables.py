@@ -314,7 +314,7 @@ def test_frontier_searches_are_compared_with_best_of_n_at_equal_tokens(lab: Lab)
     rows = [line.split("|") for line in text.splitlines() if re.match(r"\| [a-z:0-9,=]+ \+ (ORM|MASPRM) \|", line)]
     tokens = [float(row[4].replace(",", "")) for row in rows]
     assert len(tokens) > len(searches) - 3 and tokens == sorted(tokens)
-    assert "- 2 problems of arithmetic, dev split; run seeds 42" in text
+    assert "- 2 problems of arithmetic, dev split; run seed 42" in text
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_duplicates_are_counted_and_rules_are_compared(lab: Lab) -> None:
     assert (
         len(re.findall(r"^\| (identical texts|mining|mining, training searches) \| (yes|no)", text, re.MULTILINE)) == 6
     )
-    assert "- 2 problems of arithmetic, dev split; run seeds 42" in text
+    assert "- 2 problems of arithmetic, dev split; run seed 42" in text
 
 
 @pytest.mark.slow
@@ -349,7 +349,7 @@ def test_critic_is_replaced_for_one_agent_at_a_time(lab: Lab) -> None:
     rows = re.findall(r"^\| sbs:5,3 \| MASPRM, for the (\w+) (policy likelihood|the truth) \|", text, re.MULTILINE)
     agents = [agent.name for agent in mas_gym.load_mas("rpsv").agents]
     assert rows == [(agent, name) for name in ("policy likelihood", "the truth") for agent in agents]
-    assert "- 2 problems of arithmetic, dev split; run seeds 42" in text
+    assert "- 2 problems of arithmetic, dev split; run seed 42" in text
     hits = dict(re.findall(r"^\| sbs:5,3 \| ([^|]+) \| ([\d.]+)", text, re.MULTILINE))
     assert float(hits["the truth"]) >= float(hits["MASPRM"])
 
@@ -395,7 +395,8 @@ def test_intervals_cover_problems_and_training_runs(lab: Lab, monkeypatch: pytes
     assert "mcts:10,3: MASPRM over ORM" in text
     folders = {lab.folder(lab.home, replace(ORM, seed=seed)) for seed in trainings.TRAININGS}
     assert len(folders) == 2
-    noted = re.findall(r"^- MASPRM, (?:MSE|BT alone): [\d.]+ epochs, (\d+) updates; the main recipe (\d+)", text, re.M)
+    counts = r"^- MASPRM, (?:MSE|BT alone): [\d.]+ epochs, (\d+) updates; the main training config: (\d+)"
+    noted = re.findall(counts, text, re.M)
     assert len(noted) == 2 and all(ours == main for ours, main in noted)
     assert "| MASPRM: BT over MSE, equal updates |" in text
 
@@ -421,7 +422,7 @@ def test_time_and_credit_tables_need_only_the_main_critics(
     monkeypatch.setattr(confidence, "FEWEST", 1)
     text = text_of(lab, confidence.run(lab))
     assert "| search | temperature |" in text and "| rpsv: error of |" in text
-    assert "| AUC for the " in text or "Left out, with fewer than" in text
+    assert "| AUC for the " in text or "Omitted, with fewer than" in text
 
 
 def test_pages_have_the_digest_of_the_shipped_weights() -> None:

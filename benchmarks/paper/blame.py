@@ -29,10 +29,10 @@ FEWEST = 20
 """Passes of dev that it must name: fewer may be right by chance."""
 
 ASKS = f"""
-`mas-gym blame` names the agent with the message that lowered the value of a failed transcript most, or no agent if the
-fall is small. In a generated task the first wrong message is known, so the accuracy among passes with a named agent and
-the coverage can be measured. The confidence is half of the fall. The threshold of each critic is the smallest that is
-right for {100 * WANTED:.0f}% of at least {FEWEST} named agents on dev problems.
+`mas-gym blame` names the agent whose message lowered the value of a failed transcript the most, or no agent if the fall
+is small. In a generated task the first wrong message is known, so both the coverage and the accuracy over the passes
+with a named agent can be measured. The confidence is half of the fall. The threshold of each critic is the smallest at
+which, on dev problems, at least {FEWEST} agents are named and {100 * WANTED:.0f}% of them are right.
 Accuracy and coverage are measured on test problems.
 
 `shipped` is MASPRM with the command's default threshold, {CONFIDENT:g}. `PL` is policy likelihood.
@@ -57,7 +57,7 @@ def run(lab: Lab) -> Page:
         passes = collect_passes(lab, lab.home, critics, split)
         failed[split] = [one for one in passes if not one.correct and one.error is not None]
         starts[split] = {name: float(np.mean([one.values[name][0] for one in passes])) for name in critics}
-    lab.notes.append(f"{len(failed['dev']):,} failed single passes of dev, {len(failed['test']):,} of test")
+    lab.notes.append(f"{len(failed['dev']):,} failed single passes on dev, {len(failed['test']):,} on test")
     rows = []
     for name in critics:
         threshold = smallest(*judged(failed["dev"], name, starts["dev"][name]))

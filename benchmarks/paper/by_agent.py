@@ -15,8 +15,9 @@ from search import Critic, ScoringContext
 PLANNER = "sbs:5,3"
 ASKS = """
 Beam search compares messages of one agent at a time, so a search can use a different critic for one of the agents.
-Here, policy likelihood or the truth selects among one agent's messages in SBS(5,3) with MASPRM. The gain is the loss
-that MASPRM causes for this agent. The problems are from the dev split, because the page investigates causes.
+Here, policy likelihood or the ground truth selects among one agent's messages in SBS(5,3) with MASPRM. The accuracy
+that this gains is what MASPRM loses on this agent's messages. The problems are from the dev split, because the page
+investigates causes.
 """
 
 

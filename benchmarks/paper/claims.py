@@ -54,7 +54,7 @@ class PaperClaim(NamedTuple):
 
 CLAIMS = (
     PaperClaim(
-        "MCTS: MASPRM is above an ORM of the same size, with one training of each and with three",
+        "MCTS: MASPRM is above an ORM of the same size, with one training run of each and with three",
         "main results",
         [("main", "mcts:10,3: MASPRM over ORM"), ("trainings", "mcts:10,3: MASPRM over ORM")],
     ),

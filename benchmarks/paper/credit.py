@@ -29,7 +29,7 @@ FEWEST = 20
 ASKS = """
 In a generated task the first wrong message of every transcript is known. This page measures, for failed single passes,
 how often the largest fall in value from one prefix to the next is at the first wrong message. This cannot be measured
-on the paper's benchmarks, where only the final answers are labelled.
+on the paper's benchmarks, where only the final answers are labeled.
 
 The value after a message is compared with the value before it; for the first message, with the mean value after first
 messages. `drop` is the largest fall. `centred` is the largest fall after the mean value at each depth is subtracted, so
@@ -199,7 +199,7 @@ def _grouped(
         (name, len(group), *(_cell(group, judge) for judge in shown.values()))
         for name, group in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
-    page.blocks.append(f"By {what}, found in % with 95% intervals:\n")
+    page.blocks.append(f"Errors found, by {what}, in % with 95% intervals:\n")
     page.table((what, "passes", *shown), rows)
 
 

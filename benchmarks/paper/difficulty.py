@@ -11,7 +11,7 @@ from benchmarks.tiny.stories import FAMILIES
 from mas_gym.tasks.task_classes import DEFAULT_DIFFICULTY
 
 ASKS = """
-The task has five difficulties, from two events to six. The critics of the main table, MASPRM and ORM, are used
+The task has five difficulty levels, with two to six events. The critics of the main table, MASPRM and ORM, are used
 unchanged on all of them. Two more MASPRMs were trained on the easiest and on the hardest problems. This is the
 small-scale equivalent of GSM8K and MATH, which have similar problems of different difficulty. The paper transfers
 critics between these two data sets and loses 3.7 to 9.3 points compared with a critic of the same data set.

@@ -23,7 +23,7 @@ from rewardmodels.data import mining
 
 ASKS = """
 The paper removes duplicate siblings before it forms pairs (rule (i)). The bundled agents begin their messages with one
-of six words without information, so siblings that differ only in this word are duplicates, although their texts
+of six words that carry no information, so siblings that differ only in this word are duplicates, although their texts
 differ. Here, the task's rule, which ignores the opening word, is used in mining, in the training searches, and in the
 evaluated searches. The problems are from the dev split, because these results were used to choose the training
 configuration.

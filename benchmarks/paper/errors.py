@@ -15,9 +15,10 @@ from rewardmodels import LabelledTree, load_critic
 from search import Critic
 
 ASKS = """
-For tasks with known correct messages, the truth is included as a critic: +1 if the newest message is right, otherwise
--1. The last tables show which agents' errors a critic detects. They report the share of pairs of a right and a wrong
-message after the same prefix that the critic orders correctly, in %, with 95% intervals, on trees of the dev split.
+For tasks with known correct messages, the ground truth is included as a critic: +1 if the newest message is right,
+otherwise -1. The last tables show which agents' errors a critic detects. A pair is a right and a wrong message after
+the same prefix; the tables report the share of pairs on dev trees that the critic orders correctly, in %, with 95%
+intervals.
 """
 
 

@@ -414,14 +414,14 @@ class Lab:
     def facts(self, split: str = "test") -> list[str]:
         """Return the facts that every page states about its run on a split."""
         options = self.options
-        seeds = ", ".join(map(str, options.seeds))
+        seeds = f"run seed{'s' * (len(options.seeds) > 1)} {', '.join(map(str, options.seeds))}"
         used = [Path(path).name for path in (options.masprm, options.orm) if path]
         base = Path(options.base).name if Path(options.base).is_dir() else options.base
         learned = f"critics: base {base}, trained on {options.trees:,} training searches with MCTS(40, 3), seed {SEED}"
         return [
-            f"{options.number:,} problems of {options.task}, {split} split; run seeds {seeds}",
+            f"{options.number:,} problems of {options.task}, {split} split; {seeds}",
             f"MAS {Path(options.system).stem}; agents {Path(options.policy).name}",
-            learned + (f"; not trained for this page: {', '.join(used)}" if used else ""),
+            learned + (f"; loaded, not trained for this page: {', '.join(used)}" if used else ""),
             weights(options),
             f"mas-gym {metadata.version('mas-gym')}",
         ]

@@ -29,10 +29,10 @@ EQUAL_TOKENS = (
 """Comparisons that the paper does not make: claim, MASPRM's planner, the ORM's planner."""
 
 ASKS = f"""
-This page compares search methods with three critics: policy likelihood (PL), an outcome model of finished transcripts
-(ORM) and the process model of routed transcripts (MASPRM). In the paper, MASPRM outperforms policy likelihood in
-step-level search and MCTS, outperforms an ORM of the same size in MCTS, ties with it in a weighted vote, and has
-smaller gaps between Hit@1 and Hit@5. {ORDER}
+This page compares search methods with three critics: policy likelihood (PL), an outcome reward model of finished
+transcripts (ORM) and the process reward model of routed transcripts (MASPRM). In the paper, MASPRM outperforms policy
+likelihood in step-level search and MCTS, outperforms an ORM of the same size in MCTS, ties with it in a weighted vote,
+and has smaller gaps between Hit@1 and Hit@5. {ORDER}
 
 Four rows are not in the paper. Best-of-N with the ORM uses about as many tokens as a tree search with MASPRM:
 best-of-5 as many as MCTS(20,2), which was chosen on the dev split, and best-of-10 as many as MCTS(10,3). With

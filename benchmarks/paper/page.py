@@ -22,6 +22,11 @@ NEW = "not compared"
 COMPARABLE = 1.5
 """Largest ratio of tokens at which two searches are still compared."""
 
+TRAINED_ONCE = (
+    "Each critic was trained once, so the intervals do not include the variation between training runs unless the page "
+    "states otherwise."
+)
+
 _FIGURE = re.compile(r"[+-]\d+\.\d")
 _INTERVAL = re.compile(r"\d (?:to|\N{EN DASH}) -?\d+\.\d")
 _OPEN = "Nothing is written here yet.\n"
@@ -104,6 +109,7 @@ class Page:
         claims: The paper's differences, measured.
         files: Pictures in the page's folder: a function that writes the file, by name.
         data: JSON-able figures behind the page.
+        variation: Whether the intervals include the variation between training runs.
     """
 
     name: str
@@ -114,6 +120,7 @@ class Page:
     claims: list[Claim] = field(default_factory=list)
     files: dict[str, Callable[[Path], object]] = field(default_factory=dict)
     data: dict[str, object] = field(default_factory=dict)
+    variation: str = TRAINED_ONCE
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
         """Add a table; the first ``left`` columns are text, the others figures."""
@@ -152,7 +159,7 @@ def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> 
     parts += ["\n".join(f"- {fact}" for fact in facts) + "\n", *page.blocks]
     if page.claims:
         rows = sum(len(_INTERVAL.findall(block)) for block in page.blocks)
-        parts += ["## Differences\n", _claims(page.claims, rows)]
+        parts += ["## Differences\n", _claims(page.claims, rows, page.variation)]
     parts.append(f"{REASONS}\n\n{_kept(path)}")
     write_whole(path, "\n".join(parts))
     return path
@@ -165,7 +172,7 @@ def write_whole(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _claims(claims: Sequence[Claim], others: int) -> str:
+def _claims(claims: Sequence[Claim], others: int, variation: str) -> str:
     rows = [
         (one.text, one.paper, _points(one.here.mean), _signed(one.here), one.verdict, one.here.problems)
         for one in claims
@@ -177,9 +184,8 @@ def _claims(claims: Sequence[Claim], others: int) -> str:
         "`holds`: the interval overlaps the paper's range, or is positive if the paper has no range. `beyond`: the "
         "interval is above the range. `below`: it is positive and below the range. `contrary`: it is negative and "
         f"below the range. `no comparison`: one side uses more than {COMPARABLE} times the tokens of the other.\n"
-        f"\nThis page has {count} intervals with a level of 95%, so about {max(1, round(count / 20))} of them may not "
-        "cover the true value. Each critic was trained once, so the intervals do not include the variation between "
-        "training runs unless the page states otherwise.\n"
+        f"\nThis page has {count} intervals with a level of 95%, so about {max(1, round(count / 20))} of them can be "
+        f"expected to miss the true value. {variation}\n"
     )
     return markdown_table(header, rows) + note
 

@@ -75,10 +75,10 @@ NF4_BYTES, ADAM = 0.516, 4
 
 ASKS = """
 This page reports a run of `benchmarks.paper.all` for GSM8K on a CPU. Data files, prompts, tables and training config
-are those of the full size. The model is a Qwen2.5 with random weights, reduced to {parameters:,} parameters. The run
-shows that every stage works, and measures the number of calls and tokens.
+are those of the full-size run. The model is a Qwen2.5 with random weights, reduced to {parameters:,} parameters. The
+run shows that every stage works, and measures the number of calls and tokens.
 
-**The labels are random.** Agents with random weights never answer correctly. Therefore one message in three is labelled
+**The labels are random.** Agents with random weights never answer correctly. Therefore one message in three is labeled
 as right, regardless of its text, and no accuracy on any page of this run is meaningful. The task's grader extracted an
 answer from {read:,} of {graded:,} final messages of the training searches; {right:,} were right.
 Messages end after at most {cap} tokens.
@@ -461,15 +461,16 @@ def memory_table(page: Page) -> None:
         each = 4 * ADAM * trained
         values = (frozen, each, example, whole, frozen + each + example, frozen + each + whole)
         rows.append((size.name, *(f"{value / 1e9:,.1f}" for value in values)))
-    page.blocks.append("## Memory of a training, in GB\n")
+    page.blocks.append("## Memory of a training run, in GB\n")
     short, full = (f"{tokens:,} tokens" for tokens in (PAPER.max_length, PAPER.max_tokens))
     parts = ("frozen weights", f"LoRA of rank {PAPER.lora_rank}", f"a pass of {short}", f"of {full}")
     page.table(("scorer", *parts, f"in all, {short}", f"in all, {full}"), rows)
     page.blocks.append(
         "The figures are estimates, computed from the shapes of the tensors that autograd saves. Trained weights are "
-        "in float32, with gradient and two moments. A forward pass contains several examples with at most `max_tokens` "
-        "tokens. `--set max_tokens=2048` gives the same gradient with about one example per pass; `--set "
-        "gradient_checkpointing=true` trades time for memory. Kernels and fragmentation need additional memory.\n"
+        "in float32, with their gradients and two AdamW moments. A forward pass contains several examples, with at "
+        "most `max_tokens` tokens in total. `--set max_tokens=2048` gives the same gradient with about one example per "
+        "pass; `--set gradient_checkpointing=true` trades time for memory. Kernels and fragmentation need additional "
+        "memory.\n"
     )
 
 
@@ -491,8 +492,8 @@ def rehearse(options: Options, folder: Path) -> Path:
     call_table(page, "Training searches", sorted((out / "rollouts").glob("*.db")))
     page.blocks.append(
         f"The paper's bound for {ROLLOUTS} is 40 x 3 x D agent calls. A state is expanded once, so the bound here is "
-        "smaller: the sum over the D levels of 3 min(3^d, 40). Random messages are never equal, so these trees nearly "
-        "have the maximum width. Agents that repeat messages make fewer calls.\n"
+        "smaller: the sum over the D levels of 3 min(3^d, 40). Random messages are never equal, so these trees have "
+        "nearly the maximum width. Agents that repeat messages make fewer calls.\n"
     )
     call_table(page, "Searches of the tables", [out / "searches.db"])
     prompt_table(page, lab, systems)
@@ -561,8 +562,8 @@ def stage_table(page: Page, out: Path) -> None:
         "results": (out / "results").glob("*"),
     }
     page.blocks.append(
-        "The time of a table includes the trainings and searches that no earlier table needed. Each critic was trained "
-        f"with the paper's training config ({recipe}).\n"
+        "The time of a table includes the training runs and searches that no earlier table needed. Each critic was "
+        f"trained with the paper's training config ({recipe}).\n"
     )
     page.table(("in the folder", "files", "MB"), [(name, *_weight(files)) for name, files in sizes.items()])
 

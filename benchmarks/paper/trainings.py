@@ -1,4 +1,4 @@
-"""Several trainings: MASPRM and ORM with three training seeds on the same trees, and intervals that include them."""
+"""Training runs with three seeds: MASPRM and ORM on the same trees, and intervals that include the runs."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ TRAININGS = (1, 2, 3)
 
 ASKS = f"""
 The critics of the main table were trained once, so its intervals do not include the variation between training seeds,
-which determine the head's initial weights and the order of the rows.
-Here, each critic is trained {len(TRAININGS)} times on the same trees, and intervals are over problems and trainings.
+which determine the head's initial weights and the order of the training examples. Here, each critic is trained
+{len(TRAININGS)} times on the same trees, and intervals are over problems and training runs.
 {ORDER}
 
-In the small-scale experiment, MASPRM is also trained with the other losses: three times by regression, and twice by
-Bradley-Terry without the anchor. A tree has fewer pairs than labelled states, so the latter run for more epochs, to the
+In the small-scale experiment, MASPRM is also trained with the other losses: three times with regression, and twice with
+Bradley-Terry without the anchor. A tree has fewer pairs than labeled states, so the latter run for more epochs, to the
 same number of updates as the main training config.
 """
+
+INCLUDED = "The intervals include the variation between the training runs of each critic."
 
 LOSSES = {"MASPRM, MSE": (Recipe("masprm", "mse"), len(TRAININGS)), "MASPRM, BT alone": (Recipe(plain=True), 2)}
 """Other losses of MASPRM, and how often each is trained; the second takes twice the time of the others."""
 
 
 def run(lab: Lab) -> Page:
-    page = Page("trainings", "Three trainings of each critic", ASKS)
+    page = Page("trainings", "Three training runs of each critic", ASKS, variation=INCLUDED)
     critics = {
         name: [lab.critic(lab.home, replace(recipe, seed=seed)) for seed in TRAININGS]
         for name, recipe in (("MASPRM", MASPRM), ("ORM", ORM))
@@ -63,14 +65,14 @@ def run(lab: Lab) -> Page:
         *_over_regression(ours, losses),
     ]
     lab.notes.append(
-        f"critics trained with seeds {', '.join(map(str, TRAININGS))}; intervals over problems and trainings"
+        f"critics trained with seeds {', '.join(map(str, TRAININGS))}; intervals over problems and training runs"
     )
     keep_rows(lab, page.name, [single, *shown])
     return page
 
 
 def _losses(lab: Lab) -> dict[str, list[Score]]:
-    """Train MASPRM with its other losses to the updates of the main recipe, and measure them."""
+    """Train MASPRM with its other losses to the updates of the main training config, and measure them."""
     if lab.options.no_losses or not lab.options.miniature or not lab.training().anchor:
         return {}
     wanted = lab.updates(lab.home, replace(MASPRM, seed=TRAININGS[0]))
@@ -80,7 +82,7 @@ def _losses(lab: Lab) -> dict[str, list[Score]]:
         equal = replace(recipe, epochs=round(epochs, 2))
         critics = [lab.critic(lab.home, replace(equal, seed=seed)) for seed in TRAININGS[:times]]
         updates = lab.updates(lab.home, replace(equal, seed=TRAININGS[0]))
-        lab.notes.append(f"{name}: {equal.epochs} epochs, {updates:,} updates; the main recipe {wanted:,}")
+        lab.notes.append(f"{name}: {equal.epochs} epochs, {updates:,} updates; the main training config: {wanted:,}")
         found[name] = _measure(lab, MCTS, name, critics)
     return found
 

@@ -16,7 +16,7 @@ data sets, and the local view outperforms policy likelihood. {ORDER}
 
 
 def run(lab: Lab) -> Page:
-    page = Page("views", "Full against local view", ASKS)
+    page = Page("views", "Full versus local view", ASKS)
     critics = {"full": lab.critic(lab.home, MASPRM), "local": lab.critic(lab.home, Recipe(view="local"))}
     searches = [row_of("single"), *(row_of(MCTS, critic, name) for name, critic in critics.items())]
     single, full, local = lab.measure(lab.home, searches)

@@ -118,8 +118,8 @@ def agreement(draw: Draw) -> Floats:
 def dual_agreement(draw: Draw) -> Floats:
     """Return CodeT's score (Chen et al. 2022, arXiv:2207.10397), as its published code computes it.
 
-    Programs that pass the same tests form a consensus set. Its score is the square root of its number of programs
-    times the number of tests that they pass, repeated programs and tests as often as they occur.
+    Programs that pass the same tests form a consensus set. Its score is the number of tests that they pass
+    times the square root of its number of programs, repeated programs and tests as often as they occur.
     """
     return np.sqrt(_group_sizes(draw.passed)) * generated_tests(draw)
 

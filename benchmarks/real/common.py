@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,13 +111,23 @@ class RealPage:
         for file, draw in self.files.items():
             draw(folder / file)
         stated = [
-            f"Recording: {self.source.origin} ({self.source.licence}); no text of it is part of this project.",
+            f"Recording: {self.source.origin} ({self.source.licence}); none of its text is part of this project.",
             *facts,
         ]
         parts = [f"# {self.title}\n", self.finding.strip() + "\n", f"```console\n{command}\n```\n"]
         parts += ["\n".join(f"- {fact}" for fact in stated) + "\n", *self.blocks]
         write_whole(folder / f"{self.name}.md", "\n".join(parts))
         return folder / f"{self.name}.md"
+
+
+def folds_by_kind(chosen: Sequence[str]) -> str:
+    """Return in how many folds each kind of critic was chosen, in words.
+
+    >>> folds_by_kind(["boosting", "a forest", "boosting"])
+    'boosting in 2 folds, a forest in 1'
+    """
+    (first, count), *rest = Counter(chosen).items()
+    return ", ".join([f"{first} in {count} fold{'s' * (count > 1)}", *(f"{name} in {n}" for name, n in rest)])
 
 
 def arguments(module: str, purpose: str) -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import search
 from benchmarks.paper.page import percent, span
-from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
+from benchmarks.real.common import RealPage, Source, arguments, folds_by_kind, read_rows, run_page
 from benchmarks.real.debate import Debate, Floats, Said, features
 from benchmarks.real.paired import folds, paired, points
 from search.compare.first_errors import auc
@@ -273,7 +273,8 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
     )
     _blame(page, debates, made, vote, best)
     page.heading("How it was measured")
-    page.text(_METHOD.format(critics=", ".join(f"{chosen.count(name)} {name}" for name in dict.fromkeys(chosen))))
+    kinds = [{"forest": "a forest", MEAN: "the mean of the three kinds"}.get(name, name) for name in chosen]
+    page.text(_METHOD.format(critics=folds_by_kind(kinds)))
     page.finding = _finding(rows, critic, vote, best, closed, interval, made)
     return page
 
@@ -346,7 +347,7 @@ def _blame(page: RealPage, debates: Sequence[Debate], made: Sequence[Change], vo
         ],
     )
     page.text(
-        f"The fall of the critic's value separates changes from right to wrong from changes to right with an AUC of "
+        f"The drop in the critic's value separates changes from right to wrong from changes to right with an AUC of "
         f"{_change_auc(made):.3f}, and from all other changes with an AUC of {_loss_auc(made):.3f}."
     )
 
@@ -365,7 +366,7 @@ def _loss_auc(made: Sequence[Change]) -> float:
 
 _METHOD = f"""
 Each message is imported as one sample of its problem and graded by the toolkit's strict grading of expressions. The
-recording lacks one of two backslashes at the ends of matrix rows in reference answers; the reader restores them.
+recording lacks one of the two backslashes at the ends of matrix rows in reference answers; the importer restores it.
 Candidates are the distinct answers of a problem's messages, in all rounds. The critic's inputs are votes by agent and
 round, the agents that kept or changed an answer, the form of the answer and its similarity to the others, message
 length, word counts, whether simple arithmetic in the messages is correct, the level, the subject and words of the
@@ -388,7 +389,7 @@ def _finding(
     met = "meets" if closed >= QUARTER and interval.low > 0 else "misses"
     return (
         "This page compares ways to choose an answer from recorded debates of GPT-3.5 agents on MATH problems. "
-        f"One agent solves {percent(single.mean())}% of the problems, and the majority of the last round solves "
+        f"In the last round, a single agent solves {percent(single.mean())}% of the problems, and the majority solves "
         f"{percent(vote.mean())}%. For {percent(best.mean())}%, at least one message is right. "
         f"A critic trained only on outcomes selects the right answer for {percent(critic.mean())}%, "
         f"{difference(critic, vote)} points against the majority. This closes {percent(closed)}% of the gap "

@@ -154,10 +154,10 @@ def own_beam(recording: Recording, values: Values) -> tuple[bool, bool]:
 
 
 class Measured(NamedTuple):
-    """A critic with its trainings.
+    """A critic with its training runs.
 
     Attributes:
-        trainings: One function of values per training.
+        trainings: One function of values per training run.
         calls: Calls of GPT-4 per value.
     """
 
@@ -232,7 +232,7 @@ def dev_recordings(number: int) -> list[Recording]:
 def searched(
     recordings: Sequence[Recording], critics: Mapping[str, Measured], dead_ends: bool, data: Path
 ) -> dict[str, list[list[ResultRow]]]:
-    """Search the recorded proposals with each critic; for each planner and critic one row per training."""
+    """Search the recorded proposals with each critic; for each planner and critic one row per training run."""
     found: dict[str, list[list[ResultRow]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "recorded.db"
@@ -269,7 +269,7 @@ def make(given: argparse.Namespace) -> Path:
         _searches(page, found, dead_ends)
     page.heading("How the critics were trained")
     page.text(
-        f"`{PLANNER}` searches {PUZZLES} puzzles of the training split of the task `game24`, without the recorded "
+        f"`{PLANNER}` searches {PUZZLES} puzzles of the training split of the task `game24`, excluding the recorded "
         "ones. The agents make random moves, and the leaves have the true outcome. MASPRM is a decoder of two layers "
         "and width 64 with random initial weights. It is trained on the states of these trees by squared error; the "
         "target is +1 if the search found 24 below the state and -1 otherwise. The paper's target, W / N, measures "
@@ -281,7 +281,7 @@ def make(given: argparse.Namespace) -> Path:
     )
     facts = [
         f"{len(recordings)} puzzles; critics trained with seeds {', '.join(map(str, given.seeds))}",
-        "Intervals are over puzzles, with the trainings of a critic averaged.",
+        "Intervals are over puzzles, with the training runs of a critic averaged.",
     ]
     return page.write(given.pages, "python -m benchmarks.real.game24 --data DIR --out FOLDER", facts)
 
@@ -343,7 +343,7 @@ def _auc(
 
 
 class Kept(NamedTuple):
-    """For each puzzle whether a beam of five has a winning state, averaged over trainings.
+    """For each puzzle whether a beam of five has a winning state, averaged over training runs.
 
     Attributes:
         first: After step 1, of GPT-4's proposals.
@@ -405,13 +405,13 @@ def _searches(page: RealPage, found: Mapping[str, list[list[ResultRow]]], dead_e
     if dead_ends:
         page.text(
             "Here every recorded proposal may be chosen. A proposal that GPT-4's search did not keep has no recorded "
-            "next step, so choosing it is a failure, even if its numbers can make 24. This favours GPT-4's values."
+            "next step, so choosing it is a failure, even if its numbers can make 24. This favors GPT-4's values."
         )
     else:
         page.text(
             "Only proposals that GPT-4's search kept are included, so every path leads to an answer, and all critics "
-            "choose among the same proposals. RC is the number of values per problem. A value of GPT-4 needs three "
-            "calls of GPT-4; the other critics need none."
+            "choose among the same proposals. RC is the number of values per problem. A value from GPT-4 needs three "
+            "calls to GPT-4; the other critics need none."
         )
     rows = []
     for place, planner in enumerate(PLANNERS):
@@ -456,18 +456,18 @@ def _finding(
     assert own is not None
     gaps = [paired_difference(_shares(a), _shares(b)) for a, b in zip(found[best], found[GPT4], strict=True)]
     above, below = (sum(gap.significant and sign * gap.mean > 0 for gap in gaps) for sign in (1, -1))
-    shares = f"{percent(kept[best].first.mean())}% after step 1 and {percent(own.mean())}% after step 2"
+    shares = f"{percent(kept[best].first.mean())}% of the puzzles after step 1 and {percent(own.mean())}% after step 2"
     return (
         "This page compares critics with the values that GPT-4 gave in its recorded searches for the game of 24. "
         "After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
         f"an AUC of {auc[GPT4]:.2f}. The other critics were trained on outcomes of random moves on other puzzles, "
-        f"without calls of GPT-4. Their AUC is {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with "
-        f"the best of them, the {best}, keeps a state that can reach 24 in {shares} of the puzzles (goal: 95%). "
+        f"without calls to GPT-4. Their AUC is {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with "
+        f"the best of them, the {best}, keeps a state that can reach 24 in {shares} (goal: 95%). "
         f"GPT-4's beam keeps one in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but "
         "chooses only among GPT-4's proposals in its second step. Search over only the recorded proposals cannot show "
         "this difference, because winning states that GPT-4's search dropped have no recorded continuation. In such "
         f"searches, Hit@1 with the {best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners "
-        f"and below for {below}, counting only differences with an interval that excludes 0."
+        f"and below it for {below}, counting only differences with an interval that excludes 0."
     )
 
 
@@ -515,7 +515,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Write the page, or print why it is skipped."""
     parser = arguments("game24", "Critics trained without GPT-4, on GPT-4's trees of thought.")
     parser.add_argument("--out", type=Path, default=Path("game24"), help="folder of searches and critics [game24]")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="trainings of each critic")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="training runs of each critic")
     run_page(make, parser.parse_args(words))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks import truth_bounds
 from benchmarks.paper.page import percent, span
 from benchmarks.real.choosing import CODET, RULES, Draw, Floats, Samples, features, right
-from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
+from benchmarks.real.common import RealPage, Source, arguments, folds_by_kind, read_rows, run_page
 from benchmarks.real.execution import CASE_SECONDS, TESTS_PER_SAMPLE, TRUTH_SECONDS, execute, read_problem
 from benchmarks.real.paired import folds, paired, points
 from mas_gym.tasks.grading.sandbox import Sandbox
@@ -66,8 +66,8 @@ def candidates() -> dict[str, Callable[[], Any]]:
     boosting = partial(HistGradientBoostingClassifier, learning_rate=0.05, l2_regularization=5.0, random_state=SEED)
     return {
         "logistic regression": lambda: make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300)),
-        "boosting, depth 2": lambda: boosting(max_depth=2, max_iter=100),
-        "boosting, depth 3": lambda: boosting(max_depth=3, max_iter=80),
+        "boosting of depth 2": lambda: boosting(max_depth=2, max_iter=100),
+        "boosting of depth 3": lambda: boosting(max_depth=3, max_iter=80),
     }
 
 
@@ -300,36 +300,42 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
     )
     paying = [name for name, one in stops.items() if one.accuracy.mean() > _fixed(critic, one)]
     page.text(
-        "Stopping has a higher accuracy than the same number of samples for every problem at "
-        + (f"a confidence of {', '.join(map(str, paying))}." if paying else "no confidence.")
-        + " At a low confidence it stops too early, because with few samples the critic is confident in wrong programs."
+        (f"At a confidence of {_either(paying)}, stopping is" if paying else "At no confidence is stopping")
+        + " more accurate than the same mean number of samples for every problem. At a low confidence it stops too "
+        "early, because with few samples the critic is confident in wrong programs."
     )
     page.text(
         "The following upper bounds are from rules with access to the truth. "
         "A search is one draw of the samples of a problem, "
-        f"with checks at the {len(SIZES)} sizes above. A tie counts as its first program, so the accuracy differs "
-        "slightly from that in the tables above."
+        f"with checks at the {len(SIZES)} sizes above. A tie is resolved in favor of the first program, so the "
+        "accuracy differs slightly from that in the tables above."
     )
     for size in BOUNDS:
         page.text(f"Compared with the {CRITIC}'s choice among {size} samples for every problem:")
         page.text(bounds(found, size))
     page.heading("How it was measured")
-    page.text(_METHOD.format(critics=", ".join(f"{chosen.count(name)} {name}" for name in dict.fromkeys(chosen))))
+    page.text(_METHOD.format(critics=folds_by_kind(chosen)))
     return page
 
 
 _METHOD = f"""
-Programs and tests are truncated as in CodeT, and the first {TESTS_PER_SAMPLE} tests of a set count. A generated test
-has {CASE_SECONDS} seconds, as in CodeT, but of CPU time; the hidden tests have {TRUTH_SECONDS:g} seconds. CodeT's rule
-is that of its published code: consensus sets of programs that pass the same tests, ranked by the square root of the
-number of programs times the number of tests; a tie counts as the mean over the tied programs. "Agreement" compares the
-values that programs return for the calls in the generated tests. `k` samples are `k` programs and `k` test sets,
-drawn without replacement; a figure is the mean over {DRAWS} draws, the same for every rule.
+Programs and tests are truncated as in CodeT, and only the first {TESTS_PER_SAMPLE} tests of a set are used. A generated
+test has a limit of {CASE_SECONDS} seconds, as in CodeT, but of CPU time; the limit of the hidden tests is
+{TRUTH_SECONDS:g} seconds. CodeT's rule is that of its published code: consensus sets of programs that pass the same
+tests, ranked by the number of tests times the square root of the number of programs; a tie counts as the mean over the
+tied programs. "Agreement" compares the values that programs return for the calls in the generated tests. `k` samples
+are `k` programs and `k` test sets, drawn without replacement; a figure is the mean over {DRAWS} draws, the same for
+every rule.
 
 The inputs of the outcome critic are the scores of all rules, the programs' lengths and a few word counts, and it is
 trained only on outcomes. It is cross-validated by problem in {FOLDS} folds, and its kind is chosen within the training
 folds: {{critics}}. No confidence for stopping is chosen; all are shown.
 """
+
+
+def _either(numbers: Sequence[float]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _fixed(table: Table, one: Stopping) -> float:

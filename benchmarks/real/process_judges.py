@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import search
 from benchmarks.paper.page import percent, span
-from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
+from benchmarks.real.common import RealPage, Source, arguments, folds_by_kind, read_rows, run_page
 from benchmarks.real.debate import arithmetic
 from benchmarks.real.first_step import Floats, Run, classifiers, cross_validated, distribution, fit, folds
 from benchmarks.real.paired import points
@@ -31,8 +31,9 @@ from search.results.intervals import bootstrap, mean_interval, paired_difference
 
 STEPS = Source("processbench.jsonl.gz", "Qwen/ProcessBench", "Apache-2.0")
 TEXTS = "agent_processbench_hotpotqa.jsonl.gz"
-VERDICTS = Source("agent_processbench_verdicts.jsonl.gz", "RUCBM/AgentProcessBench", "none stated in its repository")
-BOTH = Source("", f"{STEPS.origin} ({STEPS.licence}) and {VERDICTS.origin}", f"licence {VERDICTS.licence}")
+UNSTATED = "no license stated in its repository"
+VERDICTS = Source("agent_processbench_verdicts.jsonl.gz", "RUCBM/AgentProcessBench", UNSTATED)
+BOTH = Source("", f"{STEPS.origin} ({STEPS.licence}) and {VERDICTS.origin}", UNSTATED)
 
 SMALL = (
     *("Llama-3.1-8B-Instruct", "Llama-3.2-3B-Instruct", "Qwen3-4B", "Qwen3-4B-Instruct-2507"),
@@ -407,8 +408,9 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
     )
     page.text(
         f"{len(runs)} runs of {len({run.question for run in runs})} questions. A prediction is correct if it is the "
-        "first step with the human label wrong, or if both are none, as in the published comparison. Differences are "
-        f"paired over questions. At least one small judge names the right step on {percent(named)}% of the runs."
+        "first step that the annotators labeled as wrong, or if there is none and none is predicted, as in the "
+        "published comparison. Differences are paired over questions. "
+        f"At least one small judge names the right step on {percent(named)}% of the runs."
     )
     page.heading("Abstention")
     page.picture(
@@ -478,12 +480,12 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
     mean_f1 = fmean(one["F1"] for one in bench.values())
     page.text(
         f"Mean F1 {mean_f1:.1f}. The critic is the baseline without a language model: position, length, whether plain "
-        "arithmetic holds, numbers that were not there before, and counts of words. Zheng et al. (2024) report mean F1 "
+        "arithmetic holds, numbers that did not occur before, and counts of words. Zheng et al. (2024) report mean F1 "
         "of 31.5 for Math-Shepherd-PRM-7B, 56.5 for Qwen2.5-Math-7B-PRM800K and 61.9 for GPT-4o as a judge, on all "
         "3,400 solutions; these are quoted, not compared."
     )
     page.heading("How it was measured")
-    page.text(_METHOD.format(kinds=", ".join(f"{chosen.count(name)} {name}" for name in dict.fromkeys(chosen))))
+    page.text(_METHOD.format(kinds=folds_by_kind(["a forest" if name == "forest" else name for name in chosen])))
     at = next(one for one in curves["combination of the small judges"] if one.share == COVERAGE)
     page.finding = _finding(ways, table, best, at, named)
     return page
@@ -497,9 +499,9 @@ _METHOD = f"""
 The combination is a model of the probability that a step is the first wrong one, given that no earlier step is wrong.
 Its inputs are each small judge's verdicts on all steps and on the result, the step's position, the data set, and the
 number of the run among a question's five runs, which identifies the system that wrote it. It is cross-validated by
-question in {FOLDS} folds, and its kind is chosen within the training folds: {{kinds}}. The rows below it use the most
-frequent kind. The confidence is the largest probability. For ProcessBench, the model is boosting, trained on three
-folds, with its threshold chosen on a fourth fold and evaluated on the fifth.
+question in {FOLDS} folds, and its kind is chosen within the training folds: {{kinds}}. The rows below
+the combination in the table use the most frequent kind. The confidence is the largest probability. For ProcessBench,
+the model is boosting, trained on three folds, with its threshold chosen on a fourth fold and evaluated on the fifth.
 """
 
 
@@ -511,7 +513,7 @@ def _finding(ways: Mapping[str, Scores], table: Mapping[str, Scores], best: str,
     every = ways["combination, all 20 judges"].accuracy
     return (
         "This page measures how often recorded LLM judges find the first error of a run, separately and combined. "
-        "Eight judges of at most 8B, combined by a model that is cross-validated by question, find the "
+        "Eight judges with at most 8B parameters, combined by a model that is cross-validated by question, find the "
         f"first error in {percent(one.accuracy)}% of the runs of AgentProcessBench, {points(gain)} points against the "
         f"best of them, {best} ({percent(table[best].accuracy)}%), and {points(rest)} against {RIVAL} "
         f"({percent(table[RIVAL].accuracy)}%). "

@@ -333,7 +333,7 @@ def make(given: argparse.Namespace) -> Path:
         part = subsets == subset
         page.heading(f"{int(part.sum())} {subset} runs")
         lengths = [len(run.texts) for run in runs if run.subset == subset]
-        page.text(f"A run has {min(lengths)} to {max(lengths)} messages, {np.median(lengths):.0f} in the median.")
+        page.text(f"A run has {min(lengths)} to {max(lengths)} messages, with a median of {np.median(lengths):.0f}.")
         page.table(
             ("method", "agent, %", "95% interval", "step, %", "95% interval"),
             [(name, *_cells(agents[part]), *_cells(steps[part])) for name, (agents, steps) in found.items()],
@@ -343,13 +343,13 @@ def make(given: argparse.Namespace) -> Path:
     page.text(
         "The importer reads the runs (`mas-gym import`), and `search.compare.blame.largest_fall` selects the message. "
         "The blamed agent has the largest total probability. Intervals are over runs, with the accuracies of a "
-        f"run averaged over {len(SEEDS)} divisions into {FOLDS} folds. Runs of one question are in one fold. Features "
-        "and regularisation are chosen by cross-validation within the other folds: "
+        f"run averaged over {len(SEEDS)} splits into {FOLDS} folds. Runs of one question are in one fold. Features "
+        "and regularization are chosen by cross-validation within the other folds. The most frequent choices are, for "
         + "; ".join(f"{name}: {_chosen(counts)}" for name, counts in picked.items())
         + "."
     )
     page.text(
-        "The published figures are not comparable, because they are for all 184 runs and for judges without labelled "
+        "The published figures are not comparable, because they are for all 184 runs and for judges without labeled "
         "runs: random 29/12 (generated) and 19/4 (hand-crafted); best 53.5/14.2, for agent and step, by "
         "prompted large models (Zhang et al. 2025, arXiv:2505.00212). The importer reads Magentic-One's "
         "`Orchestrator (thought)` and `Orchestrator (-> WebSurfer)` as one agent, so a random agent is right more "

@@ -135,7 +135,7 @@ def card(name: str, setting: Setting, levels: list[Level], command: str) -> str:
         f"`{command}`\n",
         "Single passes of RPSV, dev split:\n",
         markdown_table((setting.what, "right, %", "95% interval"), rows),
-        f"First errors of the failed passes on {about}, the level nearest to 50% right:\n",
+        f"First errors of the failed passes on {about}, the level with accuracy nearest to 50%:\n",
         markdown_table(("agent", "error", "share, %"), errors, left=2),
     ]
     return "\n".join(parts)
