@@ -102,7 +102,7 @@ class Budget:
         return self.rate.usd(usage)
 
     def spent(self, usage: Usage, wanted: int) -> str | None:
-        """Return the limit that excludes ``wanted`` more agent calls, as ``"budget of 30 calls spent"``, or None.
+        """Return the limit that rules out ``wanted`` more agent calls, as ``"budget of 30 calls spent"``, or None.
 
         If ``wanted`` is 0, only the seconds are checked.
         """

@@ -155,7 +155,7 @@ class TurnAnswer(NamedTuple):
 
     Attributes:
         turns: Number of turns, at least 1.
-        answer: The normalised answer; None if no answer was stated.
+        answer: The normalized answer; None if no answer was stated.
         correct: Whether it equals the reference.
     """
 

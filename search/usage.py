@@ -48,7 +48,7 @@ class Usage:
         grader_prompt_tokens: Prompt tokens that the judge read to generate them.
         unrecorded: Messages that a planner requested beyond those of a recorded run (`search.Recorded`).
         seconds: Wall-clock seconds from start to end; added up in sums.
-        arms: The usage of each arm, in the order of names; empty for a policy without arms.
+        arms: The usage of each arm, sorted by name; empty for a policy without arms.
     """
 
     agent_calls: int = 0

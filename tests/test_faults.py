@@ -157,10 +157,10 @@ def test_dead_server_ends_the_run_and_the_same_command_resumes_it(
         server.kill()
         server.wait()
         with pytest.raises(
-            EngineUnavailableError, match=r"does not respond.*Start the server again.*a run with a store"
+            EngineUnavailableError, match=r"did not respond.*Start the server again.*a run with a store"
         ):
             done.extend(plans)
-    assert 2 <= len(done) < 12 and "does not respond" in str(plans.stopped)
+    assert 2 <= len(done) < 12 and "did not respond" in str(plans.stopped)
     with closing(sqlite3.connect(store)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     with process(port):

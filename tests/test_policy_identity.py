@@ -171,5 +171,5 @@ class TestServers:
             assert self.stated(url)["identity"] | {"model": "served", "served": {}} == self.stated(url)["identity"]
 
     def test_unreachable_server_has_no_identity(self) -> None:
-        with pytest.raises(EngineUnavailableError, match="does not respond"):
+        with pytest.raises(EngineUnavailableError, match="did not respond"):
             self.stated("http://127.0.0.1:9", patience=0.2)

@@ -402,7 +402,7 @@ def test_program_and_function_must_agree_on_the_world(repository: Path) -> None:
 
     with pytest.raises(ConfigError, match="takes a world, got none"):
         Program(solve)
-    with pytest.raises(ConfigError, match="takes no world, got one"):
+    with pytest.raises(ConfigError, match="takes no world, but got one"):
         Program(without, world=Folder(repository))
 
 

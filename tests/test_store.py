@@ -321,7 +321,7 @@ def test_named_run_rejects_different_settings(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2, run_name="rollouts"))
     assert len(list(run(path, count=3, run_name="rollouts"))) == 3
-    with pytest.raises(StoreError, match=r"other settings: seed was 42, now 7; use the same"):
+    with pytest.raises(StoreError, match=r"different settings: seed was 42, now 7; use the same"):
         run(path, count=2, run_name="rollouts", seed=7)
     with pytest.raises(StoreError, match="mas was"):
         run(path, count=2, run_name="rollouts", mas="rpsv")
@@ -459,7 +459,7 @@ def test_unnamed_run_can_be_named_later(tmp_path: Path) -> None:
     list(run(path, count=2, run_name="rollouts"))
     with open_store(path) as store:
         assert [info.name for info in store.runs()] == ["rollouts"]
-    with pytest.raises(StoreError, match="other settings: seed was 42, now 7"):
+    with pytest.raises(StoreError, match="different settings: seed was 42, now 7"):
         run(path, count=2, run_name="rollouts", seed=7)
     with pytest.raises(StoreError, match="is named 'rollouts', got 'another'; use run_name='rollouts', or no run_name"):
         run(path, count=2, run_name="another")

@@ -238,7 +238,7 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
 
 
 def _dev(source: opt.TaskSource, problems: Task) -> Task:
-    """Return the dev problems, or, if the task has none, the evaluated problems; sizes depend only on cost."""
+    """Return the dev problems or, if the task has none, the evaluated problems, whose answers are not used."""
     try:
         return replace(source, split="dev", number=None).load()
     except DataError:

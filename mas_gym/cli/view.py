@@ -82,7 +82,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def make_server(store: Path, port: int) -> ThreadingHTTPServer:
-    """Return a server of a store's pages, bound to the loopback address and not yet started."""
+    """Return a server for a store's pages, bound to the loopback address and not yet started."""
     return _Server(("127.0.0.1", port), partial(_Handler, Pages(store)))
 
 

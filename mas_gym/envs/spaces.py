@@ -259,7 +259,7 @@ class SharedBatch(Sequence[str | tuple[Record, ...]]):
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(self._n)))
         if not -self._n <= index < self._n:
-            raise IndexError(f"expected an environment from 0 to {self._n - 1}, got {index}")
+            raise IndexError(f"expected an environment index from 0 to {self._n - 1}, got {index}")
         size = _slot_bytes(self._space)
         view = memoryview(self._memory.get_obj()).cast("B")
         start = (index % self._n) * size

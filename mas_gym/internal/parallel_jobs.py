@@ -97,7 +97,7 @@ class _Pool(Generic[JobT, Message]):
 
     @contextmanager
     def handling_interrupts(self) -> Iterator[None]:
-        """Convert Ctrl-C to an early end, because an exception could truncate a message."""
+        """On Ctrl-C, end the jobs early; an exception here could truncate a message on a pipe."""
         if threading.current_thread() is not threading.main_thread():
             self._start()
             yield

@@ -132,7 +132,7 @@ def validate_transcript(transcript: Transcript) -> Transcript:
     try:
         json.dumps(dict(transcript.facts), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise BadRow(f"expected facts that JSON can store, got {shown(transcript.facts)} ({error})") from error
+        raise BadRow(f"expected JSON-serializable facts, got {shown(transcript.facts)} ({error})") from error
     return transcript
 
 

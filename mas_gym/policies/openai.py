@@ -449,7 +449,7 @@ class OpenAIPolicy(AsyncPolicy):
                 raise PolicyError(f"{where} did not serve a request after {said}; raise patience or check the server")
             self._down = True
             raise EngineUnavailableError(
-                f"{where} does not respond after {said}. "
+                f"{where} did not respond after {said}. "
                 "Start the server again and repeat the command; a run with a store keeps its finished searches"
             )
         pause = delay(tries.made, fault.retry_after, tries.rng)

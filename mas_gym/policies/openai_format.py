@@ -266,7 +266,7 @@ def _trace(body: JSONObject, choice: JSONObject, values: list[float] | None) -> 
     try:
         return TokenTrace(tuple(map(token_count, prompt)), tuple(map(token_count, completion)), tuple(values))
     except ValueError as error:
-        raise BadReply(f"a token id is {error}") from error
+        raise BadReply(f"expected non-negative integers as token ids, got {error}") from error
 
 
 def _first_tokens(found: object, api: Api) -> tuple[tuple[str, float], ...]:

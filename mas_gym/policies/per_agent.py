@@ -79,5 +79,7 @@ class PerAgentPolicy(CombinedPolicy):
         policy = self._views.get(agent) or self._views.get(ANYONE)
         if policy is None:
             known = ", ".join(self._views)
-            raise PolicyError(f"expected a policy for the agent {agent!r}, got policies for {known}; add '*'")
+            raise PolicyError(
+                f"expected a policy for the agent {agent!r}, got policies for {known}; add one, or '*' for any agent"
+            )
         return policy

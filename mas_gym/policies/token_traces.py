@@ -211,7 +211,7 @@ class _TracedSession:
 
 
 class _TracedCalls(AsyncPolicy):
-    """An asynchronous policy with traces; see `traced`. The last stream becomes a Parquet file at `close` or exit."""
+    """An asynchronous policy with traces; see `traced`. `close` or exit converts the open stream to a Parquet file."""
 
     def __init__(self, policy: AsyncPolicy, folder: Path) -> None:
         self.stand_for(policy)

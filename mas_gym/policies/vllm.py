@@ -365,7 +365,7 @@ class VLLMPolicy(AsyncPolicy):
         *_, final = [reply async for reply in stream]
         [output] = final.outputs
         if output.finish_reason not in ("stop", "length") or output.cumulative_logprob is None:
-            raise PolicyError(f"{self.name}: vLLM ended a message with {output.finish_reason!r}")
+            raise PolicyError(f"{self.name}: vLLM ended a message with finish_reason {output.finish_reason!r}")
         assert self._format is not None
         cached = final.num_cached_tokens or 0
         self.meter.calls += 1

@@ -34,7 +34,7 @@ def agent_name(call: Call) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a name on one line, cut at a word to at most 40 characters."""
+    """Return a name on one line, cut at a word boundary to at most 40 characters."""
     words = " ".join(name.split())
     return words if len(words) <= _LONGEST_NAME else words[:_LONGEST_NAME].rpartition(" ")[0] or words[:_LONGEST_NAME]
 

@@ -188,7 +188,7 @@ class _Awaited:
         self._context = copy_context()
 
     def set_result(self, texts: list[str]) -> None:
-        """Set the texts, on any thread."""
+        """Set the texts; may be called on any thread."""
         self._context.copy().run(self._soon, _done, self._here, texts)
 
     async def texts(self) -> list[str]:

@@ -254,7 +254,7 @@ def _canonical(asked: JSONObject, agent: str, node: str, normalise: Any) -> str:
     try:
         return json.dumps(kept, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CallError(f"normalise: expected a value that JSON can store, got {shown(kept)} ({error})", 500) from None
+        raise CallError(f"normalise: expected a JSON-serializable value, got {shown(kept)} ({error})", 500) from None
 
 
 def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]:

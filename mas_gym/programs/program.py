@@ -107,7 +107,9 @@ class Program:
         self._limit(parked, running)
         for name, seconds in (("timeout", timeout), ("settle", settle)):
             if not isinstance(seconds, int | float) or not 0 < seconds < 1e7:
-                raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
+                raise ConfigError(
+                    f"{name}: expected a number of seconds above 0 and below 10,000,000, got {shown(seconds)}"
+                )
         self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
         self.temperature = None if temperature is None else effective_temperature(temperature)
         self.world = world

@@ -116,7 +116,7 @@ class FunctionSource:
         takes = "world" in self.named
         required = takes and inspect.signature(self.function).parameters["world"].default is inspect.Parameter.empty
         if given and not takes:
-            raise ConfigError(f"program {self.name}: the function takes no world, got one; add the parameter world")
+            raise ConfigError(f"program {self.name}: the function takes no world, but got one; add the parameter world")
         if required and not given:
             raise ConfigError(
                 f'program {self.name}: the function takes a world, got none; create Program(..., world=Folder("repo"))'

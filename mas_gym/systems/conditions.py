@@ -56,11 +56,11 @@ class Condition:
 
 @lru_cache(maxsize=256)
 def matcher(pattern: str) -> Callable[[str], bool]:
-    r"""Return a function that tests whether a pattern occurs in a text, in time linear in the text.
+    r"""Return a function that tests whether a pattern occurs in a text, in time linear in its length.
 
     Args:
         pattern: A regular expression in RE2's syntax (https://github.com/google/re2/wiki/Syntax). ``\d``, ``\s``,
-            ``\w`` and ``\b`` mean ASCII characters.
+            ``\w`` and ``\b`` are ASCII-only.
 
     Raises:
         ConfigError: RE2 does not accept the pattern.

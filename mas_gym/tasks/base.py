@@ -140,7 +140,7 @@ class Grader(Protocol):
     """
 
     def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message, without looking at the reference."""
+        """Read the normalized answer from a final message, without looking at the reference."""
         ...
 
     def grade(self, problem: Problem, text: str) -> Grade:

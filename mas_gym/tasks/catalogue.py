@@ -127,7 +127,7 @@ def load_task(
             or ``"OWNER/NAME:CONFIG"`` on the hub.
         split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
         data: A local file or folder instead of a benchmark's hub data set. A file contains the evaluation set for
-            ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder contains partitions by name.
+            ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder contains files named by split.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading.answers`.
         limit: Number of problems to use; a benchmark's test split is first shuffled with seed 42, as in the paper.
         columns: For your own files: the columns of question and answer, and optionally of id, split, kind and
@@ -135,7 +135,7 @@ def load_task(
         kind: For your own files: the kind of the answers; inferred from them by default. One of ``"number"``,
             ``"expression"``, ``"formula"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
-        judge: The policy that grades kind ``"judge"``, or an argument of `mas_gym.policies.load_policy`.
+        judge: The policy that grades problems of kind ``"judge"``, or an argument of `mas_gym.policies.load_policy`.
         allow_code: Whether to run code from messages, for problems of kind ``"code"``.
         sandbox: Isolation of that code: ``"bubblewrap"``, or ``"none"`` (see `mas_gym.tasks.grading.sandbox`).
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.

@@ -158,7 +158,7 @@ def _load(source: str, place: Path | None, split: str, columns: Columns, kind: s
     parts, whole = _read(source, place)
     rows = [(part, row) for part, found in parts.items() for row in found]
     if not rows:
-        raise DataError(f"{source}: expected rows with problems, found none")
+        raise DataError(f"{source}: expected at least one problem, found none")
     columns = _completed(source, rows[0][1], columns)
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
     seen = _Seen({}, Counter())

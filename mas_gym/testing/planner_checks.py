@@ -54,7 +54,7 @@ def check_planner(
         training: Whether the planner may request the true reward.
         max_rounds: Rounds of requests after which a search counts as endless.
         seed: Seed of the searches and of the replies.
-        other: Another instance, such as one with other settings. If it searches differently, it must have another
+        other: Another instance, such as one with different settings. If it searches differently, it must have another
             identity, because a run store treats two planners with the same identity as one.
 
     Raises:

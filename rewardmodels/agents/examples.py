@@ -41,12 +41,12 @@ class Demonstration(NamedTuple):
 
 
 class Preference(NamedTuple):
-    """Two messages of one agent to one prompt.
+    """Two messages of one agent for one prompt.
 
     Attributes:
         agent: Name of the agent.
         prompt: The chat prompt of the agent.
-        chosen: The message with the higher mean reward below it.
+        chosen: The message whose subtree has the higher mean reward.
         rejected: The other message.
     """
 

@@ -127,7 +127,7 @@ def improve(
         The generations, from 0 to ``config.rounds``.
 
     Raises:
-        ConfigError: A setting is invalid, there are too few problems, or ``out`` was created with other settings.
+        ConfigError: A setting is invalid, there are too few problems, or ``out`` was created with different settings.
         DataError: The searches yield no training examples.
         TrainingError: A loss is not finite, or the disk is full.
     """

@@ -360,7 +360,7 @@ _COLUMNS = {
 
 
 def export(data: RewardData, folder: str | Path) -> Path:
-    """Write a set to a folder for HF `datasets`, pandas and TRL.
+    """Write a training set to a folder for HF `datasets`, pandas and TRL.
 
     Returns:
         The folder: one Parquet file, ``data.json`` and the data card ``README.md``.

@@ -86,7 +86,7 @@ def pairs(
     terminal siblings count. (v) At most ``limit`` pairs are kept per tree.
 
     Choices that the rules leave open: the most visited of several duplicates is kept; eight siblings or fewer are split
-    at the widest gap between neighbours; to meet the limit, pairs are taken in turn from each depth, and within a
+    at the widest gap between neighbors; to meet the limit, pairs are taken in turn from each depth, and within a
     depth in turn from each parent, starting with the most visited parent and the largest margin, so that a single
     branch does not fill the limit.
 
@@ -94,7 +94,7 @@ def pairs(
         tree: The tree.
         max_depth: The scheduled depth ``D``.
         limit: The limit of rule (v).
-        same: Returns whether two messages are duplicates; by default, whether their normalised texts are equal.
+        same: Returns whether two messages are duplicates; by default, whether their normalized texts are equal.
     """
     families: dict[int, list[int]] = defaultdict(list)
     for node in range(1, len(tree.parents)):

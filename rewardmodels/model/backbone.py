@@ -1,4 +1,4 @@
-"""The scalar model: any decoder of transformers with a one-label head; ``V = tanh(logit)``.
+"""The scalar model: any decoder from ``transformers`` with a one-label head; ``V = tanh(logit)``.
 
 The head reads the last token of a state. Training and scoring both run the model only through
 `logits_at`.

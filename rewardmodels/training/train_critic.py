@@ -78,7 +78,7 @@ def train(
         data: Pairs for head ``"bt"``, points for MASPRM's ``"mse"``, outcomes for ORM.
         out: Folder of the critic; also contains ``checkpoints`` and TensorBoard ``curves``.
         base: ``"tiny"``, or a folder or hub id of a decoder.
-        points: Labelled states of the same trees, for the calibration and the anchor of a Bradley-Terry critic.
+        points: Labeled states of the same trees, for the calibration and the anchor of a Bradley-Terry critic.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
         resume: False rejects a folder that is not empty.
         log: Receives progress lines.
@@ -101,11 +101,12 @@ def train(
     if config.data_kind != data.kind:
         raise ConfigError(
             f"expected {config.data_kind} for kind {config.kind!r} and head {config.head!r}, got {data.kind}; "
-            f"collect the trees with kind={config.data_kind!r}"
+            f"call rewardmodels.collect(trees, kind={config.data_kind!r})"
         )
     if config.view != data.view:
         raise ConfigError(
-            f"expected examples of view {config.view!r}, got {data.view!r}; collect the trees with view={config.view!r}"
+            f"expected examples of view {config.view!r}, got {data.view!r}; "
+            f"call rewardmodels.collect(trees, view={config.view!r})"
         )
     if config.anchor and (points is None or points.kind != "points"):
         raise ConfigError(

@@ -62,7 +62,8 @@ def compare(
     Args:
         planners: Planners or their short forms, or a mapping from custom names.
         problems: A task, or any problems with distinct ids; by default those of ``recorded``.
-        recorded: A recorded run to search in place of a system and a policy, as for `search.run`; each seed is a draw.
+        recorded: A recorded run to search in place of a system and a policy, as for `search.run`; each seed
+            sets the order of its messages.
         mas: The system, or an argument of `mas_gym.load_mas`.
         program: An agent program in place of the system, as for `search.run`.
         policy: Writes the messages; by default the policy that the MAS names under ``policies``.

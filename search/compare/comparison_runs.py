@@ -70,7 +70,7 @@ class Remote(NamedTuple):
 class Workers(NamedTuple):
     """Worker processes that run one row at a time, and the functions that load their policy and critics.
 
-    They parallelise policies and critics that are limited to one core, at one core per process.
+    They parallelize policies and critics that are limited to one core, at one core per process.
 
     Attributes:
         processes: Number of processes.

@@ -1,4 +1,4 @@
-"""Run logging, storage and progress."""
+"""Logging, storage and progress of runs."""
 
 from __future__ import annotations
 

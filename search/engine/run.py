@@ -90,7 +90,7 @@ def run(
             cost ``usd``, and budgets may limit ``usd``.
         store: A file (or an open `Store`) to which each finished search is written immediately. Searches that are
             already stored are not repeated; their plans are read back. Failed searches are retried.
-        run_name: A name for this run in the store. Resuming a named run with other settings raises an error.
+        run_name: A name for this run in the store. Resuming a named run with different settings raises an error.
         progress: True for a bar on standard error; or a function called with a `Progress` when a search ends, and a few
             times per second in between.
         raise_errors: Raise the exception that failed a search, with its traceback, instead of returning a plan with an
@@ -101,7 +101,7 @@ def run(
 
     Raises:
         ConfigError: An argument is invalid, such as a critic that the planner cannot use.
-        StoreError: The store has another format, is in use, or contains a run of that name with other settings.
+        StoreError: The store has another format, is in use, or contains a run of that name with different settings.
     """
     recording = None if recorded is None else as_recorded(recorded)
     if recording is not None:

@@ -77,7 +77,7 @@ class SearchFuture(Future[Plan]):
         problem: The problem.
         step: The latest progress; None before the first message.
         samples: The origin of each message, once the search has ended; see `ActiveSearch.samples`.
-        failure: The exception that failed the search.
+        failure: The exception that made the search fail.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Scheduler:
             seed: Replaces the setup's seed.
             sampling: Replaces the setup's sampling.
             budget: Replaces the setup's budget.
-            planner: Replaces the setup's planner; already adapted to the setup's critic (`search.Planner.for_run`).
+            planner: Replaces the setup's planner; must be adapted to the setup's critic (`search.Planner.for_run`).
             on_progress: Called on the scheduler's thread after each message.
 
         Raises:

@@ -82,7 +82,7 @@ def allocated(planner: Planner) -> Planner:
 
 def _with_rule(planner: Planner) -> Planner:
     if not takes_stop(planner):
-        raise ConfigError(f"allocate: expected a planner with a setting stop, got {planner_spec(planner)}; {_REMEDY}")
+        raise ConfigError(f"allocate: expected a planner with a stop setting, got {planner_spec(planner)}; {_REMEDY}")
     rule = planner.stop  # type: ignore[attr-defined]
     if not isinstance(rule, Confident) or rule.calibrated is None:
         raise ConfigError(f"allocate: {planner_spec(planner)} has no calibrated stop rule; {_REMEDY}")

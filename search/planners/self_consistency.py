@@ -42,7 +42,7 @@ class SelfConsistency(Planner):
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
         stop: Stop before ``k`` passes once the leading answer keeps its majority with a probability above ``stop``
             (`search.planners.voting.majority_probability`); 1 never stops. The passes equal the first passes without
-            ``stop``, independent of concurrency.
+            ``stop``, regardless of concurrency.
         allocated: Request `search.Continue` after each pass, with the expected gain of further passes
             (`search.planners.voting.vote_gain`); set by runs that allocate their budget.
     """

@@ -106,9 +106,9 @@ def wilson(correct: ArrayLike) -> Interval:
 def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
     """Return an interval for the mean of values in ``[low, high]``.
 
-    One pseudo-problem is added at each end of the range, and Student's quantile is taken with ``n - 1`` degrees of
+    One pseudo-problem is added at each end of the range, and Student's t quantile is taken with ``n - 1`` degrees of
     freedom. For differences of single answers this is the adjusted Wald interval of Bonett and Price (2012, JEBS
-    37:479) with Student's in place of the normal quantile. The pseudo-problems keep the width above zero if all values
+    37:479) with the t quantile in place of the normal one. The pseudo-problems keep the width above zero if all values
     are equal. A percentile bootstrap then has width zero, and it is too narrow for few problems.
 
     Args:

@@ -224,7 +224,7 @@ def _remarks(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baseline: str = "") -> RenderableType:
-    """Return the whole result: the table, its caption, differences to the baseline, and failures by reason."""
+    """Return the whole result: the table, its caption, differences from the baseline, and failures by reason."""
     from rich.console import Group
     from rich.text import Text
 

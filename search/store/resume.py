@@ -64,7 +64,7 @@ class RunRecord:
 
         Raises:
             StoreError: The store cannot be written, another process is writing the run, or the name belongs to a run
-                with other settings.
+                with different settings.
         """
         text = json.dumps(config, sort_keys=True)
         self.path, self.run = path, digest(text).hex()
@@ -134,7 +134,7 @@ class RunRecord:
         assert old is not None
         changed = "; ".join(config_differences(old.config, config))
         raise StoreError(
-            f"store {self.path}: the run {name!r} has other settings: {changed}; "
+            f"store {self.path}: the run {name!r} has different settings: {changed}; "
             "use the same settings, another name, or another store"
         )
 

@@ -83,7 +83,7 @@ def metadata_text(problem: Problem) -> str:
         return json.dumps(dict(problem.metadata), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"problem {problem.id!r}: expected metadata that JSON can store ({error}); remove other metadata, or run "
+            f"problem {problem.id!r}: expected JSON-serializable metadata ({error}); remove other metadata, or run "
             "without a store"
         ) from error
 

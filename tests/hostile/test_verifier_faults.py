@@ -261,5 +261,5 @@ def test_unreachable_server_ends_the_run() -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     task = mas_gym.load_task("arithmetic", split="test")[:2]
     critic = load_critic("http://127.0.0.1:9/pooling#model=m&patience=0.5&timeout=2")
-    with pytest.raises(EngineUnavailableError, match="does not respond"):
+    with pytest.raises(EngineUnavailableError, match="did not respond"):
         list(search.run("sbs:2,1", task, mas=RPSV, policy=load_policy("tiny"), critic=critic))

@@ -71,7 +71,7 @@ def reader_slips(rules: list[Rule], phrases: list[str]) -> list[Slip]:
 
 
 def apply_reader_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
-    """Return the rules as a reader with these slips lists them."""
+    """Return the rules as read by someone who makes these slips."""
     ahead = {i for kind, i in slips if kind == "ahead"}
     dropped = {i for kind, i in slips if kind == "swap"}
     return [("after", *rule[1:]) if i in ahead else rule for i, rule in enumerate(rules) if i not in dropped]

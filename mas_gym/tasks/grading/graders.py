@@ -207,7 +207,7 @@ class FileGrader(OwnGrader):
         except TimeoutError:
             raise UserCodeError(
                 f"grader {self.spec!r}: expected a grade within {GRADER_SECONDS:g} seconds, got none; check for an "
-                "endless loop"
+                "infinite loop"
             ) from None
         except EOFError:
             raise UserCodeError(

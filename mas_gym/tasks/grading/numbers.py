@@ -362,7 +362,7 @@ def read_number(span: str) -> str | None:
     If the span starts with a number, that number is the answer. Otherwise, the answer is the last
     number of its first sentence, unless that number is only a count that follows the
     asserted answer ("the total is 18 in 2 days"). The parts of one quantity are
-    one number in its first unit: "18 minutes and 30 seconds" is 18.5. An
+    combined in its first unit: "18 minutes and 30 seconds" is 18.5. An
     unevaluated expression, a list or a hedge ("18 or 20") is not a number.
 
     Args:

@@ -123,7 +123,7 @@ def run_cases(
         cases: Statements that raise if the code is wrong, such as ``assert f(2) == 4``, or expressions such as
             ``f(2)``; the values of expressions are returned.
         limits: Limits of the whole run.
-        case_seconds: CPU time of the code, and of each case.
+        case_seconds: CPU time limit of the code, and of each case.
 
     Returns:
         One result per case; all cases fail if the code itself fails.
