@@ -1,6 +1,6 @@
 """MAS-Gym: multi-agent LLM systems as Gymnasium environments.
 
-Importing this package registers the environments once gymnasium is imported too. Everything
+Importing this package registers the environments as soon as gymnasium is also imported. Everything
 else is imported on first access, so the import is fast and needs no optional package.
 
 ======================  ==========================================================

@@ -204,7 +204,7 @@ class Registry:
 
     Attributes:
         kind: The kind, for messages, such as ``"planner"``.
-        group: The entry-point group of packages that add names.
+        group: The entry-point group in which packages add names.
         shipped: Built-in names with the component's factory, or its ``"module:attribute"``, which is imported on use.
         settings: Whether the argument of a name is a list of settings; otherwise it is one text.
     """

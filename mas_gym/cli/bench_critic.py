@@ -1,4 +1,4 @@
-"""``mas-gym bench-critic``: evaluate critics on finding the first error of labelled transcripts."""
+"""``mas-gym bench-critic``: evaluate critics on finding the first error in labelled transcripts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def bench_critic(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures as JSON.")] = None,
 ) -> None:
-    """Evaluate critics on transcripts with a known first error: ProcessBench's F1, AUC, pair accuracy, calibration."""
+    """Evaluate critics on transcripts with known first errors: ProcessBench F1, AUC, pairwise accuracy, calibration."""
     from search.compare.first_errors import bench_critic as measure
     from search.compare.imported_transcripts import read_labelled
 

@@ -1,4 +1,4 @@
-"""``mas-gym calibrate``: a stop rule for a planner and a critic, calibrated on dev problems."""
+"""``mas-gym calibrate``: a stopping rule for a planner and a critic, calibrated on dev problems."""
 
 from __future__ import annotations
 

@@ -110,5 +110,5 @@ def note(message: str, style: str = "dim") -> None:
 
 
 def examples(*commands: str) -> str:
-    """Return the end of a command's help: one example per paragraph, because help joins lines within a paragraph."""
+    """Return the epilog of a command's help: one example per paragraph, because help joins lines within a paragraph."""
     return "\n\n".join(("Examples:", *commands))

@@ -75,7 +75,7 @@ def escaped_usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def errors_shown(debug: bool) -> Iterator[None]:
-    """Show an error that the user can fix in one panel, and exit with code 2; with ``debug``, raise it."""
+    """Show a user-fixable error in one panel, and exit with code 2; with ``debug``, raise it."""
     try:
         with escaped_usage_errors():
             yield

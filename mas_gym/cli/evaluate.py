@@ -277,10 +277,10 @@ def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, laz
     """Pair planners with compatible critics; incompatible pairs are skipped with a note.
 
     Args:
-        planners: Short forms.
+        planners: Planner specs, such as ``mcts:10,3``.
         critics: Names or folders; policy likelihood by default.
-        lazy: Do not load the weights of trained critics; other processes or `mas_gym.cli.options.load_weights` load
-            them.
+        lazy: Do not load the weights of trained critics; other processes or
+            `mas_gym.cli.option_values.load_weights` load them.
 
     Raises:
         ConfigError: No pair remains, or a critic is given but no planner uses one.

@@ -275,7 +275,7 @@ class AgentSource:
     cache: Cache = None
 
     def load(self, task: Task | None, kind: str | None = None) -> tuple[MAS, Program | None]:
-        """Load a program and the MAS that represents it or, without a program, only a MAS; ``mas`` names the MAS.
+        """Load a program and the MAS that represents it, or only a MAS if there is no program; ``mas`` names the MAS.
 
         Without a program, the default is the task's MAS; without a task, it is the MAS for the kind of answer.
         """
@@ -368,7 +368,7 @@ def with_task(**defaults: object) -> Callable[[Callable[..., None]], Callable[..
     """Add option groups to a command: a parameter of a group type, such as `TaskSource`, becomes the group's options.
 
     Args:
-        defaults: Changed defaults by option name; False removes an option.
+        defaults: New defaults, keyed by option name; False removes an option.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -193,7 +193,7 @@ def _line() -> str:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of one message; the end of input also ends a started message."""
+    """Yield the lines of one message; the end of input also ends an unfinished message."""
     begun = False
     while True:
         try:

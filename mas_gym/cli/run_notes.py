@@ -1,4 +1,4 @@
-"""Notes of several commands: costs, misuse of a policy, and the order of concurrent calls."""
+"""Notes that several commands print: costs, misuse of a policy, and the order of concurrent calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mas-gym solve``: search one question and print the chosen transcript, the answer and the cost."""
+"""``mas-gym solve``: run a search on one question and print the chosen transcript, the answer and the cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def solve(
         str | None, typer.Option("--problem-id", help="Problem of --task; by default the first.")
     ] = None,
 ) -> None:
-    """Search one question, or a problem of a task; print the chosen transcript, the answer and the cost."""
+    """Run a search on one question or a task's problem; print the chosen transcript, the answer and the cost."""
     from search.compare.comparison_runs import Bench, start
 
     task = source.task

@@ -288,7 +288,7 @@ def rollouts(
     seed: opt.Seed = 42,
     export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
 ) -> None:
-    """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0); store the trees."""
+    """Search on training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0); store the trees."""
     import search
     from search.compare.comparison_runs import Bench, Row
 

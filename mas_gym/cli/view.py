@@ -132,7 +132,7 @@ def _error_page(message: str) -> str:
 
 
 class _ReadRun(NamedTuple):
-    """A run and its sums, with a mark that changes when the run changes."""
+    """A run and its aggregates, with a fingerprint that changes when the run changes."""
 
     mark: str
     info: RunInfo
@@ -140,7 +140,7 @@ class _ReadRun(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """A run's data for the problems page: the run's mark when read, and the outcome and question of each search."""
+    """A run's data for the problems page: the run's fingerprint when read, and each search's outcome and question."""
 
     mark: str
     cells: dict[str, Cell]
@@ -150,7 +150,7 @@ class _Cells(NamedTuple):
 class Pages:
     """The pages of a store.
 
-    Each run's sums are read once, and again only after the run has changed. The same applies to its answers and
+    Each run's aggregates are read once, and again only after the run has changed. The same applies to its answers and
     questions, which are read when its problems are first shown, and to its plot.
     """
 
@@ -168,7 +168,7 @@ class Pages:
         self._regraded: list[Regraded] = []
 
     def page(self, place: str, query: Mapping[str, str]) -> str:
-        """Return the page at a place: ``/``, ``/problems`` with ``a`` and ``b``, or ``/tree/RUN`` with ``problem``.
+        """Return the page at a path: ``/``, ``/problems`` with ``a`` and ``b``, or ``/tree/RUN`` with ``problem``.
 
         Raises:
             ConfigError: There is no such page.

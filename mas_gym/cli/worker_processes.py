@@ -73,7 +73,7 @@ def read_workers(
 
 
 def critic_maker(spec: str, shared: bool = False) -> Callable[[], Critic]:
-    """Return a picklable function that loads a critic; ``shared`` reduces the memory of small critics."""
+    """Return a picklable function that loads a critic; ``shared`` reduces the memory use of small critics."""
     return partial(read_critic, spec, **(_SHARED_CRITIC if shared and _is_small(spec) and "#" not in spec else {}))
 
 

@@ -71,7 +71,7 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
     **Action**: as in the environment. Pass ``infos[agent]["action_mask"]`` to ``action_space(agent).sample``: it is
     the mask of the proposals, or, for ``(text, recipient)`` actions, the pair of None and the mask of the recipients.
 
-    An agent that a dynamic schedule skips never acts and terminates with the others.
+    An agent that a dynamic schedule skips never acts; it terminates with the others.
     """
 
     def __init__(self, env: str | gym.Env[Any, Any], rewards: Rewards = "shared", **kwargs: Any) -> None:

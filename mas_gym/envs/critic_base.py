@@ -247,7 +247,7 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
 
 @runtime_checkable
 class _Array(Protocol):
-    """An array or tensor of any library, or a scalar of NumPy."""
+    """An array or tensor from any library, or a NumPy scalar."""
 
     @property
     def ndim(self) -> int:

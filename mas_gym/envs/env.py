@@ -49,7 +49,7 @@ class Snapshot(NamedTuple):
         state: The state.
         refusals: Number of actions rejected at this state so far (``on_invalid="retry"``).
         over: Whether the episode has ended.
-        rng: State of the environment's generator as JSON text; None if not included.
+        rng: State of the environment's random generator as JSON text; None if not included.
     """
 
     mas: str
@@ -78,7 +78,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     at the end ``correct``, ``extracted`` and ``reason`` from the task's grade; ``invalid_action`` with
     the reason if an action was rejected.
 
-    No two calls share a mutable object. A pickle stores how to load the data set, not its content; copies
+    No two calls return the same mutable object. A pickle stores how to load the data set, not its content; copies
     share the data set.
 
     Args:
@@ -224,7 +224,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
         Raises:
             EpisodeOverError: The episode has ended or has not started.
-            IllegalActionError: The action is not a pair of a str and a whole number. Illegal pairs do not
+            IllegalActionError: The action is not a pair of a str and an integer. Illegal pairs do not
                 raise: ``on_invalid`` determines their effect.
         """
         state = self._state

@@ -1,4 +1,4 @@
-"""Adapter of vector environments for Stable-Baselines3, which does not support Gymnasium's vector environments."""
+"""Adapts vector environments to Stable-Baselines3, which does not support Gymnasium's vector environments."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class MASVectorEnv(SyncVectorEnv):
 
         Raises:
             EpisodeOverError: No episode has started, a step has failed since, or a sub-environment's episode is over
-                and ``autoreset_mode`` is off.
+                and ``autoreset_mode`` is ``"Disabled"``.
             IllegalActionError: The number of actions is wrong, or an action is not the index of a proposal; no
                 sub-environment has taken a step.
         """
@@ -228,7 +228,7 @@ class MASVectorEnv(SyncVectorEnv):
         return concatenate(self.single_observation_space, self._env_obs, batch)
 
     def _places(self, mask: object) -> list[int]:
-        """Return the numbers of the environments to reset."""
+        """Return the indices of the environments to reset."""
         if mask is None:
             return list(range(self.num_envs))
         if (

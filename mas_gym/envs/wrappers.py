@@ -71,8 +71,8 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     **Observation**: as in the environment, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
 
     **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
-    the environment; ``logprobs`` is a float vector of length n, minus infinity if the policy reports none, and
-    after the end.
+    the environment; ``logprobs`` is a float vector of length n, with minus infinity where the policy reports
+    none and, after the end, everywhere.
 
     **Errors**: `reset` and `step` raise the policy's errors; afterwards only `reset()` is valid. `step` raises
     `EpisodeOverError` outside an episode, and `IllegalActionError` for an action that is not a proposal's index.
@@ -82,7 +82,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         policy: A policy, or a name for `mas_gym.policies.load_policy`, such as ``"tiny"``.
         n: Proposals per turn, at least 1.
         seed: With a seed, proposals depend only on it and on the transcript, so each problem is one fixed tree.
-            Without one, each episode draws a seed from the environment's generator.
+            Without one, each episode draws a seed from the environment's random generator.
         temperature: Sampling temperature.
         top_p: Nucleus sampling mass.
     """
@@ -247,7 +247,7 @@ _LOWEST_LOGPROB = -20.0
 
 
 class DenseReward(AskingWrapper):
-    """Adds the gain in a critic's value to every reward, in the form that leaves the optimal policy unchanged.
+    """Potential-based reward shaping with a critic's value as potential; leaves the optimal policy unchanged.
 
     The reward of a step is ``r + gamma * V(next) - V(state)`` with ``V = 0`` before the first message and after the
     end (Ng, Harada and Russell 1999, "Policy invariance under reward transformations"). With ``gamma = 1`` the return

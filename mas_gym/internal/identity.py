@@ -1,4 +1,4 @@
-"""Identity: a JSON-able description of everything that determines a component's results.
+"""Identity: a JSON-serialisable description of everything that determines a component's results.
 
 A run store returns a stored search only if planner, MAS, policy, critic, grader, seed and
 sampling parameters are unchanged. A component can define its identity::
@@ -18,7 +18,7 @@ Most components need no such method, because `identity_of` derives their identit
 fields of a dataclass, from the attributes of any other object, and for user-defined functions and
 classes from their file, the user's files that it imports, and the versions of the installed
 distributions that these files import. A distribution is identified by its metadata, regardless of where it is
-installed; a distribution in editable mode is treated as the user's files. If `identity_of` cannot
+installed; one installed in editable mode is treated as the user's files. If `identity_of` cannot
 determine the identity, for example that of an open connection, it raises `IdentityError` with the path
 to the attribute. In that case define ``identity``, or run without a store.
 
@@ -74,7 +74,7 @@ _LONGEST_VALUE = 200
 
 
 def identity_of(part: object) -> JSONValue:
-    """Return a component's identity: JSON-able, and equal in every process for equal components.
+    """Return a component's identity: JSON-serialisable, and equal in every process for equal components.
 
     Args:
         part: A planner, policy, critic, task or grader, or a value inside one.
@@ -98,7 +98,7 @@ def identity_of(part: object) -> JSONValue:
 
 
 class _Stated(dict[str, Any]):
-    """An identity, which other components include unchanged."""
+    """An identity that `identity_of` returned; identities that contain it include it unchanged."""
 
 
 def own_identity(part: object) -> Callable[[], object] | None:
@@ -276,7 +276,7 @@ def _module_of(part: object) -> str:
 
 
 def _once(find: Callable[[T], R]) -> Callable[[T], R]:
-    """Cache a function's results for the current identity."""
+    """Cache a function's results while one identity is computed."""
 
     @functools.wraps(find)
     def found(about: T) -> R:
@@ -301,7 +301,7 @@ def _is_users(module: str) -> bool:
 
 
 def _has_file(part: object) -> bool:
-    """Whether a class or function comes from its module's file rather than from a prompt, a notebook or ``exec``."""
+    """Whether a class or function comes from its module's file rather than from the REPL, a notebook or ``exec``."""
     code = getattr(part, "__code__", None)
     return file_of(_module_of(part)) is not None and (code is None or not code.co_filename.startswith("<"))
 

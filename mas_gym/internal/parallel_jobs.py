@@ -39,8 +39,8 @@ def run_jobs(
 ) -> BaseException | None:
     """Run jobs in worker processes, in order, as processes become free.
 
-    Jobs, messages and ``prepare`` are sent between processes, so they must pickle. A module that is run as a script
-    must start its work under ``if __name__ == "__main__"``.
+    Jobs, messages and ``prepare`` are sent between processes, so they must be picklable. A module that is run as a
+    script must start its work under ``if __name__ == "__main__"``.
 
     Args:
         jobs: The jobs.
@@ -55,7 +55,7 @@ def run_jobs(
         At an early end, the other processes also end their jobs early, and their messages are still handled.
 
     Raises:
-        ConfigError: ``prepare`` or a job does not pickle.
+        ConfigError: ``prepare`` or a job cannot be pickled.
     """
     pool = _Pool(prepare, min(count, len(jobs)), take, deque(enumerate(jobs)), _context(imports))
     try:

@@ -4,7 +4,7 @@ One small process has the read end of a pipe; only this process has the write en
 process kills the groups that are still registered. ``PR_SET_PDEATHSIG`` is not suitable: it exists only on Linux, and
 it kills the child when the thread that started it ends.
 
-This file is also the program of the small process, so it imports only the standard library.
+This file is also the program that the small process runs, so it imports only the standard library.
 """
 
 from __future__ import annotations

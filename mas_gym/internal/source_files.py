@@ -105,7 +105,7 @@ class Code(NamedTuple):
 
     Attributes:
         imports: Its imports.
-        later: The imports that may not run: those in functions and under conditions.
+        later: The imports that might not run: those in functions and under conditions.
         used: The names that its functions use.
         literals: The variables with literal values.
         script: The lines under ``if __name__ == "__main__":``.

@@ -30,7 +30,7 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if no name is near.
+    """Return ``"; did you mean 'x'?"`` with the closest known name, or an empty string if no name is close.
 
     The time is bounded: only the first 60 characters of a word and the first 1,000 names are compared.
     """

@@ -22,7 +22,7 @@ def name_of(function: object) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text that is safe to print: control, direction and lone surrogate characters are escaped.
+    r"""Return a text that is safe to print: control, bidirectional and lone surrogate characters are escaped.
 
     Newlines and tabs are kept.
 

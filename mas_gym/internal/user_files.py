@@ -20,7 +20,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs the given source and ignores bytecode, which may be stale if a file has the same size and mtime."""
+    """Runs the given source and ignores bytecode, which may be stale if an edited file has the same size and mtime."""
 
     def __init__(self, name: str, path: Path, content: bytes) -> None:
         super().__init__(name, str(path))

@@ -88,8 +88,8 @@ class LineProcess:
     def ask(self, request: object, seconds: float) -> Any:
         """Return the reply to a request.
 
-        An interrupted wait, for example by Ctrl-C, stops the process; otherwise its late reply could be taken for the
-        reply to the next request. For the same reason, requests and replies are numbered.
+        If the wait is interrupted, for example by Ctrl-C, the process is stopped; otherwise its late reply could be
+        taken for the reply to the next request. For the same reason, requests and replies are numbered.
 
         Raises:
             ChildProcessError: The process does not start.

@@ -1,4 +1,4 @@
-"""Transcripts from chat histories: rows of format ``chat``, and files saved by AG2 and LangGraph."""
+"""Transcripts from chat histories: rows in the format ``chat``, and files saved by AG2 and LangGraph."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def made(history: History, *, dropped: Mapping[str, int] | None = None, **parts:
 
 
 def is_chat(row: object) -> bool:
-    """Whether a row is of format ``chat``."""
+    """Whether a row has the format ``chat``."""
     messages = row.get("messages") if isinstance(row, Mapping) else None
     return isinstance(messages, list) and (not messages or is_history(messages))
 

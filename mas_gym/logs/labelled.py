@@ -37,7 +37,7 @@ is_agent_processbench = _has("messages", "step_labels")
 
 
 def who_and_when(row: Any) -> Transcript:
-    """Read a failed run from Who&When (Zhang et al. 2025, arXiv:2505.00212): the decisive wrong step is labelled.
+    """Read a failed run from Who&When (Zhang et al. 2025, arXiv:2505.00212): its decisive error step is labelled.
 
     Raises:
         BadRow: The row has another format.

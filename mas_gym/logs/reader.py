@@ -106,7 +106,7 @@ def read_transcripts(
     Args:
         files: One file or several; gzip files are decompressed.
         format: One of `FORMATS`, or ``FILE.py:NAME``: a function that is called with a file's path and yields
-            `Transcript` objects or rows of format ``chat``. With None, each file's format is inferred.
+            `Transcript` objects or rows in the format ``chat``. With None, each file's format is inferred.
         broken: Called with each line that is not a transcript; by default, such lines are logged as warnings.
         listen: Called with the number of bytes read so far, over all files.
 

@@ -1,4 +1,4 @@
-"""Agent traces as transcripts: OpenTelemetry GenAI spans, and exports of Langfuse and LangSmith.
+"""Agent traces as transcripts: OpenTelemetry GenAI spans, and exports from Langfuse and LangSmith.
 
 A message is the output of a model span, attributed to the nearest enclosing agent, or the result of a tool span.
 The spans of a trace may be anywhere in the files, so they are stored in a temporary file until all are read.

@@ -68,7 +68,7 @@ class Transcript:
         score: A recorded score of the whole episode; None if there is none.
         question_id: Id of the question; None to derive it from the question and the reference.
         sample_id: Id of the episode.
-        kind: How to grade the answer; None to choose by the reference answers.
+        kind: How to grade the answer; None to infer it from the reference answers.
         agents: System prompts by speaker, if logged.
         facts: Other short facts, such as the model.
         dropped: The kinds of content that were left out, with counts.

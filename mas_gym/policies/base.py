@@ -97,7 +97,7 @@ class SamplingRequest:
         top_p: Nucleus mass in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
-            ``messages`` has further fields of each message. A policy receives only supported fields, see `fitted`.
+            ``messages`` holds further fields of each message. A policy receives only supported fields (see `fitted`).
         traced: Whether to return the `TokenTrace` of each sample. It does not affect the samples.
         arm: Name of the model to use, for policies with arms (`mas_gym.policies.arms_policy`); empty for the first.
 
@@ -244,7 +244,7 @@ class Choice(NamedTuple):
 
 
 def spellings(word: str) -> tuple[str, ...]:
-    """Return the spellings that count as a word."""
+    """Return the spellings that count as the given word."""
     return tuple(space + form for space in ("", " ") for form in dict.fromkeys((word, word.capitalize(), word.upper())))
 
 
@@ -255,7 +255,7 @@ def log_sum(logprobs: Sequence[float]) -> float:
 
 
 def first_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> list[list[int]]:
-    """Return the possible first tokens of each word: its single-token spellings or, without any, its first token.
+    """Return the possible first tokens of each word: its single-token spellings or, if there are none, its first token.
 
     Args:
         words: The words.
