@@ -388,7 +388,7 @@ def test_replacement_critic_scores_only_one_agents_messages() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_cover_problems_and_training_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_include_variance_over_problems_and_training_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "TRAININGS", (1, 2))
     text = text_of(lab, trainings.run(lab))
     assert len(re.findall(r"^\| mcts:10,3 \+ (?:MASPRM|ORM), seed [12] \|", text, re.MULTILINE)) == 4
@@ -484,7 +484,7 @@ def test_every_table_has_a_page_and_is_run_by_the_all_command() -> None:
         assert f'command(run, "{name}")' in source
 
 
-def test_given_critic_replaces_the_main_recipe(tmp_path: Path) -> None:
+def test_given_critic_folder_is_used_instead_of_training(tmp_path: Path) -> None:
     lab = Lab(Options(tmp_path, orm="models/orm"))
     assert lab.folder(lab.home, ORM) == Path("models/orm")
 
@@ -502,7 +502,7 @@ def passes(values: Mapping[str, tuple[float, ...]]) -> list[Pass]:
     ]
 
 
-def test_blame_selects_the_largest_fall_and_splits_ties() -> None:
+def test_blame_selects_the_largest_fall_in_value_and_splits_ties() -> None:
     assert largest_drop([0.5, -0.5, -0.6], 0.4).tolist() == [0, 1, 0]
     assert largest_drop([0.2, 0.1, 0.1], 0.9).tolist() == [1, 0, 0]
     assert largest_drop([0.5, 0.25, 0.0], 0.5).tolist() == [0, 0.5, 0.5]
@@ -543,7 +543,7 @@ def test_auc_over_all_pairs_equals_auc_of_one_list() -> None:
     assert auc_difference(ranking, ranking)[:3] == (0.0, 0.0, 0.0)
 
 
-def test_centring_subtracts_the_mean_fall_at_a_depth() -> None:
+def test_centering_subtracts_the_mean_fall_in_value_at_each_depth() -> None:
     # Values fall at the second message everywhere; only "b" falls at the third, where it erred.
     both = passes({"a": (0.8, -0.4, -0.4), "b": (0.8, -0.1, -0.6)})
     judges = judges_of(both, ["critic"], "Solver")
@@ -585,7 +585,7 @@ def test_figures_of_the_paper_cover_its_four_data_sets() -> None:
         (-0.05, -0.01, "**contrary**"),
     ],
 )
-def test_verdict_uses_the_papers_range_of_sizes(paper: str, low: float, high: float, verdict: str) -> None:
+def test_verdict_uses_the_range_of_the_papers_differences(paper: str, low: float, high: float, verdict: str) -> None:
     assert Claim("x", paper, Difference((low + high) / 2, low, high, 100)).verdict == verdict
 
 
@@ -650,7 +650,7 @@ def test_page_contains_its_settings_and_no_local_paths(
 # Pictures
 
 
-def test_pictures_reject_invalid_data(tmp_path: Path) -> None:
+def test_plots_reject_invalid_data(tmp_path: Path) -> None:
     points = Series("trees", [10, 20], [0.5, 0.7], [[0.4, 0.6], [0.6, 0.8]])
     assert "<svg" in save_curves({"Hit@1": [points]}, "pairs", tmp_path / "c.svg").read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="at least one point"):
@@ -660,7 +660,7 @@ def test_pictures_reject_invalid_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.rglob("main.md")), ids=str)
-def test_redrawn_pictures_match_their_page(page: Path) -> None:
+def test_redrawn_plots_match_their_page(page: Path) -> None:
     text = page.read_text("utf-8")
     rows = list(rows_of(text))
     assert len({(row.planner, row.critic) for row in rows}) == len(rows) >= 16

@@ -117,7 +117,7 @@ def test_agent_calls_equal_the_papers_formula(planner: Any, calls: Any, depth: i
     assert world.calls == calls(depth)
 
 
-def test_agent_calls_equal_the_papers_figures() -> None:
+def test_agent_calls_equal_the_numbers_reported_in_the_paper() -> None:
     def calls(planner: Any, depth: int) -> int:
         world = World(depth)
         world.plan(planner)
@@ -171,7 +171,7 @@ def test_mcts_stays_within_the_bound_of_its_leaf_rule(
         assert world.calls <= max(simulations * children, children + depth - 1)
 
 
-def test_mcts_10_3_has_its_documented_bounds() -> None:
+def test_mcts_10_3_makes_at_most_the_documented_number_of_agent_calls() -> None:
     assert rollout_bound(10, 3, 4) == 69
     calls = set()
     for seed in range(40):

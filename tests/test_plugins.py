@@ -194,7 +194,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("package")
-def test_package_parts_load_by_name_with_settings_and_options() -> None:
+def test_package_components_load_by_name_with_settings_and_options() -> None:
     assert search.load_planner("extra:3").n == 3  # type: ignore[attr-defined]
     assert search.load_planner("extra:width=4#deep=true").deep  # type: ignore[attr-defined]
     critic: Any = load_critic("extra:some/model#weight=0.5")
@@ -238,7 +238,7 @@ def test_import_error_names_the_plugin_and_the_missing_module(kind: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
-def test_package_parts_work_on_the_command_line(tmp_path: Path) -> None:
+def test_package_components_work_on_the_command_line(tmp_path: Path) -> None:
     words = ["eval", "--task", "extra", "--planner", "extra:2", "--critic", "extra:x", "--policy", "extra:graded"]
     words += ["--grader", "extra", "--json", str(tmp_path / "out.json")]
     shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, words)

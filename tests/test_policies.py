@@ -488,7 +488,7 @@ def test_as_policy_rejects_objects_that_are_not_policies(part: object) -> None:
         as_policy(part)
 
 
-def test_wrappers_support_the_fields_of_the_wrapped_policy(tmp_path: Path) -> None:
+def test_wrappers_support_the_request_fields_of_the_wrapped_policy(tmp_path: Path) -> None:
     asked = '{"response_format": 1}'
     taking, plain = Bare(), Bare()
     vars(taking).update(takes_extra_body=True)

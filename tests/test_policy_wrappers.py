@@ -248,7 +248,7 @@ class TestCache:
         assert isinstance(reply, SamplingReply) and "not cached" in caplog.text
         policy.close()
 
-    def test_foreign_files_are_rejected_and_unchanged(self, tmp_path: Path) -> None:
+    def test_files_that_are_not_caches_are_rejected_and_unchanged(self, tmp_path: Path) -> None:
         text, other = tmp_path / "text", tmp_path / "other.db"
         text.write_text("hello" * 500)
         database = sqlite3.connect(other)

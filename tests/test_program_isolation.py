@@ -80,7 +80,7 @@ def answer(request: Any, seed: int) -> str:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_program_that_breaks_the_loop_fails_only_its_search(harm: Callable[[], Any], tmp_path: Path) -> None:
+def test_program_that_disrupts_the_event_loop_fails_only_its_search(harm: Callable[[], Any], tmp_path: Path) -> None:
     texts = [CULPRIT if i == 7 else f"Question {i}?" for i in range(20)]
     problems = [Problem(f"p{i}", text, "7", "number") for i, text in enumerate(texts)]
     store = tmp_path / "runs.db"
@@ -93,7 +93,7 @@ def test_program_that_breaks_the_loop_fails_only_its_search(harm: Callable[[], A
     assert all(plan.correct for id_, plan in plans.items() if id_ != "p7")
 
 
-def test_service_continues_after_a_program_breaks_the_loop() -> None:
+def test_service_continues_after_a_program_disrupts_the_event_loop() -> None:
     # It harms no one while it is the only program.
     alone = [harm for harm in HARMS if harm is not cancel_all]
     harms = iter(alone)
@@ -196,7 +196,7 @@ def test_isolate_rejects_unimportable_programs() -> None:
 
 
 @pytest.mark.parametrize(("order", "seed", "warned"), [("", "", True), ("sorted", "", False), ("", "0", False)])
-def test_set_order_that_varies_between_processes_is_reported(
+def test_set_iteration_order_that_varies_between_processes_is_reported(
     tmp_path: Path, order: str, seed: str, warned: bool
 ) -> None:
     (tmp_path / "sets.py").write_text(f"""

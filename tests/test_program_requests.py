@@ -241,7 +241,7 @@ def test_generated_instance_matches_its_schema(schema: Any) -> None:
     jsonschema.Draft202012Validator(schema).validate(instance(schema))
 
 
-def test_dry_run_follows_structured_output(caplog: pytest.LogCaptureFixture) -> None:
+def test_dry_run_supports_structured_output_and_forced_tool_calls(caplog: pytest.LogCaptureFixture) -> None:
     plan = SCHEMAS["definitions"]
     done: list[str] = []
 

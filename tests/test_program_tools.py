@@ -405,7 +405,7 @@ def test_changed_speaker_on_replay_is_reported(policy: OpenAIPolicy) -> None:
     assert plan.error is not None and '"name": "a"' in plan.error and '"name": "b"' in plan.error
 
 
-def test_models_without_prompts_become_agents_with_policies(policy: OpenAIPolicy) -> None:
+def test_calls_without_system_prompts_use_their_model_as_the_agent(policy: OpenAIPolicy) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         asked: Any = [{"role": "user", "content": question}]
         first = await client.chat.completions.create(model="small", messages=asked)

@@ -201,7 +201,7 @@ time.sleep(60)
 """
 
 
-def test_folder_store_is_removed_only_after_its_process_ended(
+def test_folder_store_is_removed_only_after_its_process_ends(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -326,7 +326,7 @@ def test_program_branches_have_separate_worlds(function: Callable[..., Any], par
     check_released(folder)
 
 
-def test_program_results_are_equal_at_any_number_of_executions(repository: Path) -> None:
+def test_program_results_are_independent_of_the_limits_on_executions(repository: Path) -> None:
     def found(**limits: int) -> list[tuple[str, ...]]:
         program = Program(solve, agents=["Solver"], world=Folder(repository), **limits)
         plans = sorted(searched(program), key=lambda plan: plan.problem_id)
@@ -396,7 +396,7 @@ def test_prompt_with_the_path_of_the_world_copy_fails_with_the_reason(repository
     assert all(plan.error is None for plan in searched(masked))
 
 
-def test_program_and_function_must_agree_on_the_world(repository: Path) -> None:
+def test_world_is_required_if_and_only_if_the_function_takes_one(repository: Path) -> None:
     def without(question: str, client: OpenAI) -> str:
         return ""
 
@@ -515,7 +515,9 @@ def test_uncopyable_world_fails_its_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_repair_example_repairs_at_least_as_many_modules_by_mcts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repair_example_repairs_at_least_as_many_modules_with_mcts_as_with_single(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = Path(__file__).parents[1] / "examples" / "worlds" / "repair.py"
     runpy.run_path(str(path))["main"](4, ("single", "mcts:10,3"))
     single, mcts = (int(line.split()[1]) for line in capsys.readouterr().out.splitlines())

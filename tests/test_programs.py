@@ -213,14 +213,14 @@ def test_store_resumes_and_distinguishes_programs(tmp_path: Path) -> None:
     assert {key: shape(plans[key]) for key in again} == {key: shape(plan) for key, plan in again.items()}
 
 
-def test_command_without_program_files_is_rejected_by_a_store(tmp_path: Path) -> None:
+def test_store_rejects_commands_without_the_files_argument(tmp_path: Path) -> None:
     program = Program("python my_agents.py", agents=["A"])
     with pytest.raises(IdentityError, match="files="):
         searched(program, "single", store=tmp_path / "runs.db")
 
 
 @pytest.mark.slow
-def test_replayed_command_keeps_its_set_order(tmp_path: Path) -> None:
+def test_replayed_command_keeps_its_set_iteration_order(tmp_path: Path) -> None:
     (tmp_path / "command.py").write_text(
         "import openai, sys\n"
         "names = ' '.join({'Ada', 'Bo', 'Cy', 'Di', 'Ed', 'Fay'})\n"
@@ -706,7 +706,7 @@ def test_recorded_tool_runs_once_per_branch() -> None:
     assert runs.count("same") == 2 * len([s for s in states if s.depth == 2])
 
 
-def test_command_records_tools_over_its_base_url() -> None:
+def test_command_records_tool_results_through_its_base_url() -> None:
     runs: list[int] = []
 
     def solve(question: str, base_url: str) -> str:

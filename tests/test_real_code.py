@@ -34,7 +34,7 @@ def test_read_problem_truncates_texts_like_codet() -> None:
     assert ended("x = 1\n# note") == "x = 1"
 
 
-def test_calls_of_returns_the_outermost_of_nested_calls() -> None:
+def test_calls_of_function_returns_the_outermost_of_nested_calls() -> None:
     assert calls_of("assert sorted(f(g(1), f(2))) == f([1])", "f") == ["f(g(1), f(2))", "f([1])"]
     assert assertions_of("f(1) == 2 # assert", "f") == ["assert f(1) == 2 # assert"]
 
@@ -57,7 +57,7 @@ def whole(samples: choosing.Samples) -> choosing.Draw:
     return samples.draw(np.arange(5), np.arange(3))
 
 
-def test_execution_finds_correct_programs_and_their_behaviour(samples: choosing.Samples) -> None:
+def test_execution_determines_correctness_and_behavior_of_programs(samples: choosing.Samples) -> None:
     assert samples.correct.tolist() == [True, True, False, False, False]
     draw = whole(samples)
     # Tests: double(2) == 4 twice, double(3) == 6, double(3) == 9.
@@ -66,7 +66,7 @@ def test_execution_finds_correct_programs_and_their_behaviour(samples: choosing.
     assert draw.outputs.tolist()[:3] == [[0, 0], [0, 0], [0, 1]] and draw.outputs.tolist()[4] == [-1, -1]
 
 
-def test_rules_equal_scores_computed_by_hand(samples: choosing.Samples) -> None:
+def test_selection_rules_give_the_scores_computed_by_hand(samples: choosing.Samples) -> None:
     draw, two = whole(samples), np.sqrt(2)
     assert choosing.generated_tests(draw).tolist() == [3, 3, 3, 0, 0]
     assert choosing.dual_agreement(draw) == pytest.approx([3 * two, 3 * two, 3, 0, 0])
@@ -78,7 +78,7 @@ def test_rules_equal_scores_computed_by_hand(samples: choosing.Samples) -> None:
     assert choosing.right(draw, choosing.at_random(draw)) == pytest.approx(2 / 5)
 
 
-def test_draw_excludes_assertions_of_other_sets(samples: choosing.Samples) -> None:
+def test_draw_excludes_assertions_of_test_sets_that_are_not_drawn(samples: choosing.Samples) -> None:
     draw = samples.draw(np.array([4, 0]), np.array([1]))
     assert draw.correct.tolist() == [False, True] and draw.tests.tolist() == [1, 1]
     empty = samples.draw(np.array([4, 0]), np.array([2]))
@@ -87,7 +87,7 @@ def test_draw_excludes_assertions_of_other_sets(samples: choosing.Samples) -> No
     assert np.isfinite(choosing.features(empty)).all()
 
 
-def test_features_ignore_the_truth(samples: choosing.Samples) -> None:
+def test_features_do_not_depend_on_correctness(samples: choosing.Samples) -> None:
     draw = whole(samples)
     other = draw._replace(correct=~draw.correct)
     assert (choosing.features(draw) == choosing.features(other)).all()
@@ -99,12 +99,12 @@ def test_folds_are_reproducible_and_differ_in_size_by_at_most_one() -> None:
     assert (found == paired.folds(12, 5, 0)).all()
 
 
-def test_page_without_the_recording_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_skipped_if_its_recorded_data_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     humaneval.main(["--data", str(tmp_path), "--cache", str(tmp_path / "c.jsonl"), "--pages", str(tmp_path)])
     assert "skipped: expected the recording humaneval_codegen.jsonl.gz" in capsys.readouterr().out
 
 
-def test_reading_the_recording_gives_tests_for_most_problems(shared_data: Path) -> None:
+def test_recorded_data_has_generated_tests_for_most_problems(shared_data: Path) -> None:
     from benchmarks.real.common import read_rows
 
     folder = shared_data / "real"

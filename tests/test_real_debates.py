@@ -40,7 +40,7 @@ def test_reader_yields_one_sample_per_agent_and_round(data: Path) -> None:
     assert found[4].reference == r"\begin{pmatrix}1\\-2\end{pmatrix}"
 
 
-def test_with_rows_keeps_answers_without_lost_row_ends() -> None:
+def test_with_rows_keeps_answers_with_intact_matrix_row_separators() -> None:
     for answer in (r"\frac{1}{2}", r"(1,\infty)", r"\begin{pmatrix}1\\-2\end{pmatrix}", r"-\sqrt{3}"):
         assert with_rows(answer).replace("\\\\\\", "\\\\") == answer
 
@@ -74,7 +74,7 @@ def test_features_of_a_debate_without_answers_are_empty() -> None:
     assert len(features(debate("x", [[(None, False)]]), ["Algebra"])) == 0
 
 
-def test_changes_contain_the_agent_and_the_fall() -> None:
+def test_answer_changes_contain_the_agent_and_the_fall_in_value() -> None:
     one = debate("x", [[("1", True), ("2", False)], [("2", False), ("2", False)]])
     [change] = dylan_math.changes([one], [np.array([0.75, 0.25])])
     assert change == (0, 1, True, False, 0.5)
@@ -105,11 +105,11 @@ def test_arithmetic_counts_true_and_false_equations(a: int, b: int, off: int) ->
 
 
 @given(st.text(alphabet="0123456789+-*/=.(), x\\$", max_size=60))
-def test_arithmetic_of_any_text_returns_counts(text: str) -> None:
+def test_arithmetic_function_accepts_any_text(text: str) -> None:
     right, wrong = arithmetic(text)
     assert right >= 0 and wrong >= 0
 
 
-def test_page_without_the_recording_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_skipped_if_its_recorded_data_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dylan_math.main(["--data", str(tmp_path), "--store", str(tmp_path / "runs.db"), "--pages", str(tmp_path)])
     assert "skipped: expected the recording dylan_math.jsonl.gz" in capsys.readouterr().out

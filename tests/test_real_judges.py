@@ -115,7 +115,7 @@ def test_process_bench_features_locate_visible_errors() -> None:
     assert found["gsm8k"]["F1"] > 90 and found["gsm8k"]["solutions"] == 80
 
 
-def test_page_without_the_recording_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_skipped_if_its_recorded_data_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process_judges.main(["--data", str(tmp_path), "--pages", str(tmp_path)])
     assert "skipped: expected the recording processbench.jsonl.gz" in capsys.readouterr().out
 

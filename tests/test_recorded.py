@@ -229,7 +229,7 @@ def test_stored_searches_depend_on_the_recorded_content(store: Path, tmp_path: P
         assert len(opened.runs()) == 3 and info.run in {one.run for one in opened.runs()}
 
 
-def test_recorded_run_can_be_searched_into_its_own_store(store: Path) -> None:
+def test_search_of_a_recorded_run_can_use_the_store_of_this_run(store: Path) -> None:
     first = by_problem(search.run("sc:3", recorded=store, store=store))
     assert first == by_problem(search.run("sc:3", recorded=store, store=store))
     with search.open_store(store) as opened:

@@ -84,7 +84,7 @@ def test_corrected_references_are_used(store: Path) -> None:
     assert (result.searches, result.after) == (4, 4)
 
 
-def test_rerun_search_loses_its_gradings(store: Path) -> None:
+def test_rerunning_a_search_deletes_its_grades(store: Path) -> None:
     regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "odd")
     connection = sqlite3.connect(store)
     connection.execute("UPDATE searches SET correct = 7 WHERE problem = 'p1'")

@@ -62,7 +62,7 @@ def test_papers_recipe_is_the_default_and_can_be_changed() -> None:
     assert read("prog", "about", ["--recipe", "paper", "--max-new-tokens", "9"]).max_new_tokens == 9
 
 
-def test_local_backbone_is_the_miniature_only_if_small(options: Options, tmp_path: Path) -> None:
+def test_run_with_a_local_backbone_is_miniature_only_if_the_backbone_is_small(options: Options, tmp_path: Path) -> None:
     assert Options().miniature and Options(base=options.base).miniature
     assert not options.miniature and not Options(base="Qwen/Qwen2.5-1.5B").miniature
     # As large as a file system likes: only the header is read.
@@ -73,7 +73,7 @@ def test_local_backbone_is_the_miniature_only_if_small(options: Options, tmp_pat
     assert not Options(base=str(tmp_path)).miniature
 
 
-def test_messages_are_cached_only_in_the_miniature(options: Options, tmp_path: Path) -> None:
+def test_messages_are_cached_only_in_a_miniature_run(options: Options, tmp_path: Path) -> None:
     small = replace(options, out=tmp_path, recipe="")
     assert isinstance(Lab(small).policy(options.policy), CachedPolicy)
     assert not isinstance(Lab(options).policy(options.policy), CachedPolicy)
@@ -151,7 +151,7 @@ def test_command_fails_with_a_message_and_no_traceback(data: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_agents_without_correct_answers_stop_the_run_with_the_reason(options: Options, tmp_path: Path) -> None:
+def test_run_without_correct_answers_stops_with_a_reason(options: Options, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no pairs in 3 trees: 3 all wrong .*the agents solve only sometimes"):
         make(replace(options, out=tmp_path, grader="", tables=("views",)))
 

@@ -109,13 +109,15 @@ def test_pairing_removes_the_variance_between_problems() -> None:
 
 @pytest.mark.parametrize("problems", [2, 5, 10, 20, 100])
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_identical_planners_rarely_differ_at_any_number_of_problems(problems: int, seeds: int) -> None:
+def test_identical_planners_are_rarely_reported_as_different_at_any_number_of_problems(
+    problems: int, seeds: int
+) -> None:
     assert max(intervals.false_alarms(problems, seeds, p, runs=1000) for p in (0.05, 0.5, 0.95)) <= 0.06
 
 
 @pytest.mark.parametrize("problems", [5, 20, 100])
 @pytest.mark.parametrize("pair", [(1.0, 0.95), (1.0, 0.8), (0.05, 0.0), (0.98, 0.02)])
-def test_interval_of_the_paired_difference_covers_the_truth_near_the_edges(
+def test_interval_of_the_paired_difference_covers_the_true_value_for_accuracies_near_0_and_1(
     problems: int, pair: tuple[float, float]
 ) -> None:
     assert intervals.coverage(problems, 1, *pair, runs=1000) >= 0.93

@@ -129,7 +129,7 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     assert "<script" not in (tmp_path / "r.html").read_text() and "\x1b[31m" not in output
 
 
-def test_blamed_message_has_the_largest_fall(store: Path, tmp_path: Path) -> None:
+def test_blamed_message_has_the_largest_fall_in_value(store: Path, tmp_path: Path) -> None:
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plans = [plan for plan in opened.plans(run.run) if not plan.correct]
@@ -145,7 +145,7 @@ def test_blamed_message_has_the_largest_fall(store: Path, tmp_path: Path) -> Non
     assert f"{len(plans)} wrong answers" in every and "named for 0" in none
 
 
-def test_blame_without_a_fall_has_confidence_0(store: Path) -> None:
+def test_blame_without_a_fall_in_value_has_confidence_0(store: Path) -> None:
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plan = next(opened.plans(run.run))
@@ -232,7 +232,7 @@ def test_calibration_bins_are_independent_of_order() -> None:
     assert depth_bins(reversed(states)) == {1: bins}
 
 
-def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> None:
+def test_report_of_a_graph_with_a_cycle_has_one_calibration_line_per_agent(tmp_path: Path) -> None:
     critic = HashCritic()
     critic.name = "$\\bad{$ _x$"
     loop = {
@@ -259,7 +259,7 @@ def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> 
     assert all(pages.plot(picture).count("</svg>") == 1 for picture in pictures)
 
 
-def test_figures_follow_the_colour_scheme(store: Path, tmp_path: Path) -> None:
+def test_figures_follow_the_color_scheme(store: Path, tmp_path: Path) -> None:
     command("report", store, "--out", tmp_path / "report.html")
     for data in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", (tmp_path / "report.html").read_text()):
         drawn = base64.b64decode(data).decode()

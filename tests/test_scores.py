@@ -257,7 +257,7 @@ def test_tree_of_another_search_is_rejected(change: Any) -> None:
     assert plan.error is not None and "expected the plan's tree to be a search.Tree(root)" in plan.error
 
 
-def test_wrong_node_is_replaced() -> None:
+def test_wrong_node_of_a_candidate_is_corrected() -> None:
     def wrong(plan: search.Plan, model: Any) -> search.Plan:
         return search.Plan((search.Candidate(plan.candidates[0].state, node=0),), plan.tree)
 

@@ -441,7 +441,7 @@ def test_budget_header_rejects_invalid_budgets(url: str, header: str) -> None:
 
 
 @pytest.mark.parametrize("planner", ["single", "sbs:3,2", "bon:3", "mcts:5,3"])
-def test_latency_ceiling_before_the_first_answer_returns_a_gateway_timeout(planner: str) -> None:
+def test_time_budget_spent_before_the_first_answer_returns_a_gateway_timeout(planner: str) -> None:
     app = app_of(SlowPolicy(), planner, critic=load_critic("policy-likelihood"))
     with client_of(app) as client, pytest.raises(openai.InternalServerError, match="within the budget") as caught:
         ask(client, extra_headers={"X-MAS-Budget": "seconds=0.05"})
@@ -458,7 +458,7 @@ class FourAnswers(SlowPolicy):
         return await super().sample_async(request)
 
 
-def test_latency_ceiling_during_a_later_stage_returns_the_earlier_answer() -> None:
+def test_time_budget_spent_in_a_later_stage_returns_the_earlier_answer() -> None:
     with client_of(app_of(hash_policy(), "single")) as client:
         expected = ask(client).choices[0].message.content
     app = app_of(FourAnswers(), "cascade:single>bon:20@1", critic=load_critic("policy-likelihood"))
@@ -533,7 +533,7 @@ def test_canary_panel_groups_requests_by_day_and_skips_broken_lines(tmp_path: Pa
         assert wrong.exit_code != 0 and message in said(wrong)
 
 
-def test_canary_share_is_a_fixed_part_of_the_requests() -> None:
+def test_canary_selects_its_share_of_the_requests_deterministically() -> None:
     canary = Canary(0.25, search.SelfConsistency(5))
     chosen = [canary.chosen(f"question {i}", 42) for i in range(2000)]
     assert 400 < sum(chosen) < 600 and chosen == [canary.chosen(f"question {i}", 42) for i in range(2000)]
@@ -575,7 +575,7 @@ def test_stopping_the_server_ends_open_searches() -> None:
     sock.close()
 
 
-def test_too_long_questions_are_rejected_before_tokenisation(tmp_path: Path) -> None:
+def test_too_long_questions_are_rejected_before_tokenization(tmp_path: Path) -> None:
     # They exceed the bundled model's window even without --max-question and with a cache.
     tiny = load_policy("tiny")
     for policy in (

@@ -131,7 +131,7 @@ def test_spaces_are_equal_after_pickling() -> None:
         (Message(0, "a" * 600, 1),) * 2,
     ],
 )
-def test_records_space_contains_its_records(stranger) -> None:
+def test_records_space_rejects_other_values(stranger) -> None:
     assert stranger not in MESSAGES
 
 

@@ -35,7 +35,7 @@ def test_majority_probability_is_the_binomial_tail(second: int, more: int) -> No
 
 
 @given(votes, st.floats(0.5, 1), st.integers(1, 20), st.data())
-def test_vote_does_not_settle_before_the_returned_number_of_passes(
+def test_passes_to_settle_is_a_lower_bound_on_the_passes_needed(
     answers: list[str | None], stop: float, limit: int, data: st.DataObject
 ) -> None:
     needed = passes_to_settle(answers, stop, limit)

@@ -667,7 +667,7 @@ def test_different_policies_do_not_share_searches(tmp_path: Path) -> None:
         assert {plan.answer for plan in run(tmp_path / "a.db", count=3, policy=policy)} == {answer}
 
 
-def test_part_without_identity_is_rejected_only_by_a_store(tmp_path: Path) -> None:
+def test_component_without_identity_is_rejected_only_by_a_store(tmp_path: Path) -> None:
     planner, critic = Widths([1]), HashCritic()
     planner.lock = threading.Lock()  # type: ignore[attr-defined]
     assert len(list(search.run(planner, problems(2), mas=RPSV, policy=talker()))) == 2
@@ -896,7 +896,7 @@ def test_export_loads_as_a_data_set(tmp_path: Path) -> None:
     assert rows[0]["question"].startswith("Question 0")
 
 
-def test_stored_system_can_be_loaded_as_dynamics(tmp_path: Path) -> None:
+def test_dynamics_can_be_created_from_a_stored_mas(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=1))
     with open_store(tmp_path / "a.db") as store:
         assert Dynamics(store.find().mas).max_depth == 4

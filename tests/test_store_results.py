@@ -97,7 +97,7 @@ def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None)
     assert len({one.correct for one in found}) == 2
 
 
-def test_sums_equal_those_of_the_outcomes(whole: Path) -> None:
+def test_sums_of_a_store_equal_the_sums_over_its_outcomes(whole: Path) -> None:
     with open_store(whole) as store:
         found = [
             (store.sums(info.run), sums_of(info.config["seed"], list(store.outcomes(info.run))))

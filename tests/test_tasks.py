@@ -176,14 +176,14 @@ def test_gsm8k_is_equal_from_every_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", [0, "A", "a", "0", " A "])
-def test_mmlu_label_of_the_first_option_is_read_as_a(tmp_path: Path, label: Any) -> None:
+def test_mmlu_label_of_the_first_option_is_read_as_the_letter_a(tmp_path: Path, label: Any) -> None:
     rows = [{"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": label}]
     [problem] = load_task("mmlu", data=write_jsonl(tmp_path / "rows.jsonl", rows))
     assert (problem.answer, problem.metadata["options"]) == ("A", ["w", "x", "y", "z"])
     assert problem.question == "Which?\n\nA. w\nB. x\nC. y\nD. z"
 
 
-def test_math_answer_is_the_last_box(tmp_path: Path) -> None:
+def test_math_answer_is_the_last_boxed_expression(tmp_path: Path) -> None:
     rows = [{"problem": "p", "solution": r"\boxed{1}, so \boxed{\frac{\sqrt{3}}{2}}.", "level": "Level 5"}]
     [problem] = load_task("math", data=write_jsonl(tmp_path / "rows.jsonl", rows))
     assert (problem.answer, problem.kind) == (r"\frac{\sqrt{3}}{2}", "expression")

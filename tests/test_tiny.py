@@ -190,7 +190,7 @@ def test_misconceptions_occur_at_their_rates(kind: str, rate: float) -> None:
     assert abs(seen - rate) < 0.04
 
 
-def test_writers_use_only_their_random_generator() -> None:
+def test_transcripts_depend_only_on_the_problem_and_the_seed() -> None:
     problem = Arithmetic("train")[3]
     one, other = (transcript("dylan", problem, random.Random(7)) for _ in range(2))
     assert one == other
@@ -254,7 +254,7 @@ WRONG, MENDED = "Work: 10 + 12 = 22, 22 * 2 = 44.", "Work: 10 + 12 = 22, 22 * 2 
         ([WRONG, WRONG, "VERDICT: AGREE\nFinal Answer: 44"], [False, False, False]),
     ],
 )
-def test_rights_function_judges_each_message_in_its_transcript(texts: list[str], expected: list[bool]) -> None:
+def test_correctness_of_each_message_is_judged_given_the_earlier_ones(texts: list[str], expected: list[bool]) -> None:
     problem = Problem("p", "?", "40", metadata={"facts": [list(f) for f in STORY.facts], "rival": [2, 7]})
     assert rights(problem, [("agent", text) for text in texts]) == expected
 
@@ -329,7 +329,7 @@ def test_words_and_small_numbers_are_one_token_each(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("difficulty", LEVELS)
-def test_other_wordings_use_known_words_and_are_true(tokenizer: Any, difficulty: int) -> None:
+def test_retold_problems_use_known_words_and_have_correct_answers(tokenizer: Any, difficulty: int) -> None:
     rng = random.Random(0)
     task = Retold("test", difficulty=difficulty)
     known = set(tokenizer.get_added_vocab())
@@ -365,7 +365,7 @@ def test_each_shipped_system_prompt_is_one_token(tokenizer: Any) -> None:
     assert len(found) == 26
 
 
-def test_other_system_prompts_are_tokenised_as_text(tokenizer: Any) -> None:
+def test_other_system_prompts_are_tokenized_as_text(tokenizer: Any) -> None:
     assert render(tokenizer, "Be kind.", "Hi") == "<|user|>Hi<|system|>Be kind.<|out|>"
     alone = [{"role": "user", "content": "Hi"}]
     assert tokenizer.apply_chat_template(alone, add_generation_prompt=True, tokenize=False) == "<|user|>Hi<|out|>"
@@ -406,7 +406,7 @@ def test_packed_row_has_the_logits_of_its_separate_prompts(tokenizer: Any) -> No
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-4, rtol=1e-4)
 
 
-def test_messages_on_unknown_questions_are_short_and_correct() -> None:
+def test_training_messages_on_random_questions_are_short_and_correct() -> None:
     rng = random.Random(0)
     for _ in range(200):
         text = foreign_text(rng)
@@ -419,7 +419,7 @@ def test_messages_on_unknown_questions_are_short_and_correct() -> None:
             assert len(turn.text) < 200
 
 
-def test_stretching_keeps_the_order_of_positions(tokenizer: Any) -> None:
+def test_spreading_token_positions_keeps_their_order(tokenizer: Any) -> None:
     from benchmarks.tiny.data import pack, stretch
 
     rng = random.Random(0)
@@ -509,7 +509,7 @@ def test_natural_model_is_trained_only_on_correct_transcripts(
     assert f"| {agent} | {kind} |" in natural.card("agents", setting, [level], "command")
 
 
-def test_reworded_stories_mix_wordings_and_facts_are_compared_by_their_step() -> None:
+def test_reworded_stories_mix_wordings_and_facts_with_the_same_operation_are_equal() -> None:
     from benchmarks.tiny import stories
 
     def unseen(question: str) -> bool:
@@ -529,7 +529,7 @@ def test_reworded_stories_mix_wordings_and_facts_are_compared_by_their_step() ->
 
 
 @pytest.mark.slow
-def test_card_contains_command_time_loss_and_behaviour(tmp_path: Path) -> None:
+def test_model_card_contains_command_time_loss_and_behavior(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from benchmarks.tiny.card import loss_curve, main
 
@@ -580,7 +580,7 @@ def test_work_is_returned_to_the_agent_that_made_the_error() -> None:
     assert min(rounds.values()) > 80
 
 
-def test_mix_excludes_graphs_by_prefix() -> None:
+def test_training_mix_can_exclude_graphs_by_name_prefix() -> None:
     left = graphs.DEFAULT_MIX.without("audit").graphs
     assert set(graphs.DEFAULT_MIX.graphs) - set(left) == {"audit", "audit-logic"}
     assert graphs.DEFAULT_MIX.without("") == graphs.DEFAULT_MIX

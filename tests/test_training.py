@@ -283,14 +283,14 @@ def test_invalid_settings_are_rejected(wrong: dict[str, Any], word: str) -> None
         config_for(2_000_000, wrong)
 
 
-def test_rows_must_match_the_head(base: Path, data: RewardData, tmp_path: Path) -> None:
+def test_training_data_must_match_the_head_and_the_view(base: Path, data: RewardData, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected outcomes .* got pairs"):
         train(data, tmp_path / "o", base=str(base), kind="orm", head="bce", **QUICK)
     with pytest.raises(ConfigError, match="view 'local', got 'full'"):
         train(data, tmp_path / "o", base=str(base), view="local", **QUICK)
 
 
-def test_trained_folder_has_a_card(trained: Trained) -> None:
+def test_folder_of_a_trained_critic_has_a_model_card(trained: Trained) -> None:
     info = trained.info
     assert (info.kind, info.head, info.view, info.base) == ("masprm", "bt", "full", "qwen2")
     assert info.graphs["rpsv"]["agents"] == ["Reader", "Planner", "Solver", "Verifier"]
@@ -588,7 +588,7 @@ def test_perfect_critic_has_perfect_outcome_metrics() -> None:
     assert found["auc_interval"] == [1.0, 1.0]
 
 
-def test_packing_writes_shared_parts_once() -> None:
+def test_packed_rows_contain_shared_prefixes_once() -> None:
     row = pack([[(1, 2), (3,)], [(1, 2), (4, 5)], [(1, 2)]])
     assert row.ids.tolist() == [1, 2, 3, 4, 5]
     assert row.positions.tolist() == [0, 1, 2, 2, 3]

@@ -277,13 +277,15 @@ def test_prefix_cache_matches_blocks_within_its_budget(kept: list[list[int]], pr
     assert max(shared, default=0) // 8 * 8 <= length <= max(shared, default=0)
 
 
-def test_more_samples_than_rows_are_drawn_in_rounds(folder: Path, policy: TransformersPolicy) -> None:
+def test_more_samples_than_the_batch_size_are_drawn_in_several_batches(
+    folder: Path, policy: TransformersPolicy
+) -> None:
     narrow = load_policy(f"transformers:{folder}", max_batch=4)
     one = request(6, tuple(range(11)))
     assert narrow.sample([one]) == policy.sample([one])
 
 
-def test_rows_join_and_leave_during_decoding(folder: Path) -> None:
+def test_samples_join_and_leave_the_batch_during_decoding(folder: Path) -> None:
     policy = load_policy(f"transformers:{folder}", max_batch=8)
     policy.sample(requests(60))
     assert policy.stats.row_steps / policy.stats.steps > 6
@@ -346,7 +348,9 @@ def _plain_draw(logits: list[float], temperature: float, top_p: float, u: float)
     st.floats(0, 1, exclude_max=True),
 )
 @example([0.0] * 5, 1.0, 0.5, 0.75)
-def test_clear_draws_equal_the_definition(logits: list[float], temperature: float, top_p: float, u: float) -> None:
+def test_draws_that_are_not_close_equal_those_of_a_reference_sampler(
+    logits: list[float], temperature: float, top_p: float, u: float
+) -> None:
     batch = torch.tensor([logits], dtype=torch.float64)
     got = draw(batch, np.array([temperature]), np.array([top_p]), np.array([u]), 1e-9)
     assert got.doubtful[0] or got.tokens[0] == _plain_draw(logits, temperature, top_p, u)

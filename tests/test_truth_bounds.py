@@ -8,25 +8,25 @@ NEVER = Run("c", (Check(1, False, 0.4), Check(2, False, 0.5), Check(5, False)))
 RUNS = [LUCKY, STEADY, NEVER]
 
 
-def test_first_right_stops_at_the_first_right_answer() -> None:
+def test_first_right_rule_stops_at_the_first_correct_answer() -> None:
     assert [first_right(run.checks).cost for run in RUNS] == [2, 5, 5]
 
 
-def test_kept_right_never_changes_the_last_verdict() -> None:
+def test_kept_right_rule_never_changes_the_correctness_of_the_last_answer() -> None:
     assert [kept_right(run.checks) for run in RUNS] == [run.checks[-1] for run in RUNS]
 
 
-def test_fewest_returns_the_smallest_number_of_checks_with_the_accuracy() -> None:
+def test_fewest_function_returns_the_smallest_number_of_checks_that_reaches_an_accuracy() -> None:
     assert fewest(RUNS, 1 / 3)[0] == 2
     assert fewest(RUNS, 2 / 3)[0] == 3
     assert fewest(RUNS, 1.0)[0] == 3
 
 
-def test_scored_returns_the_mean_over_the_runs_of_a_problem() -> None:
+def test_scores_of_a_problem_are_means_over_its_runs() -> None:
     twice = [LUCKY, LUCKY._replace(checks=STEADY.checks)]
     found = scored(twice, [LUCKY.checks[1], STEADY.checks[0]])
     assert found.hits == {"a": 0.5} and found.tokens == {"a": 1.5}
 
 
-def test_separation_ignores_the_last_check_of_each_run() -> None:
+def test_auc_ignores_the_last_check_of_each_run() -> None:
     assert separation(RUNS) == 1.0

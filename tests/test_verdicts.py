@@ -106,7 +106,7 @@ def test_verdict_copied_from_the_judged_message_is_ignored(judge: str) -> None:
         assert verdict_of(judge, lambda pro, contra, said=claim: said, f"mine {claim}") is None  # type: ignore[misc]
 
 
-def test_codes_depend_only_on_the_prompt() -> None:
+def test_verdict_codes_depend_only_on_the_prompt() -> None:
     words = ("yes", "no")
     assert verdict_lines("Right?", words) == verdict_lines("Right?", words)
     assert len({line for i in range(1000) for line in verdict_lines(f"Right? {i}", words)}) == 2000

@@ -175,7 +175,7 @@ def test_worker_processes_share_the_concurrency(monkeypatch: pytest.MonkeyPatch)
     assert [shared.concurrency for shared in seen] == [16, 1]
 
 
-def test_unpicklable_parts_are_rejected() -> None:
+def test_unpicklable_components_are_rejected() -> None:
     shared = bench(policy=None, workers=workers())
     with pytest.raises(ConfigError, match="pickle"):
         measure([Row("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], shared)
