@@ -290,7 +290,7 @@ class SamplingSession(Protocol):
         """Number of requested samples (one per seed) without a reply so far."""
 
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
-        """Queue a request without blocking. ``key`` is returned with the reply and is unique among open requests."""
+        """Queue a request without blocking. ``key``, returned with the reply, must be unique among open requests."""
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
         """Do one short unit of work and return the requests that it finished, often none.
@@ -341,7 +341,7 @@ class PolicyBase:
         independent_samples: True if each sample is a separate call that depends only on its seed; False if one call
             returns all samples of a request, which a response cache then keeps together; None if each sample depends
             only on its seed, but may not be a separate call.
-        chooses: Whether the policy has log-probabilities of first words, through ``choose`` or ``choose_async``.
+        chooses: Whether the policy provides log-probabilities of first words through ``choose`` or ``choose_async``.
         max_prompt_bytes: An upper bound on the UTF-8 bytes of a message that fits the context window; None if unknown.
         meters: Calls, tokens and cost so far, by engine; empty for local models.
         made_for: The tasks and systems that the policy was trained for; None for a general-purpose policy.
@@ -359,7 +359,7 @@ class PolicyBase:
     identical_to: Any = None
 
     def serving(self, agent: str) -> PolicyBase:
-        """Return the policy for an agent's requests: by default this policy, or the one that `identical_to` returns.
+        """Return the policy for an agent's requests: by default this policy or, for a wrapper, the wrapped policy's.
 
         Raises:
             PolicyError: There is no policy for this agent.

@@ -64,7 +64,7 @@ logger = logging.getLogger("mas_gym.policies")
 
 
 class _Entry(NamedTuple):
-    """A stored sample, with the prompt tokens of the call that drew it."""
+    """A stored sample, with the number of prompt tokens of the call that drew it."""
 
     sample: Sample
     prompt_tokens: int

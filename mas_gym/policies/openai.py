@@ -210,7 +210,7 @@ class OpenAIPolicy(AsyncPolicy):
         return await on_engine_loop(self._answer(request))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return the probability that the reply begins with each word, among the 20 most likely tokens.
+        """Return the log-probability of each word as the first one, using only the 20 most likely tokens.
 
         If the server lists no tokens, each log-probability is minus infinity.
 
@@ -331,7 +331,7 @@ class OpenAIPolicy(AsyncPolicy):
         await asyncio.sleep(pause)
 
     def _dropped(self, reply: WireReply, kept: float) -> int:
-        """Estimate the tokens cut from a prompt from the share of its characters that was kept."""
+        """Estimate how many tokens were cut from a prompt, given the share of its characters that was kept."""
         dropped = round(reply.prompt_tokens * (1 / kept - 1))
         if dropped and not self._warned:
             self._warned = True

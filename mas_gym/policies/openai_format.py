@@ -287,7 +287,7 @@ def _first_tokens(found: object, api: Api) -> tuple[tuple[str, float], ...]:
 
 
 def _token_counts(known: list[int | None], total: int) -> list[int]:
-    """Return each choice's tokens: the number of its log-probabilities, else an equal share of the total."""
+    """Return each choice's token count: the number of its log-probabilities, else an equal share of the total."""
     if len(known) == 1 and total > 0:
         return [total]
     if all(count is not None for count in known):

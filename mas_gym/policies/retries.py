@@ -120,13 +120,13 @@ def _printable(text: str) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after``.
+    """Return how many seconds a server asks the client to wait, from ``retry-after-ms`` or ``retry-after``.
 
     Args:
         headers: The response's headers, with lower-case keys or case-insensitive.
 
     Returns:
-        Seconds, at least 0; None without a number.
+        Seconds, at least 0; None if the headers give no number.
     """
     for key, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with suppress(KeyError, ValueError):

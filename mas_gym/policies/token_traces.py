@@ -90,7 +90,7 @@ class _Log:
 
         Raises:
             PolicyError: A sample has no trace.
-            StoreError: The disk is full or cannot be written.
+            StoreError: The disk is full or cannot be written to.
         """
         import pyarrow as pa
 

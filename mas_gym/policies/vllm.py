@@ -286,7 +286,7 @@ class VLLMPolicy(AsyncPolicy):
         return await on_engine_loop(self._answer(request))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return the probability that the reply begins with each word, among the 20 most likely tokens.
+        """Return the log-probability of each word as the first one, using only the 20 most likely tokens.
 
         Raises:
             PolicyError: vLLM failed to process the request, or two words begin with the same token.

@@ -5,7 +5,7 @@ another call. A thread cannot make a call while it waits for a reply or, as its 
 for another thread. Standard-library threads and thread pools that a program starts are tracked; others are not.
 
 A decision waits only a few seconds for a thread that sleeps or waits for a connection, because some threads never end.
-It always waits for a thread that runs or that waits for a processor or for the interpreter's lock, because this time
+It always waits for a thread that is running or waiting for a processor or for the interpreter's lock, because this time
 depends on the load of the machine, which must not change the order of calls.
 """
 
@@ -83,7 +83,7 @@ class ThreadUsage(NamedTuple):
     slices: int
 
     def asleep_since(self, before: ThreadUsage) -> bool:
-        """Whether the thread has slept or waited for a connection since an earlier time.
+        """Whether the thread has been asleep or waiting for a connection since an earlier time.
 
         A thread that waits for the interpreter's lock is not asleep: it wakes up once per switch interval.
         """
@@ -171,7 +171,7 @@ class ProgramThread:
             CURRENT.reset(token)
 
     def active(self, frames: Frames) -> bool:
-        """Whether the job runs, or will run without a reply; False if it waits for another thread."""
+        """Whether the job is running, or will run before any reply; False if it is waiting for another thread."""
         if self.handle is not None and self.thread is not None and not self.handle.is_alive():
             self.execution.activity.end(self)
             # If it ended after the frames were taken, they do not show its last action.
@@ -288,7 +288,7 @@ _RESULT = "a result on the event loop"
 
 
 def job_of(future: Future[Any]) -> ProgramThread | None:
-    """Return the job that ends with a pool's future; None if the job is not tracked."""
+    """Return the job that ends when a pool's future does; None if the job is not tracked."""
     return _JOBS.get(future)
 
 

@@ -40,7 +40,7 @@ def dry_run(program: Described, elsewhere: Callable[[], Described] | None) -> li
     If ``elsewhere`` is given, the program also runs in a new process, to find requests that depend on the order of a
     set. This run is skipped if ``PYTHONHASHSEED`` is set, because the order is then the same in every process.
 
-    A call that requires structured output gets a small instance of its schema. Only tools that hand over to another
+    A call that requires structured output gets a small instance of its schema. Only tools that hand off to another
     agent are called, each once, because other tools may have side effects. The log reports where the run ended.
 
     Args:
@@ -105,7 +105,7 @@ def _change(calls: Sequence[Call], again: Sequence[Call]) -> str:
 
 
 def _one_run(program: Described) -> tuple[list[Call], Outcome | Exception]:
-    """Run a program with a fixed reply to every call; return the calls in order and the end. Raises `ProgramError`."""
+    """Run a program with a fixed reply to every call; return its ordered calls and outcome. Raises `ProgramError`."""
     seen: list[Call] = []
     handed: list[str] = []
     reports: SimpleQueue[tuple[Execution, Outcome | Exception]] = SimpleQueue()

@@ -9,8 +9,8 @@ order. The first of them is the next decision::
        +--------- answer(text) -------------+
     running --(returns or raises)--> over
 
-The order is: calls that already waited at the last decision, in their order at that time; then new calls, sorted by
-agent and text. It therefore depends only on the concurrent calls, and not on the speed of threads.
+The order is: calls that were already waiting at the last decision, in their order at that time; then new calls, sorted
+by agent and text. It therefore depends only on the concurrent calls, and not on the speed of threads.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class ScriptStep(NamedTuple):
 
 
 class Script(NamedTuple):
-    """Replies to give at once, and the digests of the other calls that waited at the last reply, in order."""
+    """Replies to give immediately, and the digests of the other calls waiting at the last reply, in order."""
 
     steps: Sequence[ScriptStep] = ()
     beside: Sequence[bytes] = ()
@@ -150,7 +150,7 @@ Report = Callable[["Execution", Outcome | Exception], None]
 
 
 class RecordedUse(NamedTuple):
-    """A recorded tool use: the replies given before it, its result, and the token of the world after it."""
+    """A recorded tool use: the replies given before it, its result, and the token of the world's content after it."""
 
     before: tuple[str, ...]
     result: Any
@@ -178,7 +178,7 @@ class Use:
     Attributes:
         found: Whether an earlier execution recorded its result.
         result: That result.
-        world: The token of the world after it; empty without a world.
+        world: The token of the world's content after it; empty without a world.
     """
 
     def __init__(
@@ -303,8 +303,8 @@ class Execution:
             token: See above.
             key: See above.
             question: See above.
-            script: The replies to give at once.
-            limits: Maximum number of calls; seconds without a call or an answer, after which the program has hung.
+            script: The replies to give immediately.
+            limits: Maximum number of calls; seconds without a call or an answer after which the program counts as hung.
             tape: The recorded results of the search.
             report: Called once per decision, with the outcome or a `DivergenceError`, on any thread.
             world: The world that the program's tools change.
@@ -487,7 +487,7 @@ class Execution:
         return use
 
     def look_up(self, key: str) -> Use:
-        """Return the next use of a tool in another language; a use without a result remains open for `record`."""
+        """Return the next use of a tool written in another language; one without a result remains open for `record`."""
         use = self.use(key)
         if not use.found:
             with self._lock:
@@ -637,7 +637,7 @@ class Execution:
         return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
 
     def _unstick(self, ordered: list[_Open]) -> DivergenceError | None:
-        """Continue a script if its next call is unknown or has not come; return an error if the call will not come."""
+        """Continue a script if its next call is unknown or delayed; return an error if the call will not arrive."""
         step = self._steps[0]
         if step.call is None:
             self._give(ordered[0])

@@ -1,6 +1,6 @@
-"""Detection of the LangGraph node that makes a call, which names agents without a system prompt.
+"""Detection of the LangGraph node that makes a call; its name identifies agents without a system prompt.
 
-LangGraph stores the metadata of the running node in a context variable of LangChain. Chat models of LangChain and plain
+LangGraph stores the metadata of the running node in a context variable of LangChain. LangChain chat models and plain
 clients send their requests in the context of their node and use httpx. Therefore httpx requests to a gateway get a
 header with the node. A second header lists all nodes of the graphs that have started, because a dry run may not reach
 all of them. The function of a conditional edge runs as a part of the node before it, but its calls have the name of
@@ -217,7 +217,7 @@ def _running() -> Mapping[str, Any]:
 
 
 def node_headers() -> dict[str, str]:
-    """Return two headers: the node that runs in this context with its task, and all nodes.
+    """Return two headers: the node running in this context, with its task, and all nodes.
 
     Empty if no node runs.
     """

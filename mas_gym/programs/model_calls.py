@@ -225,7 +225,7 @@ def _is_function(tool: object) -> bool:
 
 
 def unsupported(asked: Mapping[str, object]) -> str:
-    """Return an error text for a field of a chat request that search cannot support; empty if there is no such field.
+    """Return an error message for a field of a chat request that search cannot support; empty if there is none.
 
     >>> unsupported({"model": "m", "messages": [], "tools": []})
     ''

@@ -80,8 +80,8 @@ class Program:
                 to the agent with the same system prompt; messages are routed along the edges.
             files: The files that determine the behaviour of a command or service; required for a store.
             normalise: Maps a request to the value that must be equal on replay, to mask fields that may differ.
-            max_calls: Maximum number of model calls in one execution; a further call is a failure of the program.
-            timeout: Seconds without a call or an answer after which the program has hung.
+            max_calls: Maximum number of model calls in one execution; one more call counts as a failure.
+            timeout: Seconds without a call or an answer after which the program counts as hung.
             settle: Seconds without a new call after which concurrent calls are ordered if further calls cannot be
                 predicted, as in commands and services; increased automatically if a call comes too late.
             parked: Maximum number of waiting executions to keep, to avoid replays; at most 16 for commands. The default
@@ -227,7 +227,7 @@ class Program:
         return stated
 
     def open(self, policy: PolicyBase | None = None) -> Runner:
-        """Return a new runner for replies of ``policy``; close it after use. Also take the snapshot of the world."""
+        """Return a new runner for replies of ``policy``; close it after use. Also takes the snapshot of the world."""
         if self.world is not None:
             self.world.start  # noqa: B018 - before anything can change it
         return Runner(self, policy)

@@ -50,10 +50,10 @@ class Stage(Protocol):
         """Return an OpenAI client that works without a socket."""
 
     def on_loop(self, execution: Execution, work: Callable[[], object]) -> Callable[[], None]:
-        """Run the coroutine that ``work`` returns on the loop of programs; return a function that cancels it."""
+        """Run, on the programs' loop, the coroutine that ``work`` returns; return a function that cancels it."""
 
     def beside(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Run the coroutine that ``work`` returns on the internal loop, which user code never blocks."""
+        """Run, on the internal loop, which user code never blocks, the coroutine that ``work`` returns."""
 
 
 class Source(Protocol):
@@ -344,7 +344,7 @@ async def _talked(process: asyncio.subprocess.Process, text: bytes) -> Ended | F
 
 
 async def _killed(process: asyncio.subprocess.Process) -> None:
-    """Kill a process with its group, and reap it even if the caller is cancelled meanwhile."""
+    """Kill a process and its process group, and reap it even if the caller is cancelled meanwhile."""
     kill(process.pid)
     # wait() also waits for the ends of the pipes, and excess output in them is never read.
     process._transport.close()  # type: ignore[attr-defined]
@@ -491,6 +491,6 @@ def ended(answer: object) -> Ended | Failed:
 
 
 def failed(error: BaseException) -> Failed:
-    """Return the outcome of a program that raised."""
+    """Return the outcome of a program that raised an exception."""
     text = str(error)
     return Failed(f"{type(error).__name__}: {text[:2000]}" if text else type(error).__name__)

@@ -244,7 +244,7 @@ class Runner(Watcher):
         return client_of(execution, self._templates[asynchronous])
 
     def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
-        """Run a coroutine on the loop of programs."""
+        """Run a coroutine on the programs' loop."""
         with self._lock:
             if self._programs is None:
                 self._programs = loop = Loop("mas-gym-programs")

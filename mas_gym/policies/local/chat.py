@@ -145,7 +145,7 @@ class ChatFormat:
         return 0
 
     def _shorten(self, messages: Sequence[ChatMessage], limit: int, tokens: int) -> list[int]:
-        """Keep as much of the newest text as fits, starting at a word."""
+        """Keep as much of the newest text as fits, starting at a word boundary."""
         head = [m for m in messages[:1] if m.role == "system"]
         body = [ChatMessage(m.role, m.content.strip()) for m in messages[len(head) :]]
         total = sum(len(m.content) for m in body)
@@ -169,7 +169,7 @@ class ChatFormat:
 
 
 def _newest(messages: Sequence[ChatMessage], characters: int) -> list[ChatMessage]:
-    """Return the last ``characters`` characters of the messages, starting at a word."""
+    """Return the last ``characters`` characters of the messages, starting at a word boundary."""
     result: list[ChatMessage] = []
     for message in reversed(messages):
         text = message.content
@@ -185,7 +185,7 @@ def _newest(messages: Sequence[ChatMessage], characters: int) -> list[ChatMessag
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage], **options: Any) -> Any:
-    """Return the token ids of messages in a tokenizer's chat template, with the assistant's turn opened at the end.
+    """Return the token ids of messages in a tokenizer's chat template, followed by the generation prompt.
 
     Args:
         tokenizer: A tokenizer with a chat template.

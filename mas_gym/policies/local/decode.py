@@ -62,7 +62,7 @@ class Draws(NamedTuple):
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the output function of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -73,7 +73,7 @@ def uniforms(seeds: npt.NDArray[np.uint64], steps: Ints) -> Floats:
 
     Args:
         seeds: ``[n]`` seeds.
-        steps: ``[n]`` tokens generated so far in each row.
+        steps: ``[n]`` number of tokens generated so far in each row.
     """
     bits = _mix(_mix(seeds + _GOLDEN) + (steps.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -87,7 +87,7 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
         temperature: ``[n]`` softmax temperatures; below `MIN_TEMPERATURE` the most likely token is taken.
         top_p: ``[n]`` nucleus masses in ``(0, 1]``: the smallest set of most likely tokens with at least this mass.
         uniform: ``[n]`` numbers in ``[0, 1)``.
-        tolerance: Absolute error of one probability, or relative error between two, within which a draw is ambiguous.
+        tolerance: Absolute error of one probability, or relative difference of two, below which a draw is ambiguous.
     """
     if logits.dtype != torch.float64:
         logits = logits.float()

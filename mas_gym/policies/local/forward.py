@@ -9,7 +9,7 @@ transformers models expect. Letters: L layers, N rows in use, H heads, W visible
 D head size.
 
 `PrefixStore` stores encoded prompts for reuse by prompts with the same prefix: agents
-with the same question and siblings in a search tree have long common prefixes.
+that answer the same question, and siblings in a search tree, have long common prefixes.
 
 `threads_for` sets the number of CPU threads of a model. By default torch uses one thread
 per core, and threads that wait for each other busy-wait. The operations of a small model are
@@ -92,7 +92,7 @@ class Prefilled(NamedTuple):
 
     Attributes:
         cache: Their keys and values.
-        lengths: ``[n]`` tokens of each prompt.
+        lengths: ``[n]`` number of tokens in each prompt.
         columns: ``[n, longest]`` cache column of each prompt's tokens, right-aligned; arbitrary for padding.
         reused: Number of tokens, over all prompts, whose keys and values come from earlier prompts.
     """
@@ -110,7 +110,7 @@ class Slots:
         rows: Allocated rows, one per sequence.
         capacity: Allocated columns.
         n: Number of sequences, in rows ``0 .. n-1``.
-        lengths: ``[rows]`` tokens of each sequence.
+        lengths: ``[rows]`` number of tokens in each sequence.
         cache: The model's ``past_key_values``.
     """
 
@@ -390,7 +390,7 @@ def check_padding(model: CausalModel, vocabulary: int) -> None:
     Disables `CausalModel.shares` if only prefix sharing gives wrong results.
 
     Raises:
-        PolicyError: The results disagree, as for architectures with more state than keys and values.
+        PolicyError: The results disagree, as with architectures whose state is more than keys and values.
     """
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, vocabulary, size).tolist() for size in (5, 19, 3)]

@@ -35,7 +35,7 @@ _WINDOWS = range(16, 10**8)
 
 
 class TransformersPolicy(StreamingPolicy):
-    """Any transformers causal LM with only attention keys and values as state, with continuous batching.
+    """Any transformers causal LM whose only state is attention keys and values, with continuous batching.
 
     Args:
         model: A local folder or hub id. Weights are read from safetensors only.
