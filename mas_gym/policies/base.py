@@ -228,7 +228,7 @@ class SamplingReply(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Probabilities that a reply begins with given words.
+    """Log-probabilities that a reply begins with given words.
 
     Attributes:
         logprobs: Log-probability of each word as the first token, at temperature 1. The probabilities of its
@@ -391,7 +391,7 @@ class Policy(PolicyBase, ABC):
         """Return the reply to every request, in order. Raises `mas_gym.errors.PolicyError`."""
 
     def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> Sequence[Choice]:
-        """Return, for each prompt, the probability that the reply begins with each word, if the policy `chooses`.
+        """Return, for each prompt, the log-probability that the reply begins with each word, if the policy `chooses`.
 
         Raises:
             PolicyError: The policy does not support this.
@@ -437,7 +437,7 @@ class AsyncPolicy(PolicyBase, ABC):
         """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return the probability that the reply begins with each word, if the policy `chooses`.
+        """Return the log-probability that the reply begins with each word, if the policy `chooses`.
 
         Raises:
             PolicyError: The policy does not support this.

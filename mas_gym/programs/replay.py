@@ -76,7 +76,11 @@ class Described(Protocol):
 
 
 class ProgramError(MASGymError, RuntimeError):
-    """A program cannot be searched: it fails or returns before its first call."""
+    """A program cannot be searched.
+
+    It fails or returns before its first call, makes different calls when it runs again, calls an unknown agent, or
+    calls an agent that its system's edges do not allow.
+    """
 
 
 class Runner(Watcher):
