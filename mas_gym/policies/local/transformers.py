@@ -130,7 +130,7 @@ class TransformersPolicy(StreamingPolicy):
         return TransformersSession(self)
 
     def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
-        """Return, for each prompt, the log-probability that the reply begins with each word; one forward pass per batch.
+        """Return, for each prompt, the log-probability that the reply begins with each word, one pass per batch.
 
         Raises:
             PolicyError: A prompt does not fit the window, or two words begin with the same token.
