@@ -323,7 +323,7 @@ def find_in_file(kind: str, spec: Spec, fits: Callable[[object], bool] = callabl
     found = vars(module).get(spec.name)
     if not fits(found):
         own = [name for name, value in vars(module).items() if inspect.getmodule(value) is module]
-        raise unknown_name(f"class or function in {file}", spec.name, [name for name in own if name[:1] != "_"])
+        raise unknown_name(f"class or function in {file}:", spec.name, [name for name in own if name[:1] != "_"])
     return found
 
 

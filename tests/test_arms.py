@@ -76,7 +76,7 @@ def test_read_arms_keeps_options_of_each_policy() -> None:
         ("arms:a b=tiny", "name of an arm"),
         ("arms:a=tiny,", "expected NAME=POLICY"),
         ("arms:a=tiny,a=tiny", "'a' twice"),
-        ("arms:a=arms:b=tiny", "a policy of one model"),
+        ("arms:a=arms:b=tiny", "a single-model policy"),
         ("arms:a=nope", "unknown policy 'nope'"),
         ("arms:a=my.py:Model:1,2", "has commas"),
         ("{'*': {}}", "at least one arm"),
@@ -96,7 +96,7 @@ def test_load_policy_rejects_options_with_arms() -> None:
 
 def test_per_agent_policy_is_rejected_as_an_arm() -> None:
     inner = PerAgentPolicy({"*": ScriptedPolicy(talk)})
-    with pytest.raises(ConfigError, match="one model"):
+    with pytest.raises(ConfigError, match="single-model policy"):
         ArmsPolicy({"a": inner})
 
 

@@ -275,7 +275,7 @@ def test_solve_accepts_any_question(run: Run, recording: str) -> None:
     [
         ((), "expected either a question"),
         (("1 + 1?", "--task", "arithmetic"), "expected either a question"),
-        (("  ",), "got an empty text"),
+        (("  ",), "got an empty string"),
         (("1 + 1?", "--kind", "poem"), "--kind: expected one of 'number', 'expression', 'formula', 'choice'"),
         (("--task", "arithmetic", "--problem-id", "nope"), "nope"),
         (("1 + 1?", "--tree", "/no/such/folder/tree.html"), "mkdir -p"),
@@ -549,7 +549,7 @@ def test_view_errors_name_the_cause(run: Run, tmp_path: Path, store: Path, addre
         (("--seeds", "1,x"), "separated by commas"),
         (("--seeds", "1,1"), "different seeds"),
         (("-o", "difficulty"), "key=value"),
-        (("--budget", "call=3"), "expected calls, tokens, seconds, usd, as in --budget seconds=60, got 'call'"),
+        (("--budget", "call=3"), "expected one of calls, tokens, seconds, usd, as in --budget seconds=60, got 'call'"),
         (("--run-budget", "calls=-3"), "expected calls to be a positive number"),
         (("-o", "difficulty=99"), "difficulty"),
         (("--json", "/no/such/folder/out.json"), "mkdir -p /no/such/folder"),

@@ -293,9 +293,13 @@ def test_task_object_with_task_options_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "expected"),
     [
-        ({"problem": "sum/0"}, ConfigError, "unknown reset option 'problem': expected problem_id; did you mean"),
+        (
+            {"problem": "sum/0"},
+            ConfigError,
+            "unknown reset option 'problem'; expected one of: problem_id; did you mean",
+        ),
         ({"problem_id": "sum/9"}, UnknownNameError, "sum/9"),
-        ({"problem_id": 3}, UnknownNameError, "unknown problem id"),
+        ({"problem_id": 3}, UnknownNameError, "expected the id of one of its"),
         (["problem_id"], ConfigError, "expected a dict"),
     ],
 )

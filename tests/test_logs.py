@@ -389,7 +389,7 @@ def test_json_arrays_single_documents_and_gzipped_lines_are_read(tmp_path: Path)
 
 def test_format_and_file_errors_name_the_cause(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", {"spam": 1})
-    with pytest.raises(DataError, match=r"one of the formats .*, got \['spam'\]"):
+    with pytest.raises(DataError, match=r"one of the formats .*, got the fields \['spam'\]"):
         recognise(path)
     with pytest.raises(ConfigError, match="did you mean 'chat'"):
         list(read_transcripts(path, "chats"))

@@ -301,7 +301,7 @@ def test_grader_is_loaded_from_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
         "leave": r"my.py, line 7: SystemExit: 0",
         "none": r"expected True, False or a Grade, got None",
         "score": r"got 0.7; for a score, compare it with a threshold",
-        "cost": "expected tokens from 0 to 1,000,000,000,000 as int, got nan",
+        "cost": "expected tokens to be an int from 0 to 1,000,000,000,000, got nan",
     }.items():
         with pytest.raises(UserCodeError, match=complaint) as caught:
             task.grade(problem, text)

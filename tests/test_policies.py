@@ -413,7 +413,7 @@ def test_missing_recording_and_recording_of_another_policy_are_rejected(tmp_path
     with pytest.raises(DataNotFoundError, match="RecordingPolicy"):
         load_policy(f"recorded:{tmp_path / 'none.jsonl'}")
     record(tmp_path / "r.jsonl")
-    with pytest.raises(DataError, match="records policy 'echo', got 'other'"):
+    with pytest.raises(DataError, match="expected the recorded policy 'echo', got 'other'"):
         RecordingPolicy(ScriptedPolicy(lambda request, seed: "", name="other"), tmp_path / "r.jsonl")
 
 

@@ -400,7 +400,7 @@ def test_world_is_required_if_and_only_if_the_function_takes_one(repository: Pat
     def without(question: str, client: OpenAI) -> str:
         return ""
 
-    with pytest.raises(ConfigError, match="takes a world, got none"):
+    with pytest.raises(ConfigError, match="requires a world, but got none"):
         Program(solve)
     with pytest.raises(ConfigError, match="takes no world, but got one"):
         Program(without, world=Folder(repository))

@@ -330,7 +330,7 @@ def test_eval_recorded_prints_table_and_curves(store: Path, tmp_path: Path) -> N
         (("--program", "agents.py:solve", "--program-temperature", "1"), "--program and --program-temperature"),
         (("--workers", "2"), "leave out --workers"),
         (("--ray", "local", "--actors", "2"), "leave out --ray and --actors"),
-        (("--task", "ordering"), "leave out the options of a task"),
+        (("--task", "ordering"), "leave out the task options"),
         (("-n", "9"), "at most 3"),
         (("--run", "nobody"), "expected one run 'nobody'"),
     ],

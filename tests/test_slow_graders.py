@@ -165,10 +165,10 @@ def test_grading_threads_depend_on_the_grader_and_the_problem_kind(task: Any, ki
 
 
 BAD_GRADES = [
-    ("Grade(True, tokens=math.nan)", "expected tokens from 0 to 1,000,000,000,000 as int, got nan"),
-    ("Grade(True, tokens='3')", "expected tokens from 0 to 1,000,000,000,000 as int, got '3'"),
-    ("Grade(True, tokens=10**30)", "expected tokens from 0 to 1,000,000,000,000 as int, got 1000"),
-    ("Grade(True, prompt_tokens=-1)", "expected prompt_tokens from 0 to 1,000,000,000,000 as int, got -1"),
+    ("Grade(True, tokens=math.nan)", "expected tokens to be an int from 0 to 1,000,000,000,000, got nan"),
+    ("Grade(True, tokens='3')", "expected tokens to be an int from 0 to 1,000,000,000,000, got '3'"),
+    ("Grade(True, tokens=10**30)", "expected tokens to be an int from 0 to 1,000,000,000,000, got 1000"),
+    ("Grade(True, prompt_tokens=-1)", "expected prompt_tokens to be an int from 0 to 1,000,000,000,000, got -1"),
     ("Grade(0.7)", "expected correct to be True or False, got 0.7; compare a score with a threshold"),
     ("Grade(True, 5)", "expected extracted to be a str or None, got 5"),
     ("Grade(True, '5', None)", "expected reason to be a str, got None"),

@@ -184,7 +184,7 @@ def test_shared_memory_is_visible_to_another_process() -> None:
 
 
 def test_value_too_large_for_shared_memory_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"would share 1500 MiB.*shared_memory=False"):
+    with pytest.raises(ConfigError, match=r"got 1500 MiB for.*shared_memory=False"):
         create_shared_memory(Unicode(15 * 2**20), n=100)
     memory = create_shared_memory(Unicode(4), n=1)
     with pytest.raises(DataError, match="fits Unicode\\(4\\), got 5 bytes"):

@@ -233,7 +233,7 @@ def test_every_invalid_row_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_task("gsm8k", data=file)
     message = str(caught.value)
-    assert message.startswith("4 of 6 rows are not problems of task 'gsm8k'")
+    assert message.startswith("4 of 6 rows are not valid problems of task 'gsm8k'")
     assert f"{file}:2: expected a JSON value, got" in message
     assert f"{file}:4 item 0: expected an object with named fields, got 1" in message
     assert f"{file}:5: expected an answer that ends in '#### NUMBER'" in message
@@ -262,7 +262,7 @@ def test_many_invalid_rows_give_a_short_message(tmp_path: Path) -> None:
         ),
         ("mmlu", {"question": "q", "choices": ["a", "b"], "answer": None}, "index or the letter of one of 2 options"),
         ("mmlu", {"question": "q", "choices": ["a", "b"], "answer": True}, "index or the letter of one of 2 options"),
-        ("mmlu", {"question": "q", "choices": "ab", "answer": 0}, "expected a list of options, got 'ab'"),
+        ("mmlu", {"question": "q", "choices": "ab", "answer": 0}, "expected a list of 2 to 26 options, got 'ab'"),
         ("mmlu", {"question": "q", "choices": ["a", 3], "answer": 0}, "expected every option to be text"),
         ("logiqa", {"query": "q", "options": ["a", "b"], "correct_option": 0}, "expected a field 'context'"),
     ],

@@ -287,5 +287,5 @@ def test_policies_without_tokens_cannot_be_traced(tmp_path: Path) -> None:
     from mas_gym.policies import ScriptedPolicy
 
     scripted = ScriptedPolicy(lambda request, seed: "Final Answer: 1")
-    with pytest.raises(PolicyError, match="expected token ids"):
+    with pytest.raises(PolicyError, match="expected replies with token traces"):
         traced(scripted, tmp_path).sample(requests(1))  # type: ignore[union-attr]

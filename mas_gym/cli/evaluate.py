@@ -178,7 +178,7 @@ def _check_recorded(
     source: opt.TaskSource, agents: opt.AgentSource, options: opt.RunOptions, workers: int | None
 ) -> None:
     """Reject options that have no effect with ``--recorded``."""
-    flags = ["the options of a task"] if replace(source, number=None) != opt.TaskSource(task="arithmetic") else []
+    flags = ["the task options"] if replace(source, number=None) != opt.TaskSource(task="arithmetic") else []
     default = opt.AgentSource()
     flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
     flags += ["--token-traces"] * options.token_traces
@@ -233,7 +233,8 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
     """Return the worker processes to use; None if an option requires a single process."""
     flags = [flag for flag, value in alone.items() if value is not None]
     if flags and wanted is not None and wanted > 1:
-        raise ConfigError(f"--workers {wanted}: not possible with {' and '.join(flags)}; leave out one or the other")
+        others = " and ".join(flags)
+        raise ConfigError(f"--workers {wanted}: not possible with {others}; leave out --workers, or {others}")
     return None if flags else read()
 
 

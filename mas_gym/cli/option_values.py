@@ -75,7 +75,7 @@ def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -
     limits = read_pairs(pairs)
     for name in limits:
         if name not in LIMITS:
-            raise ConfigError(f"{flag}: expected {', '.join(LIMITS)}, as in {flag} seconds=60, got {name!r}")
+            raise ConfigError(f"{flag}: expected one of {', '.join(LIMITS)}, as in {flag} seconds=60, got {name!r}")
     budget = Budget(**limits)
     return budget if prices is not None else budget.priced(None)
 

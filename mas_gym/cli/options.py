@@ -342,7 +342,7 @@ class RunOptions:
             if store is None:
                 raise ConfigError("--token-traces: expected --store, because traces are written next to the store")
             if cache is not None:
-                raise ConfigError("--token-traces: expected no --cache, because cached replies contain no tokens")
+                raise ConfigError("--token-traces: expected no --cache, because cached replies contain no token ids")
             traces = traces_folder(store)
         if self.ray is None:
             return read_policy(spec, cache, traces), None

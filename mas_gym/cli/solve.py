@@ -80,7 +80,7 @@ def _own(question: str, kind: str | None) -> Task:
     from mas_gym.tasks.grading.graders import Ungraded
 
     if not question.strip():
-        raise ConfigError("expected a question, got an empty text")
+        raise ConfigError("expected a question, got an empty string")
     return ProblemTask.of([Problem("question", question.strip(), "", check_kind(kind))], grader=Ungraded())
 
 

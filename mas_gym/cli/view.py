@@ -297,7 +297,7 @@ class Pages:
         rows, _, _ = self._listing()
         first = _row(rows, place.removeprefix(PLOT))
         if first is None:
-            raise ConfigError(f"expected the plot of a row of the index, got {place[:80]!r}; start at /")
+            raise ConfigError(f"expected {PLOT}ROW for a row of the index, got {place[:80]!r}; start at /")
         key = tuple(f"{row.key} {row.result.searches}" for row in rows if row.setting == first.setting)
         with self._drawing:
             if key not in self._plots:
@@ -353,7 +353,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
     run = store.find(key)
     problem, plan = store.search(problem_id, key)
     if plan.tree is None:
-        raise ConfigError(f"the search of {problem_id!r} has no tree: {plan.error or 'its planner builds none'}")
+        raise ConfigError(f"the search on {problem_id!r} has no tree: {plan.error or 'its planner builds none'}")
     critic = run.config["critic"]
     facts = {
         "problem": problem.id,

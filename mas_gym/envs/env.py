@@ -233,7 +233,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         text, recipient = _read_action(action)
         try:
             if len(text) * 4 > self.max_bytes and utf8_length(text) > self.max_bytes:
-                raise IllegalActionError(f"expected a text of at most {self.max_bytes} bytes, got {utf8_length(text)}")
+                raise IllegalActionError(f"expected text of at most {self.max_bytes} bytes, got {utf8_length(text)}")
             following = self._next(state, text, recipient)
         except IllegalActionError as error:
             return self._refuse(str(error))

@@ -281,8 +281,9 @@ def _create_shared(space: TextSpace, n: int = 1, ctx: ModuleType = mp) -> Synchr
     size = n * _slot_bytes(space)
     if size > MAX_SHARED_BYTES:
         raise ConfigError(
-            f"{n} environments would share {size / 2**20:.0f} MiB of memory for {space!r}: use a smaller max_bytes, "
-            "or shared_memory=False in vector_kwargs"
+            f"expected at most {MAX_SHARED_BYTES / 2**20:.0f} MiB of shared memory for {space!r}, got "
+            f"{size / 2**20:.0f} MiB for {n} environments; use a smaller max_bytes, or shared_memory=False in "
+            "vector_kwargs"
         )
     memory: SynchronizedArray[c_uint8] = ctx.Array(c_uint8, size)
     return memory

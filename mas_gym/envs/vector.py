@@ -260,7 +260,7 @@ class MASVectorEnv(SyncVectorEnv):
         if isinstance(space, spaces.Discrete):
             for place, action in enumerate(each):
                 if not ended[place] and action not in space:
-                    expected = f"environment {place}: expected a proposal from 0 to {space.n - 1}"
+                    expected = f"environment {place}: expected a proposal index from 0 to {space.n - 1}"
                     raise IllegalActionError(f"{expected}, got {shown(action)}")
         return each
 

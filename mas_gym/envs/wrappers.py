@@ -154,7 +154,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         except TypeError:
             place = -1
         if not 0 <= place < self.n:
-            raise IllegalActionError(f"expected a proposal from 0 to {self.n - 1}, got {shown(action)}")
+            raise IllegalActionError(f"expected a proposal index from 0 to {self.n - 1}, got {shown(action)}")
         return place
 
     @property

@@ -124,7 +124,9 @@ class Format:
         strange = connection.execute(_STRANGE).fetchone()
         if application != self.application:
             if tables:
-                raise self.error(f"{self.name} {path}: an SQLite file of another program; use another path")
+                raise self.error(
+                    f"{self.name} {path}: expected a database of MAS-Gym, got one of another program; use another path"
+                )
             return None
         if strange is not None:
             raise self.error(
@@ -133,8 +135,8 @@ class Format:
             )
         if version != self.schema:
             raise self.error(
-                f"{self.name} {path}: expected schema {self.schema}, got {version}; read it with the version that "
-                "wrote it, or use another path"
+                f"{self.name} {path}: expected schema {self.schema}, got {version}; read it with the MAS-Gym "
+                "version that wrote it, or use another path"
             )
         return int(version)
 

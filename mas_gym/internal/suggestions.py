@@ -25,8 +25,8 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
     unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?
     """
     names = sorted(known)
-    hint = did_you_mean(name, names)
-    return UnknownNameError(f"unknown {what} {shown(name)}; expected one of: {', '.join(names)}{hint}")
+    expected = f"expected one of: {', '.join(names)}" if names else "there are none"
+    return UnknownNameError(f"unknown {what} {shown(name)}; {expected}{did_you_mean(name, names)}")
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -63,5 +63,5 @@ def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str])
         raise ConfigError(f"{what}s: expected a dict with keys from {', '.join(known)}, got {shown(given)}")
     for key in given:
         if key not in known:
-            expected = f"expected {', '.join(known)}" if known else "there are none"
-            raise ConfigError(f"unknown {what} {shown(key)}: {expected}{did_you_mean(key, known)}")
+            expected = f"expected one of: {', '.join(known)}" if known else "there are none"
+            raise ConfigError(f"unknown {what} {shown(key)}; {expected}{did_you_mean(key, known)}")

@@ -219,8 +219,8 @@ def is_prm800k(row: object) -> bool:
 
 def _check(row: object, fits: bool, expected: str) -> None:
     if not fits:
-        got = sorted(map(str, row)) if isinstance(row, Mapping) else row
-        raise BadRow(f"expected an object with {expected}, got {shown(got)}")
+        got = f"the fields {shown(sorted(map(str, row)))}" if isinstance(row, Mapping) else shown(row)
+        raise BadRow(f"expected an object with {expected}, got {got}")
 
 
 def _step(agent: str, text: str, label: int | None) -> LoggedMessage:

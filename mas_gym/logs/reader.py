@@ -69,7 +69,8 @@ def recognise(path: str | os.PathLike[str]) -> str:
             if one.fits(row):
                 return name
     first = rows[0].value if rows else BadRow("no JSON value")
-    found = first if isinstance(first, BadRow) else shown(sorted(first) if isinstance(first, dict) else first)
+    fields = f"the fields {shown(sorted(first))}" if isinstance(first, dict) else shown(first)
+    found = first if isinstance(first, BadRow) else fields
     raise DataError(
         f"{path}: expected a log in one of the formats {', '.join(FORMATS)}, got {found}; name the format with "
         "format= or --format, or write a reader: --format my.py:read"

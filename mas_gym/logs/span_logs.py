@@ -81,7 +81,7 @@ def spans_of(row: object) -> list[Span]:
     """
     read = _dialect(row) if isinstance(row, Mapping) else None
     if read is None:
-        raise BadRow(f"expected OTLP resourceSpans, or a trace of Langfuse or LangSmith, got {shown(row)}")
+        raise BadRow(f"expected OTLP resourceSpans, or a trace from Langfuse or LangSmith, got {shown(row)}")
     found = list(read(row))
     for span in found:
         if not isinstance(span["trace"], str) or not span["trace"] or not isinstance(span["id"], str) or not span["id"]:

@@ -42,8 +42,8 @@ class ArmsPolicy(CombinedPolicy):
             check_arm(arm)
             if isinstance(policy, ArmsPolicy | PerAgentPolicy):
                 raise ConfigError(
-                    f"arm {arm!r}: expected a policy of one model, got {policy.name}; list all arms together, and give "
-                    "agents different arms with a mapping from agents to arms"
+                    f"arm {arm!r}: expected a single-model policy, got {policy.name}; do not nest arms; for "
+                    "different arms per agent, map each agent to its arms"
                 )
         super().__init__(policies)
         self.name = ARMS + "|".join(f"{arm}={view.name}" for arm, view in self._views.items())
@@ -81,7 +81,10 @@ def _common(supported: list[bool | Set[str]]) -> bool | Set[str]:
 def check_arm(name: object) -> None:
     """Check an arm's name. Raises `ConfigError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"expected letters, digits, '_', '.' and '-' as the name of an arm, got {shown(name)}")
+        raise ConfigError(
+            "expected the name of an arm to begin with a letter or digit and to contain only letters, digits, '_', '.' "
+            f"and '-', got {shown(name)}"
+        )
 
 
 def read_arms(spec: str) -> dict[str, str]:

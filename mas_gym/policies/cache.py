@@ -211,7 +211,9 @@ class RecordingPolicy(Policy):
         if self.file.exists() and self.file.stat().st_size:
             recorded, records, intact = _read(self.file)
             if recorded != policy.name:
-                raise DataError(f"{file} records policy {recorded!r}, got {policy.name!r}; record into another file")
+                raise DataError(
+                    f"{file}: expected the recorded policy {recorded!r}, got {policy.name!r}; record to another file"
+                )
             with self.file.open("rb+") as stream:
                 stream.truncate(intact)
             self._table = _Recording(self.file, records)
@@ -394,7 +396,7 @@ def _sample(entry: JSONMapping) -> Sample:
     certainty = entry["certainty"]
     known = all(value is None or is_number(value) for value in (logprob, *(certainty or ())))
     if not isinstance(text, str) or not known or reason not in ("stop", "length"):
-        raise ValueError("expected a text, finite log-probabilities or null, and a finish reason of stop or length")
+        raise ValueError("expected text, finite log-probabilities or null, and a finish reason of stop or length")
     return Sample(text, token_count(tokens), logprob, reason, Certainty(*certainty) if certainty else None)
 
 

@@ -162,7 +162,7 @@ def _loader(options: Mapping[str, object]) -> Load:
     others = ", ".join(name for name in options if name != "cache")
     if others:
         raise ConfigError(
-            f"expected only the option cache= for several policies, got {others}; set others in each policy string"
+            f"expected only the option cache= for several policies, got {others}; set the rest in each policy string"
         )
     loaded: dict[str | int, Policy | AsyncPolicy] = {}
 

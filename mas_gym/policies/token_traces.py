@@ -104,12 +104,14 @@ class _Log:
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_schema()))
             file.flush()
         except OSError as error:
-            raise StoreError(f"cannot write token traces to {self._folder}: {error}; free some space") from error
+            raise StoreError(
+                f"cannot write token traces to {self._folder}: {error}; make it writable or free some space"
+            ) from error
 
     def _row(self, request: SamplingRequest, seed: int, sample: Sample) -> JSONObject:
         if sample.trace is None:
             raise PolicyError(
-                f"{self._policy.name}: expected token ids for the traces, got none; trace a local model, vLLM, or a "
+                f"{self._policy.name}: expected replies with token traces, got none; trace a local model, vLLM, or a "
                 "server that returns log-probabilities, and leave out cache= and recorded policies"
             )
         return {

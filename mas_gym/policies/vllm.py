@@ -76,7 +76,7 @@ class VLLMEngine:
             return
         if self._starting is not None:
             raise ConfigError(
-                f"the vLLM engine of {self.model} is running; load every policy with lora= before the first run"
+                f"the vLLM engine of {self.model} is running; load all policies that use lora= before the first run"
             )
         _rank(folder)
         self.adapters.append(folder)
@@ -112,7 +112,7 @@ class VLLMEngine:
         except Exception as error:
             raise PolicyError(
                 f"expected vLLM to start on {self.model!r} with {arguments}, got {type(error).__name__}: {error}; "
-                "vLLM's log above has the cause"
+                "see vLLM's log above for the cause"
             ) from error
 
     def lora_request(self, folder: str) -> LoRARequest:

@@ -119,7 +119,8 @@ class FunctionSource:
             raise ConfigError(f"program {self.name}: the function takes no world, but got one; add the parameter world")
         if required and not given:
             raise ConfigError(
-                f'program {self.name}: the function takes a world, got none; create Program(..., world=Folder("repo"))'
+                f"program {self.name}: the function requires a world, but got none; create "
+                'Program(..., world=Folder("repo"))'
             )
 
     @property

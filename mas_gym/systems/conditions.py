@@ -80,7 +80,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     except (re2.error, UnicodeEncodeError) as error:
         remedies = [remedy for found, remedy in _REMEDIES if found.search(pattern)]
         reason = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else str(error)
-        remedy = remedies[0] if remedies else "correct it, see https://github.com/google/re2/wiki/Syntax"
+        remedy = remedies[0] if remedies else "correct it; see https://github.com/google/re2/wiki/Syntax"
         raise ConfigError(f"the pattern {shown(pattern)} is not valid ({reason}): {remedy}") from error
 
     def found(text: str) -> bool:

@@ -154,8 +154,8 @@ class Dynamics:
         if 0 <= recipient <= self._sink:
             return (recipient,)
         raise IllegalActionError(
-            f"expected the recipient to be the next agent, 0 to {self._sink - 1}, or {self._sink} for the end, got "
-            f"{shown(recipient)}; the program selects the recipient"
+            f"expected the recipient that the program selects, an agent from 0 to {self._sink - 1} or {self._sink} for "
+            f"the end, got {shown(recipient)}"
         )
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
@@ -247,7 +247,7 @@ class Dynamics:
             UnknownNameError: The node does not exist.
         """
         if not 0 <= agent <= self._sink:
-            raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for sink")
+            raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for the sink")
         seen: list[Message] = []
         link: MASState = state
         while link.parent is not None:

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex, get_
 from mas_gym.errors import ConfigError, UnknownNameError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method
 from mas_gym.internal.json_types import JSONMapping
-from mas_gym.internal.suggestions import choice, unknown_name
+from mas_gym.internal.suggestions import choice, did_you_mean
 
 Kind = Literal["number", "expression", "formula", "choice", "text", "regex", "code", "judge"]
 GradingMode = Literal["strict", "paper"]
@@ -126,7 +126,7 @@ def _count(name: str, value: object) -> int:
     number = index(value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else -1
     if not 0 <= number <= MAX_TOKENS:
         raise ConfigError(
-            f"Grade: expected {name} from 0 to {MAX_TOKENS:,} as int, got {shown(value)}; leave it out if unknown"
+            f"Grade: expected {name} to be an int from 0 to {MAX_TOKENS:,}, got {shown(value)}; leave it out if unknown"
         )
     return number
 
@@ -193,7 +193,7 @@ class Task(Sequence[Problem], ABC):
         for place, problem in enumerate(self):
             if problem.id == problem_id:
                 return self[place : place + 1]
-        raise unknown_name(f"problem id of {self.name}", problem_id, [problem.id for problem in self[:3]] + ["..."])
+        raise unknown_problem(self, problem_id)
 
     def graded_by(self, grader: Grader) -> Task:
         """Return the same task with another grader.
@@ -204,6 +204,16 @@ class Task(Sequence[Problem], ABC):
         raise ConfigError(
             f"task {self.name!r} supports no other grader; leave out grader, or derive the task from ProblemSequence"
         )
+
+
+def unknown_problem(task: Task, problem_id: object) -> UnknownNameError:
+    """Return the error for an id that no problem of a task has."""
+    ids = [problem.id for problem in task[:100]]
+    examples = f", such as {', '.join(map(repr, ids[:3]))}" if ids else ""
+    return UnknownNameError(
+        f"task {task.name}: expected the id of one of its {len(task):,} problems{examples}, got {shown(problem_id)}"
+        f"{did_you_mean(problem_id, ids)}"
+    )
 
 
 class _AdaptedTask(Adapter, Task):

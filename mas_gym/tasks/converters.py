@@ -52,7 +52,7 @@ def _math(row: Mapping[str, object], problem_id: str) -> Problem:
 
 def _choice(problem_id: str, stem: str, options: object, label: object, facts: Mapping[str, object]) -> Problem:
     if not isinstance(options, Sequence) or isinstance(options, str) or not 2 <= len(options) <= len(ascii_uppercase):
-        raise BadRow(f"expected a list of options, got {shown(options)}")
+        raise BadRow(f"expected a list of 2 to {len(ascii_uppercase)} options, got {shown(options)}")
     if not all(isinstance(option, str) for option in options):
         raise BadRow(f"expected every option to be text, got {shown(list(options))}")
     options = [storable(option).strip() for option in options]

@@ -49,7 +49,7 @@ def read_rows(what: str, rows: Sequence[RawRow], read: Callable[[int, JSONMappin
     if faults:
         more = [f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else []
         lines = "\n  ".join([*faults[:_MOST_FAULTS], *more])
-        raise DataError(f"{len(faults)} of {len(rows)} rows are not {what}; correct or remove them:\n  {lines}")
+        raise DataError(f"{len(faults)} of {len(rows)} rows are not valid {what}; correct or remove them:\n  {lines}")
     return found
 
 

@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any, ClassVar, Self, overload
 
 from mas_gym.errors import ConfigError, whole_number
-from mas_gym.internal.suggestions import choice, unknown_name
-from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task
+from mas_gym.internal.suggestions import choice
+from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task, unknown_problem
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import KindGrader, OwnGrader, make_grader
 
@@ -89,8 +89,7 @@ class ProblemSequence(Task):
         """
         row = self._row(problem_id)
         if row is None or row not in self.rows:
-            examples = [problem.id for problem in self[:3]]
-            raise unknown_name(f"problem id of {self.name}", problem_id, [*examples, "..."])
+            raise unknown_problem(self, problem_id)
         return self._with(rows=range(row, row + 1))
 
     @property

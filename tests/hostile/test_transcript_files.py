@@ -42,7 +42,7 @@ def test_invalid_row_error_names_the_row(name: str, tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text("\n".join([json.dumps(GOOD), json.dumps(row)]), encoding="utf-8")
     with pytest.raises(
-        DataError, match=rf"1 of 2 rows are not labelled transcripts(.|\n)*t\.jsonl:2( item 0)?: .*{said}"
+        DataError, match=rf"1 of 2 rows are not valid labelled transcripts(.|\n)*t\.jsonl:2( item 0)?: .*{said}"
     ):
         read_labelled_file(file)
 

@@ -410,7 +410,7 @@ def check_padding(model: CausalModel, vocabulary: int) -> None:
     except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
         raise PolicyError(_unsupported(f"its forward pass failed: {error}")) from error
     if not gap < _tolerance(alone):
-        raise PolicyError(_unsupported(f"probabilities differ by {gap:.3g}"))
+        raise PolicyError(_unsupported(f"batching changes its probabilities by {gap:.3g}"))
 
 
 def _gap(logits: torch.Tensor, expected: torch.Tensor) -> float:

@@ -242,8 +242,8 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[PreTrainedM
             raise
         remedy = "; pass trust_remote_code=True to run the code in it" if "trust_remote_code" in str(error) else ""
         raise PolicyError(
-            f"expected a causal LM with its tokenizer at {model!r}, a local folder (config.json, *.safetensors, "
-            f"tokenizer files) or a hub id that can be reached; loading it failed: {type(error).__name__}: "
+            f"expected {model!r} to be a causal LM with its tokenizer, in a local folder (config.json, *.safetensors, "
+            f"tokenizer files) or under a reachable hub id; loading it failed: {type(error).__name__}: "
             f"{str(error)[:500]}{remedy}"
         ) from error
     finally:
