@@ -22,8 +22,8 @@ class Budget:
 
     Attributes:
         calls: Agent calls (AC), never exceeded.
-        tokens: Generated tokens (TOK). Once they are spent, a search samples only single messages that finish its first
-            path. The last request may overshoot.
+        tokens: Generated tokens (TOK). Once they are spent, a search only completes its first path, with one message
+            per turn. The last request may overshoot.
         seconds: Wall-clock seconds. Results under this limit depend on the machine's speed.
         usd: USD, limited in the same way as tokens; needs the ``prices`` of a run. With a price per second, results
             under this limit also depend on the machine's speed.
@@ -197,7 +197,7 @@ class Allowance:
         return Cost(*left)
 
     def pays(self, rest: Cost, searches: int, alone: bool) -> bool:
-        """Return whether the remaining budget covers ``searches`` more searches; ``alone`` means no open search."""
+        """Return whether the remaining budget covers ``searches`` more searches; ``alone``: no search is open."""
         if rest.calls < 1 or rest.tokens <= 0 or rest.usd <= 0:
             return False
         if alone and searches == 1:

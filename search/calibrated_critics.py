@@ -28,7 +28,7 @@ class Curve:
     Attributes:
         mean: Logistic: the mean value of each critic, also used in place of a missing value.
         scale: Logistic: the standard deviation of each critic's values.
-        weights: Logistic: a weight per standardised value, then one per missing value.
+        weights: Logistic: a weight per standardised value, then one per missing-value flag.
         bias: Logistic: the intercept.
         at: Isotonic: the mean values at which the map is defined, ascending.
         level: Isotonic: the probabilities at these values; linear in between, constant outside.
@@ -145,7 +145,8 @@ class Calibrated(Combination):
     """Several critics combined into the probability that an episode through the state is right, as ``2 p - 1``.
 
     For a question in the fitting data, it uses the curve that was fitted without that question, so all values are
-    held-out values. A critic without a value is omitted; if no critic has a value, the state has no value.
+    held-out values. If a critic has no value, the isotonic method omits it, and the logistic method uses its mean and a
+    missing-value flag; if no critic has a value, the state has no value.
 
     Args:
         members: The critics, in the order of the model's members.

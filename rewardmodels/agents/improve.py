@@ -77,7 +77,7 @@ class Round(NamedTuple):
         identity: Digest of the policy's identity, which includes the weights.
         tokens: Tokens generated in the searches of training problems so far, including this generation's.
         rows: Results on the held-out problems: a single pass, and search with this generation's critic.
-        values: Means over the single passes of the held-out problems: the true ``reward``, and the value of the final
+        values: Means over the single passes on the held-out problems: the true ``reward``, and the value of the final
             state according to this generation's ``critic`` and the ``first critic``. If the value increases and the
             reward does not, the agents exploit the critic.
         outcomes: The searches that the rows summarise.
@@ -113,7 +113,7 @@ def improve(
     call resumes an interrupted stage and gives the same weights and results.
 
     Args:
-        bench: Training problems (as ``task``) and system; policy, store and seeds are replaced.
+        bench: Bench with the training problems and the system; its policy, store and seeds are replaced.
         held_out: Problems for the evaluation, such as a dev split.
         out: Folder for one store with its token traces, the models of each round, ``rounds.json``, TensorBoard
             ``curves``, and ``curves.png``.
@@ -206,7 +206,7 @@ class _Stage:
         return self.out / f"generation-{self.number}" / "masprm"
 
     def evaluate(self, earlier: Sequence[Round]) -> Round:
-        """Measure a single pass and search with the critic on the held-out problems."""
+        """Evaluate a single pass, and search with the critic, on the held-out problems."""
         self.log(f"evaluating on {len(self.held_out):,} held-out problems")
         critic = load_critic(str(self.critic))
         planners = named_planners(["single", self.config.search])
@@ -249,7 +249,7 @@ class _Stage:
         return found
 
     def examples(self) -> Sequence[Example]:
-        """Return the training examples of the agents."""
+        """Return the training examples for the agents."""
         [info] = grown(self.bench)
         settings = agent_config(self.config.method, 0, dict(self.config.agents))
         valued = self.config.method == "grpo" and settings.credit in VALUE_CREDITS

@@ -13,7 +13,7 @@ _LEARNED = {
 
 
 def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int, versions: dict[str, str]) -> str:
-    """Return the card as Markdown, with the metadata header of model hubs."""
+    """Return the card as Markdown, with the metadata header that model hubs read."""
     credit = f" Credit: `{config.credit}`." if config.method == "grpo" else ""
     return markdown(
         metadata(

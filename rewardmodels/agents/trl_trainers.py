@@ -1,7 +1,7 @@
 """TRL trainers on token ids; imported only during training, because the import is slow.
 
 TRL provides the loss and the training loop. Prompts and messages are token ids. Prompts therefore equal those of the
-policy (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the sampled tokens.
+policy (`mas_gym.policies.local.chat`), and GRPO trains on exactly the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CreditTrainer(Guarded, GRPOTrainer):
     """TRL's GRPO trainer for samples that already have advantages.
 
     Rows have ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``advantage``. The loss is that of Dr. GRPO (arXiv
-    2503.20783): the sum over tokens, divided by a constant, so that its gradient is the policy gradient, independent
-    of the message lengths. The importance ratio is relative to the log-probabilities at sampling.
+    2503.20783): the sum over tokens, divided by a constant, so that its gradient is the policy gradient, without
+    length bias. The importance ratio is relative to the log-probabilities at sampling.
     """
 
     def get_train_dataloader(self) -> object:

@@ -18,7 +18,7 @@ critic = load_critic("{PLACEHOLDER}")
 
 
 def markdown(*blocks: str) -> str:
-    """Return a document of blocks, such as headings, paragraphs and tables, separated by empty lines."""
+    """Return a document of blocks, such as headings, paragraphs and tables, separated by blank lines."""
     return "\n\n".join(blocks) + "\n"
 
 

@@ -116,12 +116,12 @@ class RewardData:
         return len(self.examples)
 
     def fingerprint(self) -> str:
-        """Return a digest of 32 hexadecimal digits that changes with any example."""
+        """Return a digest of 32 hexadecimal digits that changes if any example changes."""
         return fingerprint(f"{self.kind}|{self.view}|{len(self.examples)}", self.examples)
 
 
 def fingerprint(start: str, examples: Iterable[object]) -> str:
-    """Return a digest of 32 hexadecimal digits that changes with a text or any example."""
+    """Return a digest of 32 hexadecimal digits that changes if ``start`` or any example changes."""
     digest = blake2b(start.encode(), digest_size=16)
     for example in examples:
         digest.update(repr(example).encode("utf-8", "surrogatepass"))
@@ -149,7 +149,8 @@ def collect(
     """Mine a training set from trees.
 
     A target is the mean reward of the episodes through a state. In search trees, episodes are simulations. In imported
-    trees, they are the recorded samples with the same messages so far; for a single sample, the target is its outcome.
+    trees, they are the recorded samples that begin with the same messages; for a single sample, the target is its
+    outcome.
 
     Args:
         trees: The trees; read once, in order.
@@ -159,7 +160,8 @@ def collect(
         same: The rule for duplicate siblings: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None uses
             the rule of each tree's task, which is ``"text"`` by default.
         min_continuations: Minimum number of recorded continuations for a non-terminal state of an imported tree.
-            None uses all states, but raises an error for pairs and points if each target has only one continuation.
+            None uses all states, but raises an error for pairs and points if each target is based on only one
+            continuation.
 
     Raises:
         DataError: There is no tree, no example, or only one class (the message lists the reasons and a fix); or each
@@ -294,7 +296,7 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
 
 
 def histogram(data: RewardData) -> dict[str, dict[str, int]]:
-    """Count examples by depth and by agent, each in order of depth."""
+    """Count examples by depth and by agent; both counts are in order of depth."""
     ordered = sorted(data.examples, key=lambda example: (example.mas, example.depth))
     return {
         "depth": dict(Counter(str(example.depth) for example in sorted(ordered, key=lambda e: e.depth))),
@@ -315,7 +317,7 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
 
     Raises:
         StoreError: There is no store, it has a different schema, or there is no such run.
-        DataError: The store contains no training run, or a run is of another MAS.
+        DataError: The store contains no training run, or a run uses another MAS.
     """
     with open_store(path) as store:
         runs = [store.find(run)] if run is not None else store.runs()

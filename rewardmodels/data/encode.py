@@ -1,4 +1,4 @@
-"""States as text and as token ids: the critic's input, version 1, part by part.
+"""States as text and as token ids, part by part: version 1 of the critic's input format.
 
 .. code-block:: text
 
@@ -170,7 +170,7 @@ class Encoder:
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 
     def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[EncodedState]:
-        """Encode states; raises `CriticError` if a newest message exceeds ``max_length``."""
+        """Encode states; raises `CriticError` if a state's newest message exceeds ``max_length``."""
         return self.encode_parts([state_parts(mas, state, self.view) for mas, state in states])
 
     def encode_parts(self, states: Sequence[Sequence[str]]) -> list[EncodedState]:
@@ -303,7 +303,7 @@ class ModelInput(NamedTuple):
     """Rows of tokens as tensors, and the position at which each state ends.
 
     Attributes:
-        inputs: Inputs of the backbone: ``input_ids`` (R, S), and ``position_ids`` (R, S) with a 4-D additive
+        inputs: Inputs of the backbone: ``input_ids`` (R, S), and either ``position_ids`` (R, S) with a 4-D additive
             ``attention_mask`` (R, 1, S, S), or a plain 2-D mask.
         rows: Row of each state, shape (K,).
         columns: Column of each state's last token, shape (K,).

@@ -50,14 +50,14 @@ def target(tree: Tree, node: int) -> float:
 
 
 def process_targets(tree: Tree) -> list[Labelled]:
-    """Return every visited state after an action with its target (paper, ``D_proc``)."""
+    """Return every visited state that follows an action, with its target (paper, ``D_proc``)."""
     return [_labelled(tree, i) for i in range(1, len(tree.parents)) if tree.visits[i] > 0]
 
 
 def pointwise(tree: Tree) -> list[Labelled]:
-    """Return the samples of the MSE head: each step of each path to a terminal state with reward +1 or -1.
+    """Return the samples for the MSE head: each step of each path to a terminal state with reward +1 or -1.
 
-    Exact duplicates occur once. A path has ``D + 1`` nodes in a fixed schedule; in a dynamic schedule,
+    Exact duplicates are included only once. A path has ``D + 1`` nodes in a fixed schedule; in a dynamic schedule,
     it may have fewer nodes.
     """
     on_path: set[int] = set()

@@ -65,7 +65,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
 
 def _source(folder: str) -> dict[str, object]:
-    """Return the options of every load: code in a model's folder is never run, and local folders load offline."""
+    """Return the options used for every load: code in a model's folder is never run, and local folders load offline."""
     return {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
 
 
@@ -153,7 +153,7 @@ def _not_loaded(folder: str, what: str, error: Exception) -> Exception:
 
 
 def quantize_config(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return NF4 with double quantisation (paper, App. "MASPRM model and optimization")."""
+    """Return the config for NF4 with double quantisation (paper, App. "MASPRM model and optimization")."""
     from transformers import BitsAndBytesConfig
 
     need("bitsandbytes", "4-bit training")
@@ -239,7 +239,7 @@ def alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def probe(model: PreTrainedModel) -> list[list[tuple[int, ...]]]:
-    """Return three states with shared prefixes, as token ids, on which a model's attention can be measured."""
+    """Return three states with shared prefixes, as token ids, on which a model's attention can be tested."""
     size = int(inner(model).config.get_text_config().vocab_size)
     ids = [1 + i * 7919 % (size - 1) for i in range(24)]
     first, second, third, fourth = tuple(ids[:8]), tuple(ids[8:13]), tuple(ids[13:20]), tuple(ids[20:])
@@ -249,7 +249,7 @@ def probe(model: PreTrainedModel) -> list[list[tuple[int, ...]]]:
 def can_share(model: PreTrainedModel, pad: int) -> bool:
     """Return whether the model computes equal logits for packed and separate states, and can be trained on packed ones.
 
-    This holds for decoders with full causal attention; it is measured, not assumed.
+    This holds for decoders with full causal attention; this is tested, not assumed.
     """
     import torch
 

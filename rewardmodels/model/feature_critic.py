@@ -80,7 +80,7 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
 
 @dataclass(frozen=True)
 class FeatureModel:
-    """A logistic regression on standardised features: ``p = sigmoid(bias + sum of weight (x - mean) / scale)``.
+    """A logistic regression on standardised features: ``p = sigmoid(bias + sum(weight * (x - mean) / scale))``.
 
     Attributes:
         kind: ``"masprm"`` for any state, ``"orm"`` for terminal states only.

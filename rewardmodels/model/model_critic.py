@@ -48,5 +48,5 @@ class ModelCritic(Critic):
 
 
 def rounded(value: float) -> float:
-    """Return a value rounded to a millionth, which removes most differences between batches."""
+    """Return a value rounded to six decimal places, which removes most differences between batches."""
     return round(value * _GRID) / _GRID

@@ -5,7 +5,7 @@ cached unless the state is terminal. Therefore only the newest message of a new 
 encoded, regardless of the search that requests it and of the order of states.
 
 In a forward pass, the tokens of all parts form one sequence that is split only for
-attention. The linear layers, most of the work, run on all tokens at once. Attention runs
+attention. The linear layers, which do most of the work, run on all tokens at once. Attention runs
 part by part, each with the keys and values of its predecessors, which are cached or come
 from the same forward pass. The computation of a part therefore does not depend on the
 other parts, except through the rounding of linear kernels, which may depend on the number
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     Attributes:
         ids: Token ids.
         past: Cached keys and values of the preceding tokens, shape (L, 2, H, tokens, D); None if there are none.
-        above: Indices of the preceding parts of this forward pass that follow ``past``.
+        above: Indices of the state's preceding parts that are computed in this forward pass, after those in ``past``.
     """
 
     ids: Ids
@@ -153,7 +153,7 @@ def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
 def enable_parts(model: PreTrainedModel, pad: int) -> bool:
     """Enable part-by-part attention in a model if it gives equal results for shared prefixes and for whole states.
 
-    This holds for decoders with full causal attention; it is measured, not assumed. Other models are not changed.
+    This holds for decoders with full causal attention; this is tested, not assumed. Other models are not changed.
     """
     from transformers import AttentionInterface
 
@@ -186,8 +186,8 @@ class Counts:
 
     Attributes:
         states: States scored.
-        encoded: Tokens computed by the model.
-        whole: Tokens that the model would have computed without sharing.
+        encoded: Tokens processed by the model.
+        whole: Tokens that the model would have processed without sharing.
         shortened: States longer than ``max_length``; their oldest messages were dropped.
     """
 

@@ -37,7 +37,7 @@ class LearnedCritic(ModelCritic):
     Each state is scored once and its score is stored. Encoded prefixes of transcripts are
     cached, so a new state costs only its newest message (`rewardmodels.model.prefix_cache`).
 
-    Scores are rounded to a millionth. In float64, which small models on a CPU use by default, a
+    Scores are rounded to six decimal places. In float64, which small models on a CPU use by default, a
     state's score is the same in every run and at any concurrency: the other states of the batch
     change kernel results by only about 1e-15. In float32 they change results by 1e-7 to
     1e-5, so about one score in 30 differs by a millionth between concurrency 1 and 64. In bfloat16
@@ -53,8 +53,8 @@ class LearnedCritic(ModelCritic):
         memory: Size of the cache of encoded prefixes, in megabytes.
         max_batch: Preferred number of states per call.
         share: Encode shared prefixes once; False encodes each state completely.
-        concurrent: Score in a separate thread while agents generate; None does so on a GPU. On a CPU this helps if a
-            core is free.
+        concurrent: Score in a separate thread while agents generate; None does so only on a GPU. On a CPU this helps
+            if a core is free.
         lazy: Load the weights at the first call of `score` or `load`; torch is not imported before that.
 
     Attributes:
@@ -168,7 +168,7 @@ class LearnedCritic(ModelCritic):
 
         Raises:
             CriticError: A state is not terminal and this is an outcome critic, the critic was not trained for the
-                graph, or a newest message exceeds the critic's maximum length.
+                graph, or a state's newest message exceeds the critic's maximum length.
         """
         for context in contexts:
             self._check(context.mas, context.state)
@@ -225,7 +225,7 @@ class VLLMCritic(LearnedCritic):
         folder, force, prefixes: As in `LearnedCritic`.
         dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the folder's dtype.
         max_batch: Preferred number of states per call.
-        gpu_memory_utilization: Share of the GPU's memory for the critic, to leave memory for agents.
+        gpu_memory_utilization: Share of the GPU's memory for the critic; the rest is left for agents.
         engine: Further arguments of ``vllm.LLM``.
 
     Raises:

@@ -29,11 +29,11 @@ def last_checkpoint(folder: Path) -> Path | None:
 class Curves(TrainerCallback):  # type: ignore[misc]
     """Writes the Trainer's logs as TensorBoard curves.
 
-    It also logs a line for each evaluation, and the loss and the time left about ten times in a run.
+    It also logs a line for each evaluation and, about ten times in a run, the loss and the time left.
     """
 
     def __init__(self, folder: Path, log: Callable[[str], None]):
-        """Store the folder; the writer opens at the first number."""
+        """Store the folder; the writer opens when the first number is logged."""
         self.folder, self.log = folder, log
         self.writer: SummaryWriter | None = None
         self.began, self.first, self.loss = 0.0, 0, ""

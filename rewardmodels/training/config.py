@@ -28,7 +28,7 @@ class TrainingConfig:
         kind: ``"masprm"`` or ``"orm"``.
         head: ``"bt"`` or ``"mse"`` for MASPRM, ``"bce"`` or ``"mse"`` for ORM.
         bt_on: Input of the Bradley-Terry loss: ``"tanh"`` scores, as in the paper, or ``"raw"`` logits.
-        anchor: Weight of the squared error of a labelled state in the Bradley-Terry loss, where a pair has weight 1.
+        anchor: Weight of each labelled state's squared error in the Bradley-Terry loss, in which a pair has weight 1.
             Pairs compare only siblings, but search compares values across branches and depths; the anchor puts
             these values on one scale. 0 is the paper's loss.
         view: Part of a state that the critic reads.
@@ -40,7 +40,7 @@ class TrainingConfig:
         batch_size: Pairs or samples per step and process.
         max_tokens: Largest forward pass, in tokens; a larger step takes several passes, with the same gradient. This
             limits memory use.
-        accumulation: Number of steps with accumulated gradients per update.
+        accumulation: Number of gradient accumulation steps per update.
         learning_rate: Peak of the schedule.
         epochs: Passes over the training rows.
         weight_decay: Weight decay of AdamW.

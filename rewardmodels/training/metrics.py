@@ -54,7 +54,7 @@ def outcome_metrics(examples: Sequence[Example], logits: Floats) -> JSONObject:
     """Measure an outcome critic on terminal states.
 
     Returns:
-        ``auc`` with its interval, ``accuracy`` at a score of 0, ``bce_loss`` and ``mse``, and the calibration.
+        ``auc`` with its interval, ``accuracy`` at a threshold of 0, ``bce_loss`` and ``mse``, and the calibration.
     """
     target = np.array([e.chosen_target for e in examples])
     scores, labels = np.tanh(logits), target > 0
@@ -107,7 +107,7 @@ def calibration_by_depth(examples: Sequence[Example], logits: Floats) -> dict[st
 
 
 def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:
-    """Return the 95% bootstrap interval of a statistic of example indices, resampling problems."""
+    """Return the 95% bootstrap interval of a statistic, a function of example indices; problems are resampled."""
     names = {name: i for i, name in enumerate(dict.fromkeys((e.task, e.problem_id) for e in examples))}
     owner = np.array([names[e.task, e.problem_id] for e in examples])
     order = np.argsort(owner, kind="stable")

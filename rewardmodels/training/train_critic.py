@@ -82,7 +82,7 @@ def train(
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
         resume: False rejects a folder that is not empty.
         log: Receives progress lines.
-        overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, by the backbone's size.
+        overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, depending on the backbone's size.
 
     Raises:
         ConfigError: A setting is invalid, or ``out`` belongs to another run.
@@ -131,7 +131,7 @@ def open_backbone(
     Args:
         base: ``"tiny"``, or a folder or hub id of a decoder.
         device: ``"cpu"`` or ``"cuda"``.
-        overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, by the backbone's size.
+        overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, depending on the backbone's size.
 
     Returns:
         The model on the device, its tokenizer, and the config with ``max_length`` limited to the backbone's window.
@@ -182,7 +182,7 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
 
     Raises:
         ConfigError: The folder belongs to another run or contains other files.
-        TrainingError: The folder cannot be written.
+        TrainingError: The folder cannot be written to.
     """
     part = mark.with_name(f"{mark.name}.part")
     if mark.exists():

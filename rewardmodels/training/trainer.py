@@ -1,7 +1,7 @@
 """Batches, and transformers' Trainer with the critics' losses; imported only during training (slow import).
 
 Examples of one tree form a *bundle*, so that their common prefixes are encoded once. The order of all steps of all
-epochs is drawn in advance from the seed, so a resumed run needs only the number of its step. If a step has more tokens
+epochs is drawn in advance from the seed, so a resumed run needs only its step number. If a step has more tokens
 than fit into memory, it is computed in several forward passes, whose gradients sum to the gradient of the step.
 """
 
@@ -265,7 +265,7 @@ class HeldOut:
         return np.concatenate(better), np.concatenate(worse)
 
     def metrics(self, model: PreTrainedModel, config: TrainingConfig) -> JSONObject:
-        """Return the metrics of a model for the kind of its examples."""
+        """Return a model's metrics, which depend on the kind of the held-out examples."""
         better, worse = self.logits(model)
         if len(worse):
             return pair_metrics(self.examples, better, worse)
@@ -313,7 +313,7 @@ class CriticTrainer(Guarded):
     def evaluate(
         self, eval_dataset: object = None, ignore_keys: object = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Measure on the held-out problems and log the numbers."""
+        """Measure the model on the held-out problems and log the metrics."""
         found = self.held_out.metrics(self.model, self.config)
         self.history.append({"step": self.state.global_step, **found})
         flat = {f"{metric_key_prefix}_{k}": v for k, v in found.items() if isinstance(v, int | float)}

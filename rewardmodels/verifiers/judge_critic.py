@@ -84,8 +84,8 @@ class JudgeReply(NamedTuple):
 
     Attributes:
         share: Probability of the verdict "yes" or "A", in ``[0, 1]``; None if no verdict could be parsed.
-        tokens: Generated tokens.
-        prompt_tokens: Tokens of the prompts.
+        tokens: Number of generated tokens.
+        prompt_tokens: Number of tokens in the prompts.
         unread: Number of verdicts that could not be parsed.
         reason: Reason for a missing share.
     """
@@ -305,7 +305,7 @@ def _messages(prompt: str) -> tuple[ChatMessage, ...]:
 
 
 def _likely(choice: Choice, words: Sequence[str]) -> JudgeReply:
-    """Return the probability of the first word against the second."""
+    """Return the probability of the first word, normalised over the two words."""
     first, second = choice.logprobs
     if max(first, second) == -math.inf or math.isnan(first + second):
         reason = f"the engine lists neither {words[0]!r} nor {words[1]!r} among the likely first tokens"

@@ -160,7 +160,9 @@ class _Published(ModelCritic):
 
 
 class StepRewardModel(_Published):
-    """A published step reward model; a message is a step. The value is ``2 p - 1`` of the steps' aggregate ``p``.
+    """A published step reward model; a message is a step.
+
+    The value is ``2 p - 1`` for the aggregate ``p`` of the step scores.
 
     Args:
         model: A folder or a hub id.

@@ -81,7 +81,7 @@ def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
 
     Args:
         scored: All plans of the run, including those with right answers, each with the values after the messages of its
-            chosen transcript. The mean of the first values is the value before the first message.
+            chosen transcript. The mean of the first values serves as the value before the first message.
     """
     first: list[float] = []
     wrong: list[tuple[Plan, Sequence[float]]] = []
@@ -92,7 +92,7 @@ def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
 
 
 class Falls:
-    """Counts the wrong answers of one run by the agent with the largest fall in value."""
+    """Counts the wrong answers of one run, grouped by the agent whose message has the largest fall in value."""
 
     def __init__(self) -> None:
         """Start without searches."""

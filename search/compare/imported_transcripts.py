@@ -19,7 +19,7 @@ def read_labelled(path: str | Path) -> list[LabelledTranscript]:
     Raises:
         DataNotFoundError: There is no such file.
         DataError: The file has another type or no labelled transcripts.
-        StoreError: Searches of the store are corrupt.
+        StoreError: Searches in the store are corrupt.
     """
     file = Path(path).expanduser()
     if not file.is_file():

@@ -140,7 +140,7 @@ def select(
     concurrency: int = 64,
     progress: bool | Callable[[str, Progress], None] = False,
 ) -> Selection:
-    """Return the accuracy of choosing among ``k`` recorded samples: by majority and each critic, with the upper bound.
+    """Return the accuracy of choosing among ``k`` samples by majority vote and by each critic, with the upper bound.
 
     Each sample is scored once. The mean over all draws of ``k`` samples is computed exactly
     (`search.results.accuracy_at_k`), so no seed is needed.
@@ -158,7 +158,7 @@ def select(
         ConfigError: A critic cannot score the run, or compares samples with each other (its values would depend on the
             draw), or a ``k`` is not a positive integer.
         DataError: The run is opened with ``distinct``, so its messages are not independent samples.
-        MASGymError: A run ended early, such as when a critic's engine is unavailable.
+        MASGymError: A run ended early, for example because a critic's engine is unavailable.
     """
     source = as_recorded(recorded)
     if source.distinct:

@@ -4,8 +4,8 @@ Searches run to their end, with a rule that only records the evidence at every c
 the answer at that point is right. A turn-by-turn search has no answer yet at a check, so the search is run once more
 per check and stopped there. With the same seed, these runs draw the same messages.
 
-Thresholds are chosen on held-out probabilities: the probabilities of a problem come from a map fitted on the other four
-fifths of the problems. The map in the file is fitted on all problems.
+Thresholds are chosen on held-out probabilities: those of each of five folds of the problems come from a map fitted on
+the other four folds. The map in the file is fitted on all problems.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def calibrate_stop(
         problems: Dev problems with reference answers; of problems with the same question, only the first is used.
         critic: The critic to calibrate.
         seeds: Run seeds.
-        method: ``"logistic"`` for logistic regression; ``"isotonic"`` adds a monotone map of the regression's index.
+        method: ``"logistic"`` for logistic regression; ``"isotonic"`` adds a monotone map of the regression's logit.
         options: As for `search.run`: ``mas``, ``program``, ``policy``, ``sampling``, ``concurrency``, ``progress``.
 
     Raises:
@@ -181,7 +181,8 @@ def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[st
 def fit(searches: Sequence[Checked], planner: str, critic: str, method: str = "logistic") -> Calibration:
     """Fit a map to the checks of searches, and choose the threshold on held-out probabilities.
 
-    The threshold is the smallest at which held-out Hit@1 is at least that of complete searches, or 1 if there is none.
+    The threshold is the smallest one from 0.30 to 0.99 at which some search stops early and held-out Hit@1 is at least
+    that of complete searches, or 1 if there is none.
 
     Raises:
         ConfigError: There are no checks, or all of them are right, or all are wrong.
@@ -259,7 +260,7 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
 def _growth(
     searches: Sequence[Checked], scaled: NDArray[np.float64], index: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], float]:
-    """Fit the change of the index with further checks, ridge-regularised like the map; return weights and constant."""
+    """Fit the change of the logit with further checks, ridge-regularised like the map; return weights and constant."""
     from scipy.optimize import minimize
     from scipy.special import expit
 

@@ -84,17 +84,17 @@ class Evidence(NamedTuple):
 class StopMap:
     """A calibrated map from evidence to the probability that the answer is right.
 
-    The index ``bias + sum of weights * features`` is mapped by the sigmoid (logistic regression), or, if there are
+    The logit ``bias + sum(weights * features)`` is mapped by the sigmoid (logistic regression) or, if there are
     points, by linear interpolation between them (isotonic regression).
 
     Attributes:
         planner: Class name of the planner that the map was calibrated for.
         critic: Name of the critic.
         weights: Weight by feature (`FEATURES`).
-        bias: Constant term of the index.
-        points: Pairs of index and probability with increasing index and non-decreasing probability.
+        bias: Constant term of the logit.
+        points: Pairs of logit and probability with increasing logit and non-decreasing probability.
         threshold: The probability above which a search stops, chosen on dev problems; 1 never stops.
-        growth: By feature, the increase in the index per ln(1 + n) for the answer after n more checks; empty if
+        growth: By feature, the increase in the logit per ln(1 + n) for the answer after n more checks; empty if
             unknown.
         growth_bias: Constant term of that increase.
     """
@@ -118,7 +118,7 @@ class StopMap:
         if not all(is_number(number) for number in numbers):
             raise ConfigError("stop map: expected finite numbers as weights, bias and points")
         if any(right[0] <= left[0] or right[1] < left[1] for left, right in pairwise(self.points)):
-            raise ConfigError("stop map: expected points of increasing index and non-decreasing probability")
+            raise ConfigError("stop map: expected points of increasing logit and non-decreasing probability")
         if any(not 0 <= p <= 1 for _, p in self.points) or not (is_number(self.threshold) and 0 <= self.threshold <= 1):
             raise ConfigError("stop map: expected probabilities and a threshold from 0 to 1")
 
