@@ -59,7 +59,8 @@ def bench_critic(
         ),
     ] = None,
     mas: Annotated[
-        str | None, typer.Option("--mas", help="System that generated the transcripts, if the rows do not name it.")
+        str | None,
+        typer.Option("--mas", help="System that generated the transcripts; overrides the system that the rows name."),
     ] = None,
     rule: Annotated[
         str | None,
