@@ -36,10 +36,10 @@ _TIME = 946_684_800
 
 
 class World:
-    """State outside of a program's process that its tools change, such as a database.
+    """State that a program's tools change outside its process, such as a database.
 
-    A *token* identifies stored content. A *copy* is the name of one execution's instance, such as a path or a URL.
-    The methods are called from several threads at once.
+    A *token* identifies stored content. A *copy* is the name of one execution's own instance
+    of that state, such as a path or a URL. The methods are called from several threads at once.
 
     Example:
         >>> class Database(World):  # doctest: +SKIP
@@ -53,7 +53,7 @@ class World:
     def snapshot(self, copy: str | None = None) -> str:
         """Store the content of a copy, or of the original if ``copy`` is None, and return its token.
 
-        Equal contents have equal tokens, because the token of the original is part of a run's identity.
+        Equal contents must have equal tokens, because the token of the original is part of a run's identity.
         """
         raise NotImplementedError
 
@@ -93,7 +93,8 @@ class _Entry(NamedTuple):
 class Folder(World):
     """A folder as a program's world; copies are folders in the directory for temporary files.
 
-    Files with equal content are stored once. Copies share their blocks if the file system supports it (Btrfs, XFS).
+    Files with equal content are stored once. Copies share disk blocks with the stored files if the file system
+    supports it (Btrfs, XFS).
     Contents, permissions, empty folders and symbolic links are kept; owners and times are not.
 
     Attributes:
@@ -114,7 +115,7 @@ class Folder(World):
         Args:
             path: The folder.
             ignore: Patterns of file and folder names, such as ``".venv"`` or ``"*.log"``, to leave out of the world.
-            max_bytes: Maximum total size of the files, because each running or waiting execution has a copy.
+            max_bytes: Maximum total size of the files; limited because each running or waiting execution has a copy.
 
         Raises:
             ConfigError: An argument is invalid.
@@ -140,7 +141,8 @@ class Folder(World):
         """See `World`.
 
         Raises:
-            DataError: The folder exceeds ``max_bytes``, or has a special file or a symbolic link that leads outside.
+            DataError: The folder exceeds ``max_bytes``, or has a special file, or a symbolic link that is absolute or leads
+                outside.
         """
         root = os.fsencode(copy or self.path)
         entries = tuple(self._read(root, os.path.realpath(root)))
@@ -263,7 +265,7 @@ def _unfollowed(path: Any, flags: int) -> int:
 
 
 def _target(path: bytes, name: bytes, real: bytes) -> bytes:
-    """Return the target of a symbolic link. Raises `DataError` if it leads outside of the folder ``real``."""
+    """Return the target of a symbolic link. Raises `DataError` if it is absolute or leads outside of ``real``."""
     target = os.readlink(path)
     end = os.path.realpath(path)
     if os.path.isabs(target) or not (end == real or end.startswith(real + b"/")):

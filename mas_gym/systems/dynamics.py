@@ -124,9 +124,9 @@ class Dynamics:
     def route(self, state: MASState, action: tuple[str, int]) -> tuple[int, ...]:
         """Return the nodes that an action reaches, in node order.
 
-        The result is empty if `ALL` is chosen, no condition holds and other agents can
-        still act, or if the message must name its recipient but names no legal one: the
-        message then reaches no agent.
+        The result is empty, so that the message reaches no agent, in two cases: `ALL` is chosen,
+        but no condition holds and other agents can still act; or the message must name its
+        recipient but names no legal one.
 
         Raises:
             EpisodeOverError: The state is terminal.
@@ -197,7 +197,7 @@ class Dynamics:
         return next(((target,) for target in (named, fallback) if target in enabled), ())
 
     def failure(self, state: MASState) -> str | None:
-        """Return the reason if an episode failed because its last message names no legal recipient; else None.
+        """Return the reason for failure if an episode's last message names no legal recipient; else None.
 
         Such a state is terminal: its message reached no agent, it has no answer, and its reward is -1.
         """
@@ -305,7 +305,7 @@ class Dynamics:
         raise DataError(f"turn {state.depth + 1}: {problem}")
 
     def _deliver(self, state: MASState, targets: tuple[int, ...]) -> dict[int, int]:
-        """Return, for each waiting agent, the number of its in-edges that are delivered after this message."""
+        """Return, for each waiting agent, the number of messages delivered to it so far, including this one."""
         waiting = dict(state.delivered)
         for target in targets:
             if target != self._sink:

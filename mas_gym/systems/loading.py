@@ -26,7 +26,8 @@ MASSource: TypeAlias = "str | os.PathLike[str] | JSONMapping | MAS"
 
 
 def mas_names() -> tuple[str, ...]:
-    """Return the shipped systems' names: ``handoff`` and the paper's (App. "MAS Graph, Prompts, and Configuration").
+    """Return the bundled systems' names: ``game24``, ``handoff`` and the paper's (App. "MAS Graph, Prompts, and
+    Configuration").
 
     >>> mas_names()
     ('consensus', 'debate', 'dylan', 'game24', 'handoff', 'logic', 'refine', 'rpsv', 'single')
@@ -39,7 +40,7 @@ def load_mas(source: MASSource) -> MAS:
     """Load and validate a multi-agent system.
 
     Args:
-        source: The name of a shipped system (in any case), the path of a YAML or JSON file, a dict with the same
+        source: The name of a shipped system (case-insensitive), the path of a YAML or JSON file, a dict with the same
             keys, or a `MAS`, which is returned unchanged.
 
     Returns:
@@ -128,7 +129,7 @@ def _document(label: str, text: str) -> tuple[object, dict[Place, int]]:
 
 
 def _locate(node: yaml.Node, place: Place, lines: dict[Place, int], seen: set[int]) -> None:
-    """Store the lines of a node and of the nodes in it. Raises `ValueError`."""
+    """Store the line numbers of a node and of the nodes in it. Raises `ValueError`."""
     line = lines.setdefault(place, _line(node))
     if id(node) in seen:
         raise ValueError(f"line {line}: YAML anchors and aliases are not supported: write the value out")

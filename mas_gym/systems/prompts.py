@@ -42,7 +42,7 @@ def agent_inputs(mas: MAS, state: MASState) -> list[str]:
 
 
 def chat_messages(mas: MAS, state: MASState) -> tuple[ChatMessage, ...]:
-    """Return the acting agent's prompt: its inputs joined by a blank line.
+    """Return the acting agent's prompt: its system prompt, and its inputs joined by blank lines.
 
     Args:
         mas: The system.

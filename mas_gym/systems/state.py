@@ -62,8 +62,8 @@ class MASState:
         speaker: Speaker of the last turn; -1 in an initial state.
         text: Text of the last turn; empty in an initial state.
         recipients: Recipients of the last turn, in node order; empty if no condition held.
-        delivered: In a dynamic schedule, ``(agent, n)`` for each agent that may still act and has ``n`` of its
-            in-edges delivered; with loops, for each agent with ``n`` unread messages, in order of arrival.
+        delivered: In a dynamic schedule, ``(agent, n)`` for each agent that may still act and has received messages
+            through ``n`` of its in-edges; with loops, for each agent with ``n`` unread messages, in order of arrival.
         depth: Number of turns taken.
     """
 
@@ -184,8 +184,8 @@ class MASState:
     def to_dict(self) -> JSONObject:
         """Return a JSON-able form; `mas_gym.Dynamics.state_from_dict` reads it back.
 
-        JSON has one limit: it cannot distinguish a character outside the basic plane
-        from the two surrogate code points that encode it.
+        JSON has one limitation: it cannot distinguish a character outside the Basic Multilingual
+        Plane from the two surrogate code points that encode it.
         """
         turns = [[t.speaker, t.text, list(t.recipients)] for t in self.turns]
         return {"schema": SCHEMA, "question": self.question, "turns": turns, "acting": self.acting}

@@ -25,7 +25,9 @@ class ToolCall(NamedTuple):
 
 
 def with_calls(content: str, calls: Sequence[ToolCall]) -> str:
-    r"""Return the text of a message with tool calls. Without calls, return the content in a form not parsed as calls.
+    r"""Return the text of a message with tool calls.
+
+    Without calls, return the content, changed if it would otherwise be parsed as calls.
 
     >>> with_calls("I add.", [ToolCall("add", '{"a":1}')])
     'I add.\n\n[tool calls] [{"name": "add", "arguments": {"a": 1}}]'

@@ -184,7 +184,7 @@ class _Reader:
         self.fault(place, f"{name} has no unconditional edge to {goal}: {remedy}")
 
     def distinct_names(self, agents: Sequence[Agent | None]) -> None:
-        """Report names that messages cannot distinguish."""
+        """Report agent names that are equal once folded, so that a message could not tell them apart."""
         seen = {folded(name): name for name in RESERVED}
         for i, agent in enumerate(agents):
             if agent is None:

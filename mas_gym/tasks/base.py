@@ -6,7 +6,7 @@ reference answers; planners, policies and critics never receive them.
 A task can also define which messages are equal. A search merges equal messages into one
 child, and mining compares only distinct siblings (paper, App. "MASPRM training data
 generation", rule (i)). The bundled agents begin their messages with one of six words that
-contain no information. Therefore ``"Plan: start 4, + 2."`` and ``"Steps: start 4, + 2."``
+carry no information. Therefore ``"Plan: start 4, + 2."`` and ``"Steps: start 4, + 2."``
 are equal messages in Arithmetic.
 """
 
@@ -91,9 +91,9 @@ class Grade(_Grade):
 
     Attributes:
         correct: Whether the extracted answer equals the reference.
-        extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is
-            none.
-        reason: One of ``"equal"``, ``"different"``, ``"other numbers"`` (of formulas), ``"no answer found"``,
+        extracted: The answer read from the text, normalised so that a vote counts equal answers together; None if
+            there is none.
+        reason: One of ``"equal"``, ``"different"``, ``"other numbers"`` (for formulas), ``"no answer found"``,
             ``"timed out"``, ``"too complex"``, ``"no reference"``, ``"judged correct"``,
             ``"judged incorrect"``, or for code the result of its tests.
         tokens: Tokens that a judge generated for the grade.
@@ -149,7 +149,7 @@ class Grader(Protocol):
 
 
 class Task(Sequence[Problem], ABC):
-    """A sequence of problems of one split, which grades answers; slices are tasks too.
+    """The problems of one split, as a sequence that also grades answers; slices are tasks too.
 
     A subclass defines ``__len__``, ``__getitem__``, `extract` and `grade`; the rest has defaults. An object that only
     has these methods is adapted on loading (`as_task`). `mas_gym.tasks.ProblemTask.of` builds a task from problems.
@@ -272,7 +272,7 @@ def as_task(part: object) -> Task:
 
 
 def as_problems(problems: Iterable[Problem]) -> Iterable[Problem]:
-    """Adapt an object that can grade to a `Task`; return any other iterable of problems unchanged.
+    """Return a `Task` for an object that grades answers; return any other iterable of problems unchanged.
 
     Raises:
         ConfigError: The object can grade but lacks another method of a task.
@@ -289,7 +289,7 @@ _OPENING = re.compile(r"(?:(?<!\s)\s++)?+(?<![^\W\d_])[^\W\d_]++:")
 
 
 def normalise_message(text: str) -> str:
-    """Return the text with folded case, without extra spaces and closing punctuation."""
+    """Return the case-folded text without extra spaces or closing punctuation."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
 
 

@@ -217,7 +217,7 @@ def mas_of_kind(kind: str) -> str:
 
 
 def default_mas(task: str | Task) -> str:
-    """Return the MAS of a task, which is given as an object or by name; ``"rpsv"`` if the task has none."""
+    """Return the default MAS of a task object or task name; ``"rpsv"`` if the task has none."""
     if not isinstance(task, str):
         return task.mas
     if task in BENCHMARKS:
@@ -265,7 +265,7 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def task_makers() -> dict[str, Callable[..., Any]]:
-    """Return the classes and functions that build the tasks without a data set, including registered ones."""
+    """Return the classes and functions that build tasks, including registered ones, except the published benchmarks."""
     return {name: TASKS.find(Spec(name)) for name in TASKS.names() if name not in BENCHMARKS}
 
 

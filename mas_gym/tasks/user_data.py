@@ -5,7 +5,7 @@ names. If the kind of the answers is not given, it is inferred from all answers.
 
 * with a split column, the rows of that split;
 * in a folder or on the hub, the files or partitions named train, test, and dev or validation;
-* without any of these, ``"test"`` contains all rows, and so does the pool of train and dev;
+* without any of these, ``"test"`` contains all rows, and so does the pool from which train and dev are taken;
 * if no rows are marked as dev, dev is the 5% of the pool selected by a hash of the question,
   and train is the rest, so adding rows does not change the split of existing rows.
 
@@ -347,7 +347,7 @@ def _number_text(value: object) -> str | None:
 
 
 def _answers(row: Mapping[str, object], columns: Columns) -> list[str]:
-    """Return the accepted answers of a row, from every filled answer column; a list contains several answers."""
+    """Return the accepted answers of a row, from every non-empty answer column; each item of a list is one answer."""
     answers: list[str] = []
     for name in columns.answer:
         value = row.get(name)

@@ -1,4 +1,4 @@
-"""Parts of all checks: violations, test messages, random episodes, identities."""
+"""Parts shared by all checks: violations, test messages, random episodes, identities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled tiny language model: a Qwen2 of about two million parameters for seven shipped graphs.
+"""The bundled tiny language model: a Qwen2 model with about two million parameters for seven shipped graphs.
 
 `python -m benchmarks.tiny.train`, in the repository, trained it from scratch on transcripts of
 Arithmetic and Ordering that contain errors by design. See ``weights/README.md``.

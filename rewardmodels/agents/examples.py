@@ -221,7 +221,7 @@ def sampled_messages(
         traces: The folder of the store's token traces.
         method: A method of `search.credit.credit`.
         critic: Critic for the methods that need state values.
-        run: One training run; None reads all training runs. Advantages are compared within a run.
+        run: One training run; None reads all training runs. Advantages are computed within each run.
         reward: Critic whose values of the final states replace the true rewards.
 
     Raises:

@@ -113,7 +113,7 @@ def answer_of(facts: list[Fact]) -> int | None:
 
 
 def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]:
-    """List the errors that a Reader may make: omitting a fact "finds", or counting another person's items as a gain.
+    """List the errors that a Reader may make: omitting a "finds" fact, or counting another person's items as a gain.
 
     Args:
         facts: The true facts.

@@ -78,7 +78,7 @@ def apply_reader_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
 
 
 def builder_slips(rules: list[Rule]) -> list[Slip]:
-    """List the errors that a builder may make: placing "after" a person in the middle last, or "last" first."""
+    """List the errors that a builder may make: placing a person last, not "after" another, or first, not "last"."""
     states = states_of(rules) or []
     slips: list[Slip] = []
     for i, rule in enumerate(rules[: len(states)]):

@@ -63,7 +63,7 @@ def _grade_words(problem: Problem, text: str) -> Grade:
 
 
 def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") -> str | None:
-    r"""Read the answer from a final message, normalised so that equal answers are mostly equal strings.
+    r"""Read the answer from a final message, normalised so that equal answers usually become equal strings.
 
     Uses the kind of the problem and the texts of its options, never its reference answer.
 

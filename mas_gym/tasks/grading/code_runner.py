@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _run(programs: dict[str, str]) -> str | None:
-    """Run programs as one module ``__main__``; return the error, or None if all programs ran to their end."""
+    """Run programs as one module ``__main__``; return the error, or None if all programs ran to completion."""
     module = _main_module(next(iter(programs)))
     try:
         compiled = {name: _compiled(os.path.abspath(name), text) for name, text in programs.items()}

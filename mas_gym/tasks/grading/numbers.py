@@ -4,8 +4,8 @@ r"""Parses numbers as people and models write them, exactly and in bounded time.
 become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are not numbers,
 and their parts are not answers.
 
-Thousands may be separated by commas, spaces of any kind (``1\,000``, ``12 000``), apostrophes or,
-from a million on, points, in groups of three or in Indian groups (``1,00,000``). A magnitude
+Digits may be in groups of three or in Indian groups (``1,00,000``), separated by commas, spaces
+of any kind (``1\,000``, ``12 000``), apostrophes or, from a million on, points. A magnitude
 is part of the number: "1.5 million" is 1500000 and "$5k" is 5000.
 """
 
@@ -191,7 +191,7 @@ _CLOSING_DOLLAR = re.compile(r"[^$]*\$(?!\s?[-+.\d])")
 
 
 def in_digits(text: str) -> str:
-    r"""Write the numbers in a plain text as digits: without thousands separators, and with their magnitude expanded.
+    r"""Write the numbers in plain text as digits: without thousands separators, and with their magnitude expanded.
 
     >>> in_digits("12 000"), in_digits("1'000.5"), in_digits("1.000.000"), in_digits("1.5 million"), in_digits("7 10")
     ('12000', '1000.5', '1000000', '1500000', '7 10')

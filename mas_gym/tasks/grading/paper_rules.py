@@ -5,7 +5,7 @@ the first match of the tag is used, so "the answer is the larger one. ... Final
 Answer: 7" does not give 7; there are no rules for boxes, fractions and LaTeX; and the
 first standalone "a" of a message is option A.
 
-The paper does not specify the following: a number-like token is a decimal with an optional
+Where the paper is silent, this mode decides as follows: a number-like token is a decimal with an optional
 sign. If a span is not a number as a whole, its last such token is the answer of a
 numeric problem; LaTeX answers remain text.
 """

@@ -85,7 +85,7 @@ class CodeResult(NamedTuple):
     """The result of running code against its tests.
 
     Attributes:
-        passed: Whether the code and all tests ran to their end.
+        passed: Whether the code and all tests ran to completion.
         reason: ``"tests passed"``, ``"timed out"``, ``"too complex"``, or ``"tests failed: "`` and the error in one
             line of at most 200 characters.
     """
@@ -98,9 +98,9 @@ class CaseResult(NamedTuple):
     """The result of one of several cases that `run_cases` runs on the same code.
 
     Attributes:
-        passed: Whether the case ran to its end.
-        value: ``repr`` of its value if the case is an expression and ran to its end; at most 200 characters, the last
-            of which are a digest if the text is longer.
+        passed: Whether the case ran to completion.
+        value: ``repr`` of its value if the case is an expression and ran to completion; at most 200 characters, the
+            last of which are a digest if the text is longer.
         reason: ``"passed"``, ``"timed out"``, ``"too complex"``, ``"not reached"`` if the process ended before the case
             did, or ``"failed: "`` and the name of the exception.
     """
@@ -295,7 +295,7 @@ def _cannot_isolate(sandbox: Sandbox, reason: str) -> ConfigError:
 
 
 def _interpreter() -> str:
-    """Return the Python program that the environment is based on; an environment's program is a link to it."""
+    """Return the Python executable that the environment is based on; an environment's executable is a link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 

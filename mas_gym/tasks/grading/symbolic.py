@@ -1,6 +1,6 @@
 r"""Symbolic equality, computed by math-verify in a process that can be killed.
 
-math-verify (on sympy) limits its time with signals, which only a main thread
+math-verify (based on sympy) limits its time with signals, which only the main thread
 receives, and no signal interrupts a big-integer power. Therefore one worker process,
 started at the first comparison, serves all threads. It limits its CPU time and memory,
 and the parent kills it if it does not reply in time. Expressions that are clearly too

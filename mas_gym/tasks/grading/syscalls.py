@@ -75,7 +75,7 @@ def supported() -> bool:
 
 
 def seccomp_program() -> bytes:
-    """Return the filter for this machine, in the instructions of the Berkeley packet filter."""
+    """Return the filter for this machine, as Berkeley Packet Filter (BPF) instructions."""
     machine = _MACHINES[os.uname().machine]
     columns = (
         call.split()[machine.column] for call in ", ".join((_FILES, _WAITING, _MEMORY, _PROCESS, _TIME)).split(", ")
