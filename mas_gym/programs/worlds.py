@@ -141,8 +141,8 @@ class Folder(World):
         """See `World`.
 
         Raises:
-            DataError: The folder exceeds ``max_bytes``, or has a special file, or a symbolic link that is absolute or leads
-                outside.
+            DataError: The folder exceeds ``max_bytes``, or has a special file or a symbolic link that is absolute
+                or leads outside.
         """
         root = os.fsencode(copy or self.path)
         entries = tuple(self._read(root, os.path.realpath(root)))

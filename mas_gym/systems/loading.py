@@ -26,8 +26,9 @@ MASSource: TypeAlias = "str | os.PathLike[str] | JSONMapping | MAS"
 
 
 def mas_names() -> tuple[str, ...]:
-    """Return the bundled systems' names: ``game24``, ``handoff`` and the paper's (App. "MAS Graph, Prompts, and
-    Configuration").
+    """Return the bundled systems' names.
+
+    They are ``game24``, ``handoff`` and the paper's (App. "MAS Graph, Prompts, and Configuration").
 
     >>> mas_names()
     ('consensus', 'debate', 'dylan', 'game24', 'handoff', 'logic', 'refine', 'rpsv', 'single')
