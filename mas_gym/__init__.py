@@ -5,7 +5,7 @@ else is imported on first access, so the import is fast and needs no optional pa
 
 ======================  ==========================================================
 ``load_mas``            a multi-agent system: a shipped name, a YAML path or a dict
-``load_task``           a data set of problems with its grader
+``load_task``           a dataset of problems with its grader
 ``MASEnv``              the environment behind every registered id
 ``Dynamics``            the pure transition model of the environment
 ``CandidateChoice``     the environment as a ``Discrete(n)`` choice among proposals

@@ -58,7 +58,7 @@ class DataError(MASGymError, ValueError):
 
 
 class DataNotFoundError(MASGymError, FileNotFoundError):
-    """A data file, folder or hub data set cannot be found or reached."""
+    """A data file, folder or hub dataset cannot be found or reached."""
 
 
 class PolicyError(MASGymError, RuntimeError):

@@ -1,6 +1,6 @@
 """Reward models: labels from search, training, and critics that guide search.
 
-`load_critic` loads a critic for `search.run`. `collect` mines preference pairs, labelled
+`load_critic` loads a critic for `search.run`. `collect` mines preference pairs, labeled
 states or outcomes from the trees of training searches, and `train` trains a critic on
 them. torch is imported on first use.
 """

@@ -98,7 +98,7 @@ class CalibratedModel:
         return (self.final if fold is None else self.folds[fold]).probability(values)
 
     def to_dict(self) -> JSONObject:
-        """Return the JSON-able form."""
+        """Return the JSON-serializable form."""
         return {"schema": SCHEMA, **asdict(self)}
 
 

@@ -152,7 +152,7 @@ def per_agent(rewards: ArrayLike, agents: Sequence[Hashable], *, scale: bool = T
     """Return the advantage of each message among all messages of its agent in the batch.
 
     ``A_m = (R_m - mean_k) / std_k`` over the messages of agent ``k``, where ``R_m`` is the reward of the transcript of
-    message ``m``. Source: Dr. MAS (arXiv 2602.08847, agent-wise normalisation over the active steps of each agent).
+    message ``m``. Source: Dr. MAS (arXiv 2602.08847, agent-wise normalization over the active steps of each agent).
 
     Args:
         rewards: ``[M]`` reward of each message's transcript.

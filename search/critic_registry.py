@@ -147,7 +147,7 @@ def _parsed(text: str) -> Spec:
 
 def _of_folder(text: str) -> Spec:
     folder = Path(text).expanduser()
-    # Trained critics that are not language models are recognised by a file with the name of their kind.
+    # Trained critics that are not language models are recognized by a file with the name of their kind.
     own = next((name for name in _OWN_FILES if (folder / f"{name}.json").is_file()), _FOLDER.name)
     return Spec(own, str(folder))
 

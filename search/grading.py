@@ -67,7 +67,7 @@ class ProblemGrader:
         return key if key in self._recorded else final_text(state)
 
     def extract(self, text: str) -> str | None:
-        """Return the normalised answer in a message, without using the reference."""
+        """Return the normalized answer in a message, without using the reference."""
         return self._grades[text].extracted if text in self._recorded else self._extract(text)
 
     def grade(self, text: str) -> Grade:

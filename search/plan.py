@@ -31,7 +31,7 @@ class Candidate:
         score: The score that ranks it, by default the path score: the mean value after each
             action, or the terminal value with an outcome critic; None if it was not scored.
         node: Its index in the plan's tree; None until the scheduler completes the plan.
-        answer: The normalised answer read from its last message; filled in by the scheduler.
+        answer: The normalized answer read from its last message; filled in by the scheduler.
         correct: Whether that answer equals the reference; filled in by the scheduler.
     """
 

@@ -209,7 +209,7 @@ class Tree:
         return self.states[node].depth
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form of the columns, with each distinct text stored once; `from_dict` reads it back."""
+        """Return the columns as JSON values, with each distinct text stored once; `from_dict` reads them back."""
         texts: dict[str, int] = {}
         rest = self.states[1:]
         arms = {"arm": [self.arms.get(index, "") for index in range(len(self))]} if self.arms else {}
@@ -234,7 +234,7 @@ class Tree:
         """Rebuild a tree from `to_dict`, replaying every transition.
 
         Args:
-            data: The JSON-able form.
+            data: The JSON-serializable form.
             model: The transition model of the system that the tree belongs to.
 
         Raises:

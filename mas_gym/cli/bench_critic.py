@@ -1,4 +1,4 @@
-"""``mas-gym bench-critic``: evaluate critics on finding the first error in labelled transcripts."""
+"""``mas-gym bench-critic``: evaluate critics on finding the first error in labeled transcripts."""
 
 from __future__ import annotations
 

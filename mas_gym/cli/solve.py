@@ -164,7 +164,7 @@ def names(mas: MAS, recipients: tuple[int, ...]) -> str:
 
 
 def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str, remark: str = "") -> RenderableType:
-    """Return one message in a box with its speaker's colour."""
+    """Return one message in a box with its speaker's color."""
     from rich.panel import Panel
     from rich.text import Text
 

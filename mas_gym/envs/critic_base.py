@@ -50,7 +50,7 @@ class Peers(NamedTuple):
     """Other states of a search, for a critic with ``reads_peers``.
 
     Attributes:
-        answer: The normalised answer of the state to score if it is terminal; None if there is no answer.
+        answer: The normalized answer of the state to score if it is terminal; None if there is no answer.
         answers: The answers of all terminal states whose scores this search has requested so far, including this
             state; one entry per request.
         siblings: The other states with the same parent in the same request.

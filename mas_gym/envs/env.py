@@ -78,8 +78,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     at the end ``correct``, ``extracted`` and ``reason`` from the task's grade; ``invalid_action`` with
     the reason if an action was rejected.
 
-    No two calls return the same mutable object. A pickle stores how to load the data set, not its content; copies
-    share the data set.
+    No two calls return the same mutable object. A pickle stores how to load the dataset, not its content; copies
+    share the dataset.
 
     Args:
         task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as for `load_task`, or a `Task` object.
@@ -116,7 +116,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         max_retries: int = 3,
         **task_options: object,
     ) -> None:
-        """Check the arguments and build the spaces; the first reset loads the data set."""
+        """Check the arguments and build the spaces; the first reset loads the dataset."""
         self.render_mode = choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.view = choice("view", view, ("full", "local"))
         self.on_invalid = choice("on_invalid", on_invalid, ("terminate", "retry"))
@@ -386,14 +386,14 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return render_text(self.mas, self.state, self._facts) if self.render_mode == "ansi" else None
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickle without the data set if it can be loaded again."""
+        """Pickle without the dataset if it can be loaded again."""
         state = dict(self.__dict__)
         if self._source.by_name:
             state["_task"] = None
         return state
 
     def __deepcopy__(self, memo: dict[int, object]) -> MASEnv:
-        """Copy the episode and the random generators; share the data set and everything immutable."""
+        """Copy the episode and the random generators; share the dataset and everything immutable."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         for name, value in self.__dict__.items():

@@ -1,4 +1,4 @@
-"""Rendering of an episode as plain text, as coloured text, and as a picture of the graph and latest messages."""
+"""Rendering of an episode as plain text, as colored text, and as a picture of the graph and latest messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite files of MAS-Gym: create, recognise and open them, and explain their errors."""
+"""SQLite files of MAS-Gym: create, recognize and open them, and explain their errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Format:
             )
 
     def _opened(self, address: str, path: Path, create: bool) -> sqlite3.Connection:
-        # SQLite serialises calls itself; a store may be opened on one thread and read on another.
+        # SQLite serializes calls itself; a store may be opened on one thread and read on another.
         connection = sqlite3.connect(
             address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=address != str(path)
         )

@@ -308,7 +308,7 @@ def _has_file(part: object) -> bool:
 
 @_once
 def _code_behind(modules: tuple[str, ...]) -> JSONObject:
-    """Return the files, packages and variables that determine the behaviour of modules.
+    """Return the files, packages and variables that determine the behavior of modules.
 
     Returns:
         ``files``: the digests of the user's files and of the files that they import, without the code that runs only

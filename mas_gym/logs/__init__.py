@@ -1,6 +1,6 @@
 """Logs of multi-agent systems as transcripts.
 
-`read_transcripts` reads files of chats, traces and labelled runs, and yields `Transcript` records. Lines that cannot be
+`read_transcripts` reads files of chats, traces and labeled runs, and yields `Transcript` records. Lines that cannot be
 read as transcripts are reported individually, and all other lines are read.
 """
 

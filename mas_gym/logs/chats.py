@@ -91,7 +91,7 @@ def is_chat(row: object) -> bool:
 def ag2(row: object) -> Transcript:
     """Read a chat history of AG2 (AutoGen): the list of messages, a saved ``ChatResult``, or a stream's events.
 
-    Since version 1, AG2 saves events; the class of a serialised event is in ``__event__``.
+    Since version 1, AG2 saves events; the class of a serialized event is in ``__event__``.
 
     Raises:
         BadRow: The row has another format.

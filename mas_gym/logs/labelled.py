@@ -37,7 +37,7 @@ is_agent_processbench = _has("messages", "step_labels")
 
 
 def who_and_when(row: Any) -> Transcript:
-    """Read a failed run from Who&When (Zhang et al. 2025, arXiv:2505.00212): its decisive error step is labelled.
+    """Read a failed run from Who&When (Zhang et al. 2025, arXiv:2505.00212): its decisive error step is labeled.
 
     Raises:
         BadRow: The row has another format.
@@ -199,7 +199,7 @@ def _published_prm800k(row: JSONMapping) -> Transcript:
         question=_text(question, "problem"),
         messages=tuple(messages),
         reference=reference_of(question.get("ground_truth_answer")),
-        # False if the labeller found an error; otherwise the answer is graded.
+        # False if the labeler found an error; otherwise the answer is graded.
         correct=None if ends.get(str(label.get("finish_reason"))) is not False else False,
         facts=facts,
         dropped=dropped | ({"alternative step": others} if others else {}),

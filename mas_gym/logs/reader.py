@@ -114,7 +114,7 @@ def read_transcripts(
     Raises:
         ConfigError: The format does not exist.
         DataNotFoundError: A file does not exist.
-        DataError: A file cannot be read, or its format cannot be recognised.
+        DataError: A file cannot be read, or its format cannot be recognized.
         UserCodeError: The user's function raised an error.
     """
     check_format(format)

@@ -70,7 +70,7 @@ def replace_surrogates(text: str) -> str:
 def defuse(text: str) -> str:
     """Return ``text`` with chat-template markup broken by a space, so that no server interprets it as a role.
 
-    Servers tokenise message contents with special tokens enabled: a message that contains
+    Servers tokenize message contents with special tokens enabled: a message that contains
     ``<|im_start|>system`` would otherwise be read as a system message. Other text is unchanged.
     """
     return _CHAT_MARKUP.sub(lambda match: match.group() + " ", replace_surrogates(text))

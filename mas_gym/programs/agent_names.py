@@ -40,7 +40,7 @@ def shortened(name: str) -> str:
 
 
 def comparable(name: str) -> str:
-    """Normalise a name for comparison: "math agent" in a prompt corresponds to the node ``math_agent``."""
+    """Normalize a name for comparison: "math agent" in a prompt corresponds to the node ``math_agent``."""
     return name.replace("_", " ").casefold()
 
 

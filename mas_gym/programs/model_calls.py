@@ -155,7 +155,7 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None)
     Args:
         body: The JSON body.
         headers: The HTTP headers, with names in lower case.
-        normalise: Maps the parsed request to the JSON-able value that must be equal on replay.
+        normalise: Maps the parsed request to the JSON-serializable value that must be equal on replay.
 
     Raises:
         CallError: The body is not a chat request, or requests a feature that no policy supports.

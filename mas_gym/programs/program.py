@@ -78,7 +78,7 @@ class Program:
                 found in a dry run of the program with a fixed reply to every call.
             mas: A system with the program's agents, token limits and edges, such as ``"rpsv"``. A call belongs
                 to the agent with the same system prompt; messages are routed along the edges.
-            files: The files that determine the behaviour of a command or service; required for a store.
+            files: The files that determine the behavior of a command or service; required for a store.
             normalise: Maps a request to the value that must be equal on replay, to mask fields that may differ.
             max_calls: Maximum number of model calls in one execution; one more call counts as a failure.
             timeout: Seconds without a call or an answer after which the program counts as hung.

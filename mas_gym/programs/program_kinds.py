@@ -73,7 +73,7 @@ class Source(Protocol):
         """See the class."""
 
     def identity(self) -> object:
-        """Return everything that determines the program's behaviour. Raises `IdentityError`."""
+        """Return everything that determines the program's behavior. Raises `IdentityError`."""
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Start the program on an execution's question, and return a function that ends it."""
@@ -232,7 +232,7 @@ class CommandSource:
         """Return the command and the contents of its files."""
         if not self.files:
             raise IdentityError(
-                f"the command {shlex.join(self.words)!r} does not specify the files that determine its behaviour: name "
+                f"the command {shlex.join(self.words)!r} does not specify the files that determine its behavior: name "
                 "them with Program(..., files=[...]) or --program-file, or run without a store"
             )
         return {"command": self.words, "files": contents(self.files)}
@@ -403,7 +403,7 @@ class ServiceSource:
         """Return the URL's path and the contents of the given files; the host is left out, so it may change."""
         if not self.files:
             raise IdentityError(
-                f"the service {self.url} does not specify the files that determine its behaviour: name them with "
+                f"the service {self.url} does not specify the files that determine its behavior: name them with "
                 "Program(..., files=[...]) or --program-file, or run without a store"
             )
         return {"service": self._parts.path, "files": contents(self.files)}

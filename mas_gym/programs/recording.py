@@ -37,7 +37,7 @@ class _RemoteUse:
         self.result = reply.get("result")
 
     def keep(self, result: object) -> object:
-        """Record the result, which must be JSON-able, and return its JSON form, which later uses receive."""
+        """Record the result, which must be JSON-serializable, and return its JSON form, which later uses receive."""
         self._send("PUT", {**self._sent, "result": result})
         return json.loads(json.dumps(result))
 

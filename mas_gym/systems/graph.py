@@ -144,7 +144,7 @@ class MAS:
         return "program" if self.program else "MAS"
 
     def to_dict(self) -> JSONObject:
-        """Return the JSON-able config, which `mas_gym.load_mas` reads back to an equal system."""
+        """Return the JSON-serializable config, which `mas_gym.load_mas` reads back to an equal system."""
         agents = [self._agent_dict(agent) for agent in self.agents]
         edges: list[list[int | str]] = []
         for edge in self.edges:

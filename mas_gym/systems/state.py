@@ -182,7 +182,7 @@ class MASState:
         return f"MASState({self.question[:40]!r}, depth={self.depth}, acting={self.acting})"
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form; `mas_gym.Dynamics.state_from_dict` reads it back.
+        """Return a JSON-serializable form; `mas_gym.Dynamics.state_from_dict` reads it back.
 
         JSON has one limitation: it cannot distinguish a character outside the Basic Multilingual
         Plane from the two surrogate code points that encode it.

@@ -57,7 +57,7 @@ def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 def _object(arguments: str) -> object:
-    """Return the JSON object in a text if it can be serialised again, otherwise the text."""
+    """Return the JSON object in a text if it can be serialized again, otherwise the text."""
     try:
         found = json.loads(arguments)
         return found if isinstance(found, dict) and json.dumps(found, allow_nan=False) else arguments

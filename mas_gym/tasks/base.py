@@ -44,9 +44,9 @@ class Problem:
         answer: The reference answer ``y*``: a number, a LaTeX expression, a formula such as ``"(7+1-2)*4"``, an
             option label such as ``"A"``, a text or a JSON list of accepted texts, a regular expression, or unit tests.
         kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"formula"`` (uses each
-            number of the reference once and has the same value), ``"choice"``, ``"text"`` (normalised exact match),
+            number of the reference once and has the same value), ``"choice"``, ``"text"`` (normalized exact match),
             ``"regex"``, ``"code"`` (the answer contains unit tests) or ``"judge"`` (a policy decides).
-        metadata: Additional JSON-able data, such as the subject or the reference solution; read-only. A choice
+        metadata: Additional JSON-serializable data, such as the subject or the reference solution; read-only. A choice
             problem lists the texts of its options under ``"options"``, in the order of their labels.
 
     Raises:
@@ -91,7 +91,7 @@ class Grade(_Grade):
 
     Attributes:
         correct: Whether the extracted answer equals the reference.
-        extracted: The answer read from the text, normalised so that a vote counts equal answers together; None if
+        extracted: The answer read from the text, normalized so that a vote counts equal answers together; None if
             there is none.
         reason: One of ``"equal"``, ``"different"``, ``"other numbers"`` (for formulas), ``"no answer found"``,
             ``"timed out"``, ``"too complex"``, ``"no reference"``, ``"judged correct"``,
@@ -178,7 +178,7 @@ class Task(Sequence[Problem], ABC):
 
     @abstractmethod
     def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message, without looking at the reference."""
+        """Read the normalized answer from a final message, without looking at the reference."""
 
     @abstractmethod
     def grade(self, problem: Problem, text: str) -> Grade:

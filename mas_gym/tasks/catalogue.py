@@ -10,7 +10,7 @@ Splits follow the paper's App. "Benchmarks and Dataset Splits". Every shuffle is
 ``datasets.Dataset.shuffle(seed=42)``. Data from the hub and from a file therefore have the
 same splits. Splits do not depend on the seed of a run.
 
-Rows have the fields of the hub data sets or of the original releases:
+Rows have the fields of the hub datasets or of the original releases:
 
 - GSM8K: ``question`` and an ``answer`` that ends in ``#### 18``.
 - MATH: ``problem`` and a ``solution`` whose last ``\boxed`` is the answer, or a separate ``answer``.
@@ -19,7 +19,7 @@ Rows have the fields of the hub data sets or of the original releases:
 - GPQA: ``Question``, ``Correct Answer`` and ``Incorrect Answer 1`` to ``3``; the options are
   shuffled with a seed derived from the row.
 
-A complete MATH data set of 12,500 problems is divided into a training pool of 10,500
+A complete MATH dataset of 12,500 problems is divided into a training pool of 10,500
 and a test split of 2,000. The test split of GPQA is the diamond set, which is removed
 from the main set for training.
 """
@@ -62,16 +62,16 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 class Benchmark(NamedTuple):
-    """How the partitions of a published data set map to splits.
+    """How the partitions of a published dataset map to splits.
 
     Attributes:
-        hub: Location of the data set on the hub.
+        hub: Location of the dataset on the hub.
         pool: Partition used as the training pool.
         evaluation: Partition used as the test split.
-        held_out: Number of test rows to hold out if the data set is loaded as a whole; 0 if it never is.
-        whole: Partition sizes that identify a complete data set, which is then split here.
+        held_out: Number of test rows to hold out if the dataset is loaded as a whole; 0 if it never is.
+        whole: Partition sizes that identify a complete dataset, which is then split here.
         nested: Whether the training pool contains the test rows, which are then removed from it.
-        mas: The MAS that the paper uses for the data set, or the default MAS for its kind of answers.
+        mas: The MAS that the paper uses for the dataset, or the default MAS for its kind of answers.
     """
 
     hub: Hub
@@ -126,7 +126,7 @@ def load_task(
             `mas_gym.plugins`); your own CSV, JSONL, JSON or Parquet file or a folder of such files; or ``"OWNER/NAME"``
             or ``"OWNER/NAME:CONFIG"`` on the hub.
         split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
-        data: A local file or folder instead of a benchmark's hub data set. A file contains the evaluation set for
+        data: A local file or folder instead of a benchmark's hub dataset. A file contains the evaluation set for
             ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder contains files named by split.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading.answers`.
         limit: Number of problems to use; a benchmark's test split is first shuffled with seed 42, as in the paper.
@@ -252,7 +252,7 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
     elif name not in BENCHMARKS:
         if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
             raise UnknownNameError(
-                f"{TASKS.unknown(name)}; for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a data set "
+                f"{TASKS.unknown(name)}; for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a dataset "
                 "OWNER/NAME on the hub"
             )
         # The task's function checks its options.
@@ -337,13 +337,13 @@ def _split_rows(name: str, split: str, place: Path | None) -> tuple[list[RawRow]
 
 
 def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None) -> dict[str, list[RawRow]]:
-    """Read the wanted partition, or all partitions if the data set is to be split here."""
+    """Read the wanted partition, or all partitions if the dataset is to be split here."""
     if place is None:
         part = "train" if benchmark.whole else wanted
         return {part: read_hub(benchmark.hub, part, name)}
     if place.is_file():
         rows = read_file(place, name)
-        # a file of the whole data set is not one of its splits
+        # a file of the whole dataset is not one of its splits
         part = "train" if any(dict(whole) == {"train": len(rows)} for whole in benchmark.whole) else wanted
         return {part: rows}
     if not place.is_dir():

@@ -1,4 +1,4 @@
-"""Read raw rows from one file, a folder, a data set saved to disk, or the Hugging Face hub."""
+"""Read raw rows from one file, a folder, a dataset saved to disk, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -184,12 +184,12 @@ def _is_named(path: Path, alias: str) -> bool:
 
 
 def _saved(folder: Path, partition: str) -> list[RawRow]:
-    """Read a partition of a data set that the datasets library's ``save_to_disk`` wrote."""
+    """Read a partition of a dataset that the datasets library's ``save_to_disk`` wrote."""
     datasets = need("datasets", f"{folder}: reading a data set saved to disk", "data")
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:
-        raise DataError(f"{folder}: expected a data set saved by save_to_disk, got: {shown(error)}") from error
+        raise DataError(f"{folder}: expected a dataset saved by save_to_disk, got: {shown(error)}") from error
     if isinstance(saved, datasets.DatasetDict):
         saved = next((saved[alias] for alias in PARTITIONS[partition] if alias in saved), ())
     return [RawRow(f"{folder}: row {number}", dict(row)) for number, row in enumerate(saved)]

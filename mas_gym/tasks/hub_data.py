@@ -1,4 +1,4 @@
-"""Data sets on the Hugging Face hub."""
+"""Datasets on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROBE_SECONDS = 4.0
 
 
 class Hub(NamedTuple):
-    """A data set on the hub.
+    """A dataset on the hub.
 
     Attributes:
         path: Owner and name.

@@ -30,7 +30,7 @@ def hold_out_dev(pool: list[int]) -> tuple[list[int], list[int]]:
 
 
 def hold_out_test(size: int, held_out: int) -> tuple[list[int], list[int]]:
-    """Divide one shuffled data set into ``held_out`` rows for evaluation and the training pool.
+    """Divide one shuffled dataset into ``held_out`` rows for evaluation and the training pool.
 
     Returns:
         The evaluation rows and the pool, both in shuffled order.

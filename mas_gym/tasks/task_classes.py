@@ -102,7 +102,7 @@ class ProblemSequence(Task):
         return self.grader.identity() if isinstance(self.grader, KindGrader) else self.grader
 
     def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message, without looking at the reference."""
+        """Read the normalized answer from a final message, without looking at the reference."""
         return self.grader.extract(problem, text)
 
     def grade(self, problem: Problem, text: str) -> Grade:

@@ -1,4 +1,4 @@
-"""Problems from user data: CSV, JSONL, JSON, Parquet, a folder of such files, or a data set on the hub.
+"""Problems from user data: CSV, JSONL, JSON, Parquet, a folder of such files, or a dataset on the hub.
 
 Each row has a question and an answer, in the default columns or in the columns that `Columns`
 names. If the kind of the answers is not given, it is inferred from all answers. Splits:
@@ -114,7 +114,7 @@ class Own(NamedTuple):
 
 
 def is_own(name: str) -> bool:
-    """Whether a task's name is a file, a folder or the id of a data set on the hub."""
+    """Whether a task's name is a file, a folder or the id of a dataset on the hub."""
     if Path(name).suffix.lower() in SUFFIXES or _HUB_ID.fullmatch(name) is not None:
         return True
     return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
@@ -417,7 +417,7 @@ def _label(answer: str, options: Sequence[str]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value of another column in JSON-able form."""
+    """Return a value of another column in JSON-serializable form."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

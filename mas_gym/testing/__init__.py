@@ -12,7 +12,7 @@ Call them in your tests. Each raises a `ComplianceError` that lists every violat
 
 `OracleCritic` scores terminal states by the reference answers, for tests of search.
 
-This package does not import `search`: planners, critics and requests are recognised by their attributes.
+This package does not import `search`: planners, critics and requests are recognized by their attributes.
 """
 
 from mas_gym.errors import ComplianceError

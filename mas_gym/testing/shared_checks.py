@@ -112,7 +112,7 @@ def check_steady(findings: Findings, part: object, before: str) -> None:
 
 
 def check_apart(findings: Findings, first: str, second: str, alike: bool) -> None:
-    """Check that two instances with different behaviour have different identities."""
+    """Check that two instances with different behavior have different identities."""
     if first and second and not alike:
         fault = "the two instances have different results but one identity: include the difference in identity()"
         findings.expect(first != second, fault)

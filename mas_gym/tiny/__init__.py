@@ -19,7 +19,7 @@ def path() -> Path:
 
 
 def knows(question: str) -> bool:
-    """Whether most words of a question are in the model's vocabulary; other words are tokenised byte by byte."""
+    """Whether most words of a question are in the model's vocabulary; other words are tokenized byte by byte."""
     words = _WORD.findall(question)
     known = _words()
     return sum(word in known for word in words) > 0.8 * len(words)

@@ -73,7 +73,7 @@ class AgentConfig:
     seed: int = 42
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form."""
+        """Return a JSON-serializable form."""
         return asdict(self)
 
 

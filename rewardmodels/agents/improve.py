@@ -80,7 +80,7 @@ class Round(NamedTuple):
         values: Means over the single passes on the held-out problems: the true ``reward``, and the value of the final
             state according to this generation's ``critic`` and the ``first critic``. If the value increases and the
             reward does not, the agents exploit the critic.
-        outcomes: The searches that the rows summarise.
+        outcomes: The searches that the rows summarize.
     """
 
     number: int
@@ -92,7 +92,7 @@ class Round(NamedTuple):
     outcomes: tuple[Outcome, ...]
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form, with the number of outcomes instead of the outcomes."""
+        """Return a JSON-serializable form, with the number of outcomes instead of the outcomes."""
         rows = [row.to_dict() for row in self.rows]
         return {**self._asdict(), "rows": rows, "outcomes": len(self.outcomes)}
 

@@ -38,7 +38,7 @@ class PreferenceTrainer(Guarded, DPOTrainer):
     """TRL's DPO trainer for rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     def _prepare_dataset(self, dataset: object, *arguments: object, **options: object) -> object:
-        # The rows are already tokenised.
+        # The rows are already tokenized.
         return dataset
 
 

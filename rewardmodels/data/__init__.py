@@ -1,1 +1,1 @@
-"""Training data: serialised states, labels and pairs mined from search trees, and their export."""
+"""Training data: serialized states, labels and pairs mined from search trees, and their export."""

@@ -61,7 +61,7 @@ class LabelledTree(NamedTuple):
 
 
 class Example(NamedTuple):
-    """One training example. For a labelled state, ``rejected`` is None and ``margin`` is 0.
+    """One training example. For a labeled state, ``rejected`` is None and ``margin`` is 0.
 
     Attributes:
         tree: Name of the tree it comes from.
@@ -70,7 +70,7 @@ class Example(NamedTuple):
         mas: Name of the MAS.
         depth: Number of turns before the judged message; 0 for the first message.
         agent: Name of the agent that wrote the message.
-        chosen: Parts of the text of the better sibling or of the labelled state (`rewardmodels.data.encode`).
+        chosen: Parts of the text of the better sibling or of the labeled state (`rewardmodels.data.encode`).
         chosen_target: Its target in ``[-1, 1]``.
         rejected: Parts of the worse sibling's text.
         rejected_target: Its target.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1
-"""Version of the text form; saved with each critic and with each exported data set."""
+"""Version of the text form; saved with each critic and with each exported dataset."""
 
 View = Literal["full", "local"]
 """``"full"``: the whole transcript. ``"local"``: the last speaker's inputs and its new message."""

@@ -1,1 +1,1 @@
-"""The critic model: tokenisation, the scalar decoder, scoring with shared prefixes, and its folder format."""
+"""The critic model: tokenization, the scalar decoder, scoring with shared prefixes, and its folder format."""

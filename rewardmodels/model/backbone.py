@@ -79,7 +79,7 @@ def load_scalar(
         dtype: Data type of the weights.
         pad: The tokenizer's padding id.
         new_head: Whether the head may be missing, because it will be trained.
-        quantization: A quantisation config of transformers.
+        quantization: A quantization config of transformers.
 
     Raises:
         DataNotFoundError: There is no model there.
@@ -153,7 +153,7 @@ def _not_loaded(folder: str, what: str, error: Exception) -> Exception:
 
 
 def quantize_config(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return the config for NF4 with double quantisation (paper, App. "MASPRM model and optimization")."""
+    """Return the config for NF4 with double quantization (paper, App. "MASPRM model and optimization")."""
     from transformers import BitsAndBytesConfig
 
     need("bitsandbytes", "4-bit training")

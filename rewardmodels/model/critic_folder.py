@@ -75,7 +75,7 @@ class CriticInfo:
     weights: str = ""
 
     def to_dict(self) -> JSONObject:
-        """Return the JSON-able form of ``critic.json``."""
+        """Return the JSON-serializable form of ``critic.json``."""
         return {"schema": SCHEMA, "text_format": FORMAT, "value": "tanh(logit)", **asdict(self)}
 
 

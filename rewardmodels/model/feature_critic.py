@@ -109,7 +109,7 @@ class FeatureModel:
         return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
 
     def to_dict(self) -> JSONObject:
-        """Return the JSON-able form of ``features.json``."""
+        """Return the JSON-serializable form of ``features.json``."""
         return {"schema": SCHEMA, "features": list(FEATURES), **asdict(self)}
 
 

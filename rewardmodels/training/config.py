@@ -28,7 +28,7 @@ class TrainingConfig:
         kind: ``"masprm"`` or ``"orm"``.
         head: ``"bt"`` or ``"mse"`` for MASPRM, ``"bce"`` or ``"mse"`` for ORM.
         bt_on: Input of the Bradley-Terry loss: ``"tanh"`` scores, as in the paper, or ``"raw"`` logits.
-        anchor: Weight of each labelled state's squared error in the Bradley-Terry loss, in which a pair has weight 1.
+        anchor: Weight of each labeled state's squared error in the Bradley-Terry loss, in which a pair has weight 1.
             Pairs compare only siblings, but search compares values across branches and depths; the anchor puts
             these values on one scale. 0 is the paper's loss.
         view: Part of a state that the critic reads.
@@ -36,7 +36,7 @@ class TrainingConfig:
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
         lora_alpha: Adapters are scaled by ``lora_alpha / lora_rank``.
         lora_dropout: Dropout before the adapters.
-        nf4: Whether to quantise the frozen backbone to 4 bits (QLoRA).
+        nf4: Whether to quantize the frozen backbone to 4 bits (QLoRA).
         batch_size: Pairs or samples per step and process.
         max_tokens: Largest forward pass, in tokens; a larger step takes several passes, with the same gradient. This
             limits memory use.
@@ -85,12 +85,12 @@ class TrainingConfig:
         return HEADS[self.kind][self.head]
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form."""
+        """Return a JSON-serializable form."""
         return asdict(self)
 
 
 PAPER = TrainingConfig()
-# A tree of the bundled agents has about seven pairs and fifty labelled states; the anchor uses all of them.
+# A tree of the bundled agents has about seven pairs and fifty labeled states; the anchor uses all of them.
 TINY = TrainingConfig(
     anchor=1.0,
     max_length=1024,

@@ -70,7 +70,7 @@ def outcome_metrics(examples: Sequence[Example], logits: Floats) -> JSONObject:
 
 
 def point_metrics(examples: Sequence[Example], logits: Floats) -> JSONObject:
-    """Measure a process critic on labelled states.
+    """Measure a process critic on labeled states.
 
     Returns:
         ``mse``, ``correlation`` with the targets, and the calibration.

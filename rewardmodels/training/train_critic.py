@@ -177,7 +177,7 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
     Args:
         out: The folder.
         mark: The file.
-        run: Everything that determines the result, JSON-able.
+        run: Everything that determines the result, JSON-serializable.
         resume: Whether the folder may already belong to the same run.
 
     Raises:

@@ -57,7 +57,7 @@ class Bundle(NamedTuple):
 def bundles(examples: Sequence[Example], encoder: Encoder, most: int, max_tokens: int) -> list[Bundle]:
     """Encode examples tree by tree.
 
-    Bundles are small compared to a batch, so that a batch contains examples of many trees, for diversity. Neighbouring
+    Bundles are small compared to a batch, so that a batch contains examples of many trees, for diversity. Neighboring
     examples in a bundle have long common prefixes.
 
     Args:
@@ -148,7 +148,7 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
 
     Returns:
         The inputs of the model, ``rows`` and ``columns`` at which states end, indices of the ``better`` and ``worse``
-        states of pairs and of labelled states (``points``), and the ``target`` of each labelled state.
+        states of pairs and of labeled states (``points``), and the ``target`` of each labeled state.
     """
     offsets = np.cumsum([0, *(len(b.states) for b in chosen)])[:-1]
     batch = (
@@ -248,7 +248,7 @@ class HeldOut:
         self.options = (pad, dtype, share)
 
     def logits(self, model: PreTrainedModel) -> tuple[Floats, Floats]:
-        """Return the logits of the examples' better and worse states; the second is empty for labelled states."""
+        """Return the logits of the examples' better and worse states; the second is empty for labeled states."""
         better: list[Floats] = []
         worse: list[Floats] = []
         training = model.training
@@ -299,7 +299,7 @@ class CriticTrainer(Guarded):
         weights = [weight_of(self.config, tensors) for tensors in passes]
         total = torch.zeros((), device=self.args.device)
         for i, (tensors, weight) in enumerate(zip(passes, weights, strict=True)):
-            # Processes may have different numbers of passes, so they synchronise gradients only in the last pass.
+            # Processes may have different numbers of passes, so they synchronize gradients only in the last pass.
             wait = nullcontext() if i == len(passes) - 1 else self.accelerator.no_sync(model)
             with wait:
                 with self.compute_loss_context_manager():

@@ -305,7 +305,7 @@ def _messages(prompt: str) -> tuple[ChatMessage, ...]:
 
 
 def _likely(choice: Choice, words: Sequence[str]) -> JudgeReply:
-    """Return the probability of the first word, normalised over the two words."""
+    """Return the probability of the first word, normalized over the two words."""
     first, second = choice.logprobs
     if max(first, second) == -math.inf or math.isnan(first + second):
         reason = f"the engine lists neither {words[0]!r} nor {words[1]!r} among the likely first tokens"

@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 
 def label_examples(path: str | Path) -> Iterator[RecordedState]:
-    """Yield every prefix of a store's labelled transcripts; a prefix is right if no message in it is labelled wrong."""
+    """Yield every prefix of a store's labeled transcripts; a prefix is right if no message in it is labeled wrong."""
     for one in read_labelled(path):
         mas, states = one.states()
         for place, state in enumerate(states):

@@ -1,6 +1,6 @@
 """Evaluation of critics on transcripts with known first errors.
 
-`bench_critic` measures how well a critic finds the first error of labelled transcripts, with ProcessBench's F1 (Zheng
+`bench_critic` measures how well a critic finds the first error of labeled transcripts, with ProcessBench's F1 (Zheng
 et al. 2024). A critic scores every prefix (`search.compare.transcripts`). One of two rules converts values to a
 prediction:
 
@@ -198,7 +198,7 @@ class FirstErrorFigures:
     cost: ScoringCost
 
     def to_dict(self) -> JSONObject:
-        """Return a JSON-able form."""
+        """Return a JSON-serializable form."""
         flat = asdict(self)
         for name, part in (("threshold", self.threshold), ("f1_interval", self.f1_interval), ("cost", self.cost)):
             flat[name] = None if part is None else part._asdict()
@@ -334,7 +334,7 @@ def bench_critic(
     threshold: float | None = None,
     listen: Callable[[int, int], None] = lambda done, total: None,
 ) -> FirstErrorFigures:
-    """Measure how well a critic finds the first error of labelled transcripts.
+    """Measure how well a critic finds the first error of labeled transcripts.
 
     Args:
         critic: The critic, or an argument of `rewardmodels.load_critic`.

@@ -1,4 +1,4 @@
-"""Labelled transcripts of imported runs, for `bench_critic`."""
+"""Labeled transcripts of imported runs, for `bench_critic`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def read_labelled(path: str | Path) -> list[LabelledTranscript]:
-    """Read labelled transcripts from a file (`search.compare.transcripts`) or from the imported runs of a store.
+    """Read labeled transcripts from a file (`search.compare.transcripts`) or from the imported runs of a store.
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataError: The file has another type or no labelled transcripts.
+        DataError: The file has another type or no labeled transcripts.
         StoreError: Searches in the store are corrupt.
     """
     file = Path(path).expanduser()

@@ -99,7 +99,7 @@ class Selection:
         return "\n".join([*table, self.caption])
 
     def to_dicts(self) -> list[JSONObject]:
-        """Return one JSON-able mapping per rule, critic and number of samples."""
+        """Return one JSON-serializable mapping per rule, critic and number of samples."""
         return [
             {"rule": curve.rule, "critic": curve.critic, **point._asdict(), "interval": [*point.interval]}
             for curve in self.curves

@@ -111,7 +111,7 @@ class LabelledTranscript:
 
 
 def read_labelled_file(path: str | Path) -> list[LabelledTranscript]:
-    """Read a file of labelled transcripts.
+    """Read a file of labeled transcripts.
 
     Raises:
         DataNotFoundError: There is no such file.

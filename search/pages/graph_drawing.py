@@ -15,7 +15,7 @@ _LONGEST_LABEL = 16
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 116, 40, 36, 26, 10
 _LABEL_GAP = 96
-"""Horizontal gap if edges are labelled with conditions."""
+"""Horizontal gap if edges are labeled with conditions."""
 _CHARACTERS = 14
 
 _STYLE = (
@@ -144,7 +144,7 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
         title: Alternative text of the picture.
 
     Returns:
-        SVG without scripts or references. Colours follow ``--md-default-fg-color`` if the page defines it.
+        SVG without scripts or references. Colors follow ``--md-default-fg-color`` if the page defines it.
     """
     places = _places(mas)
     pitch = _WIDTH + (_LABEL_GAP if any(edge.condition for edge in mas.edges) else _GAP_X)

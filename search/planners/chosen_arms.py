@@ -54,7 +54,7 @@ class ChosenArms(PlannerWrapper):
 
     The gain of a message is the value of its successor state minus the value of its state, which is 0 at the root. With
     an outcome critic or the true reward, each terminal state below the message gives a gain, which is its value. The
-    gains of an agent's messages by one arm are modelled by a normal distribution with unknown mean and variance; the
+    gains of an agent's messages by one arm are modeled by a normal distribution with unknown mean and variance; the
     prior is worth one observation at the mean of all arms. Without values during the search, as in best-of-N, nothing
     is learned.
 

@@ -10,7 +10,7 @@ leads to it), ``V`` the critic's value of a state, ``D`` the scheduled depth.
 The paper does not specify the following:
 
 * Eq. 1 ranks children with N > 0. Children with N = 0, which exist only without virtual
-  visits, are visited first, in sample order. Ties are resolved in favour of the oldest child.
+  visits, are visited first, in sample order. Ties are resolved in favor of the oldest child.
 * Candidates are a set: equal messages at one state are one child, and ``same`` defines
   which messages are equal. Each sample counts in AC and TOK.
 * With ``leaf="rollout"``, a simulation expands and selects by Eq. 1 until it reaches a

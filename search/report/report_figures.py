@@ -62,7 +62,7 @@ def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
 
 
 def _looks() -> Iterator[dict[str, Any]]:
-    """Yield the colour and line style of successive curves."""
+    """Yield the color and line style of successive curves."""
     return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
 
 
@@ -124,11 +124,11 @@ _DARK = {
     PAPER: ("paper", "#1a2028"),
     NO_CRITIC: ("dim", "#94a1b2"),
 }
-"""Figure colours with a dark-mode variant: name and dark colour."""
+"""Figure colors with a dark-mode variant: name and dark color."""
 
 
 def svg(figure: Figure) -> str:
-    """Return a figure as an SVG picture that follows the reader's colour scheme."""
+    """Return a figure as an SVG picture that follows the reader's color scheme."""
     out = io.StringIO()
     figure.savefig(out, format="svg")
     text = out.getvalue()

@@ -21,7 +21,7 @@ Look = TypeVar("Look")
 Marker: TypeAlias = str | tuple[int, int, int]
 
 
-# The colour-blind safe palette of Okabe and Ito (2008), darkest contrast first.
+# The color-blind safe palette of Okabe and Ito (2008), darkest contrast first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
 _MARKERS: tuple[Marker, ...] = (
@@ -47,7 +47,7 @@ def plot_text(text: str) -> str:
 
 
 def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
-    """Draw Hit@1 with its 95% interval against the cost per problem; colours show critics, markers show search methods.
+    """Draw Hit@1 with its 95% interval against the cost per problem; colors show critics, markers show search methods.
 
     A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the frontier: the
     rows that no other row outperforms at the same or lower cost.

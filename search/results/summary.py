@@ -120,7 +120,7 @@ class ResultRow:
         return found
 
     def to_dict(self) -> JSONObject:
-        """Return a flat JSON-able form, without the per-problem shares."""
+        """Return a flat JSON-serializable form, without the per-problem shares."""
         flat: JSONObject = {"planner": self.planner, "critic": self.critic, "seeds": list(self.seeds)}
         flat |= {"problems": self.problems, "problem_set": self.problem_set, "uneven_seeds": self.uneven}
         flat["searches"] = self.searches

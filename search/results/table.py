@@ -54,7 +54,7 @@ class Comparison:
         outcomes: The outcomes of all searches.
         baseline: The label of the row to compare the others with.
         title: The line above the table.
-        meta: JSON-able facts about the run.
+        meta: JSON-serializable facts about the run.
         calibrated: With ``match``, the size of each planner and its cost on the calibration problems.
     """
 

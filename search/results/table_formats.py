@@ -384,7 +384,7 @@ def to_json(rows: Sequence[ResultRow], meta: JSONMapping | None = None, baseline
 
     Args:
         rows: From `search.results.summary.summarise`.
-        meta: JSON-able facts about the run: task, MAS, policy, versions.
+        meta: JSON-serializable facts about the run: task, MAS, policy, versions.
         baseline: The row to compare the others with; the first by default.
     """
     document = {

@@ -159,7 +159,7 @@ def read_limits(header: str | None) -> Budget | None:
 
 
 def check_question(question: str, limit: int | None) -> None:
-    """Reject a question that is too long, before tokenisation.
+    """Reject a question that is too long, before tokenization.
 
     Args:
         question: The question.

@@ -1,4 +1,4 @@
-"""Export of stored trees: rows of nodes as Parquet or a Hugging Face data set, and preference pairs."""
+"""Export of stored trees: rows of nodes as Parquet or a Hugging Face dataset, and preference pairs."""
 
 from __future__ import annotations
 

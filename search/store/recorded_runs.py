@@ -109,7 +109,7 @@ class Recorded(Sequence[Problem]):
         world = world_of(plan, self._model, self.distinct)
         if not is_recorded(self.info.config):
             return world
-        # Imported answers are stored as written in the log; votes need normalised answers.
+        # Imported answers are stored as written in the log; votes need normalized answers.
         grader = ProblemGrader([problem], problem, self.mas.final_text)
         read = {one.state.digest: _answer(grader, one.state.text) or one.answer for one in plan.candidates}
         return replace(world, grades={key: Grade(grade.correct, read[key]) for key, grade in world.grades.items()})

@@ -173,7 +173,7 @@ class RunRecord:
 
         Raises:
             DataError: The stored search has another question.
-            ConfigError: The problem's metadata is not JSON-able.
+            ConfigError: The problem's metadata is not JSON-serializable.
         """
         metadata_text(problem)
         try:

@@ -77,7 +77,7 @@ def metadata_text(problem: Problem) -> str:
     """Return a problem's metadata as JSON.
 
     Raises:
-        ConfigError: The metadata is not JSON-able.
+        ConfigError: The metadata is not JSON-serializable.
     """
     try:
         return json.dumps(dict(problem.metadata), sort_keys=True)

@@ -24,7 +24,7 @@ _FOLLOWING = {"place", "places", "values"}
 
 
 def run_config(setup: Setup, problems: Iterable[Problem], policy: object) -> JSONObject:
-    """Return everything that determines a run's results, in JSON-able form.
+    """Return everything that determines a run's results, in JSON-serializable form.
 
     Raises:
         IdentityError: The planner, the policy, the critic or the task has no identity.

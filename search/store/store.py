@@ -1,4 +1,4 @@
-"""An open store, for reading and for export as Parquet or a Hugging Face data set.
+"""An open store, for reading and for export as Parquet or a Hugging Face dataset.
 
 A store contains any number of runs. A run is one `search.run` call, identified by
 everything that determines its results; repeating the call resumes it. Each search

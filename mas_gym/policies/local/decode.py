@@ -144,7 +144,7 @@ class _Picked(NamedTuple):
 def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> _Picked:
     """Return the chosen ids, the ambiguous rows, and the rows whose nucleus is certainly inside these candidates.
 
-    ``scaled`` and ``ids`` are ``[n, k]`` with the most likely token first; ``total`` is the log of the normaliser.
+    ``scaled`` and ``ids`` are ``[n, k]`` with the most likely token first; ``total`` is the log of the normalizer.
     If ``top_p`` is 0, only the most likely token is kept; if it is infinite, every token is kept.
     """
     p = np.exp(scaled - total[:, None])

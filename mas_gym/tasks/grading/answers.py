@@ -63,7 +63,7 @@ def _grade_words(problem: Problem, text: str) -> Grade:
 
 
 def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") -> str | None:
-    r"""Read the answer from a final message, normalised so that equal answers usually become equal strings.
+    r"""Read the answer from a final message, normalized so that equal answers usually become equal strings.
 
     Uses the kind of the problem and the texts of its options, never its reference answer.
 
@@ -74,7 +74,7 @@ def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") ->
 
     Returns:
         A number such as ``"1000"``, ``"0.5"`` or ``"1/3"``, a canonical LaTeX line, a formula without spaces, an
-        option label in upper case, a normalised text, a piece of code, or None if the message gives no answer.
+        option label in upper case, a normalized text, a piece of code, or None if the message gives no answer.
     """
     if problem.kind == "code":
         return read_code(text)

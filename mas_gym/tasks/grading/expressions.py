@@ -106,12 +106,12 @@ _VALUE_IN_PROSE = re.compile(
 
 
 def is_words(text: str) -> bool:
-    r"""Whether a normalised answer is words rather than mathematics: ``\text{Evelyn}``, ``even``."""
+    r"""Whether a normalized answer is words rather than mathematics: ``\text{Evelyn}``, ``even``."""
     return _WORDLIKE.fullmatch(text) is not None
 
 
 def is_prose(text: str) -> bool:
-    """Whether a normalised answer has numbers among words, as in ``36sides of the``; such text is never an answer."""
+    """Whether a normalized answer has numbers among words, as in ``36sides of the``; such text is never an answer."""
     plain_text = _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))
     return any(sign.isdigit() for sign in plain_text) and _PLAIN_WORD.search(plain_text) is not None
 
@@ -277,7 +277,7 @@ _PLUS_MINUS = re.compile(r"\\pm|\\mp")
 
 
 def _compare(right: str, given: str, depth: int, rounded: bool, spent: list[float]) -> Verdict:
-    """Compare two normalised expressions.
+    """Compare two normalized expressions.
 
     Args:
         right: The reference.

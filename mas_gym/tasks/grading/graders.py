@@ -71,7 +71,7 @@ class KindGrader:
         return NEEDS[kind] if missing else None
 
     def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message, without looking at the reference."""
+        """Read the normalized answer from a final message, without looking at the reference."""
         return extract_answer(problem, text, self.mode)
 
     def grade(self, problem: Problem, text: str) -> Grade:
@@ -119,7 +119,7 @@ class OwnGrader:
         return self
 
     def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message."""
+        """Read the normalized answer from a final message."""
         return self.base.extract(problem, text)
 
 

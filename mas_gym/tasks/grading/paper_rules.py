@@ -75,7 +75,7 @@ def normalise_as_paper(text: str) -> str:
 
 
 def same(reference: str, answer: str, kind: Kind) -> bool:
-    """Whether two answers are equal by the paper's rule: numbers within 1e-3, anything else as normalised text."""
+    """Whether two answers are equal by the paper's rule: numbers within 1e-3, anything else as normalized text."""
     if kind == "choice":
         return reference.strip().upper() == answer.strip().upper()
     right, given = normalise_as_paper(reference), normalise_as_paper(answer)

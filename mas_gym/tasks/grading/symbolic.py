@@ -109,7 +109,7 @@ class Judgement(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def equal_by_meaning(reference: str, answer: str) -> Judgement:
-    """Compare two normalised LaTeX expressions by meaning.
+    """Compare two normalized LaTeX expressions by meaning.
 
     Thread-safe. A comparison that runs out of time or memory is ``"timed out"``,
     which grading counts as wrong.

@@ -20,7 +20,7 @@ _INFO = re.compile(r"[ \t]*+[\w+.#-]{0,20}+[ \t]*+\r?\n")
 
 
 def normalise_text(text: str) -> str:
-    """Normalise an answer in words for comparison: ignore case, spacing, outer punctuation and a leading article.
+    """Normalize an answer in words for comparison: ignore case, spacing, outer punctuation and a leading article.
 
     >>> normalise_text(' The  "Vienna". '), normalise_text("C++")
     ('vienna', 'c++')
