@@ -1,7 +1,7 @@
 """Credit for each message: advantages from groups of samples or from search trees, for training the agents.
 
-`credit` computes advantages for finished plans by the name of a method. The other functions take plain arrays. Each
-docstring has the formula, the shapes and the source. In the shapes, ``M`` is the number of messages, ``G`` of
+`credit` takes the name of a method and computes advantages for finished plans. The other functions take plain arrays.
+Each docstring has the formula, the shapes and the source. In the shapes, ``M`` is the number of messages, ``G`` of
 transcripts, ``N`` of tree nodes, ``K`` of continued siblings and ``S >= K`` of all sampled siblings.
 
 | method | compares a message with | unbiased for the exact credit |
@@ -292,7 +292,7 @@ def tree_credit(
     *,
     weight: float = 0.5,
 ) -> dict[int, float]:
-    """Return the credit of every message of a tree that has a reward below it, from comparisons of siblings.
+    """Return the credit of every message with a reward below it in a tree, from comparisons of siblings.
 
     The estimate of a terminal node is its reward; that of any other node, computed from its children, is
     ``mean_continued(estimate - w V) + w mean_all(V)``, or the plain mean without values. Siblings are compared by

@@ -63,7 +63,7 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
             * ``"NAME:ARGUMENT"`` for a loader registered in the entry-point group ``mas_gym.critics``.
 
             Options may follow, as in ``"models/masprm#concurrent=true"`` or ``"prm:MODEL#aggregate=min"``.
-        lazy: Load the weights of a trained critic at its first score. Other critics are always loaded immediately.
+        lazy: Load the weights of a trained critic when it first scores. Other critics are always loaded immediately.
         options: Options of the loader; for folders see `rewardmodels.LearnedCritic`.
 
     Raises:

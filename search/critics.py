@@ -67,7 +67,7 @@ class Uncertainty(Critic):
     ``least``               ``exp(m)``          ``m``: log-probability of the least likely token
     ======================  ==================  ===========================================================
 
-    Values lie in [0, 1]; larger means more certain. The sums over tokens are in nats, at temperature 1. Local models
+    Values lie in [0, 1]; larger means more certain. ``H``, ``S`` and ``m`` are in nats, at temperature 1. Local models
     report all three; vLLM and OpenAI-compatible servers report only ``least``.
 
     Args:
@@ -133,7 +133,7 @@ class Agreement(Critic):
     """The share of the search's leaves with the same answer as the scored leaf (self-consistency, Wang et al. 2023).
 
     The value is ``2 share - 1``. The leaves are the terminal states for which the search has requested scores so far,
-    including those of the same request and repeats. For best-of-N they are all passes; for a tree search, the leaves
+    including repeats and those of the current request. For best-of-N they are all passes; for a tree search, the leaves
     found so far. A leaf without a readable answer has a share of 0.
     """
 
@@ -258,7 +258,7 @@ class Vote(Combination):
 
     Args:
         members: The critics.
-        threshold: The value between right and wrong: 0 for critics in ``[-1, 1]``.
+        threshold: The value that separates right from wrong: 0 for critics in ``[-1, 1]``.
         quorum: Minimum number of votes.
     """
 

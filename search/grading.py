@@ -165,10 +165,10 @@ class TurnAnswer(NamedTuple):
 
 
 def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> tuple[TurnAnswer, ...]:
-    """Return the answers of a plan's chosen episode after several numbers of turns.
+    """Return the answers of a plan's chosen episode after each of several numbers of turns.
 
-    The answer after a turn is the last stated answer, read from the field ``CURRENT ANSWER:`` of a message if it
-    exists, otherwise from anywhere in the message. From the end of the episode on, it is the plan's answer.
+    The answer after a turn is the last stated answer, read from the field ``CURRENT ANSWER:`` of a message if
+    present, otherwise from anywhere in the message. From the end of the episode on, it is the plan's answer.
 
     Args:
         plan: A graded plan, from `search.run` or a store.

@@ -28,8 +28,8 @@ class Candidate:
 
     Attributes:
         state: The terminal state.
-        score: The score that ranks it, by default the path score: the mean value after each
-            action, or the terminal value with an outcome critic; None if it was not scored.
+        score: The score that ranks it, by default the path score: the mean of the values
+            after each action, or the terminal value with an outcome critic; None if it was not scored.
         node: Its index in the plan's tree; None until the scheduler completes the plan.
         answer: The normalized answer read from its last message; filled in by the scheduler.
         correct: Whether that answer equals the reference; filled in by the scheduler.
@@ -48,7 +48,7 @@ class Candidate:
 
 
 class AnytimePoint(NamedTuple):
-    """A point of the anytime curve: the answer of a search that stops at this cost.
+    """A point on the anytime curve: the answer of a search that stops at this cost.
 
     Attributes:
         agent_calls: AC spent so far.

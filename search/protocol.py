@@ -101,7 +101,7 @@ class Remaining:
 
     The number is exact for a limit of calls. For a limit of tokens it divides the tokens left
     by the mean length of the search's messages so far, and is 1 before the first message.
-    A limit of seconds is ignored.
+    A time limit is ignored.
     """
 
 

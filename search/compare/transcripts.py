@@ -211,7 +211,7 @@ class Scored(NamedTuple):
 
 
 class ScoringCost(NamedTuple):
-    """The cost of scoring: forwards, and the tokens of a judge."""
+    """The cost of scoring: forward passes of the critic, and the tokens of a judge."""
 
     reward_calls: int = 0
     critic_tokens: int = 0
@@ -236,9 +236,9 @@ def score_transcripts(
         listen: Called with the number of transcripts scored so far.
 
     Raises:
-        ConfigError: The critic compares states with others.
+        ConfigError: The critic compares states with each other.
         CriticError: The critic is incompatible with the system, or cannot score any transcript.
-        DataError: Steps are not an episode of the system.
+        DataError: The steps do not form an episode of the system.
         EngineUnavailableError: A judge's engine is unavailable.
     """
     critic = as_critic(critic)

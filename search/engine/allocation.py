@@ -2,7 +2,7 @@
 
 All searches advance in increments, such as one pass or one simulation, and wait after each (`search.Continue`). Once
 every search waits or has ended, the next round begins. A round resumes the searches with the largest expected gain per
-share of the budget. Searches without an answer come first, and ties follow the order of the problems. A round resumes
+unit of budget. Searches without an answer come first, and ties follow the order of the problems. A round resumes
 about a quarter of the searches, so that engines receive batches. It resumes several only if their expected cost is at
 most half of the remaining budget, so that the last rounds are small. The decisions depend only on the messages and
 values of the searches, not on concurrency or time.
@@ -142,7 +142,7 @@ class Allocation:
         return Cost(*(limit - used for limit, used in zip(self._limit, spent, strict=True)))
 
     def _worth(self, number: int) -> float:
-        """Return the expected gain per share of the budget; infinite for a search without an answer."""
+        """Return the expected gain per unit of budget; infinite for a search without an answer."""
         share = self._shares[number]
         if share.first is None:
             return math.inf
@@ -187,7 +187,7 @@ def check_allocation(setup: Setup, problems: object, budget: Budget) -> None:
     """Check that a run can allocate its budget.
 
     Raises:
-        ConfigError: As for `check_allocated`; prices depend on the clock, or the number of problems is unknown.
+        ConfigError: As for `check_allocated`, or prices depend on the clock, or the number of problems is unknown.
     """
     check_allocated(budget, setup.budget)
     rate = setup.rate

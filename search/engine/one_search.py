@@ -98,7 +98,7 @@ class GradingCall(NamedTuple):
 
 
 class ProgramStep(NamedTuple):
-    """A request to run a program with a reply at a state; a ``state`` of None starts the program."""
+    """A request to continue a program from a state with a reply; a ``state`` of None starts the program."""
 
     state: MASState | None
     text: str
@@ -163,7 +163,7 @@ class ActiveSearch:
             grader: Grades the answers.
             account: The total cost of all searches.
             runner: Runs the agent program; None for a MAS.
-            world: As the attribute.
+            world: See the attribute.
             on_message: Called with the agent and the usage so far when a message arrives.
             arms: Returns the arms of an agent (`mas_gym.policies.PolicyBase.arms`).
         """
@@ -213,7 +213,7 @@ class ActiveSearch:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the search's seconds are spent, on the clock of `time.perf_counter`."""
+        """The time at which the search's time limit expires, on the clock of `time.perf_counter`."""
         seconds = self.setup.budget.seconds
         return None if seconds is None else self._started + seconds
 

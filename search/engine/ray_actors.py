@@ -254,7 +254,7 @@ class ActorPool:
         earlier: Cost of the run in earlier processes, which counts towards the budget.
         stopped: Reason for accepting no more problems; None while problems are accepted.
         closed: Whether no more problems are accepted.
-        meters: The last reported meters of the actors' policies.
+        meters: The last reported usage meters of the actors' policies.
         size: The number of actors.
         allowance: Admits searches; set by the run before the first search, when the models and their prices are known.
     """
@@ -390,7 +390,7 @@ class ActorPool:
         return self.allowance.pays(rest, 1, alone=not held)
 
     def _over_budget(self) -> bool:
-        """Stop if the run's seconds are spent, or if searches cost more than expected and exceed the budget."""
+        """Stop if the run's time limit has expired, or if searches cost more than expected and exceed the budget."""
         reason = self.allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
         if reason:
             self.stop(reason)

@@ -80,9 +80,9 @@ def run(
         budget: Limits of each search. A search that reaches a limit returns its best plan so far, or fails.
         run_budget: Limits of the whole run, including the cost of earlier calls with the same store. A search starts
             only if the remaining budget covers its expected cost, which is the cost of the most expensive search
-            so far. The limit of seconds ends open searches.
+            so far. The time limit ends open searches.
         allocate: Divide the run budget among all searches by marginal gain (`search.engine.allocation`). The planner
-            must be a vote, a cascade, or have a calibrated ``stop``, and the number of problems must be known. All
+            must be a vote or a cascade, or have a calibrated ``stop``, and the number of problems must be known. All
             searches stay in memory until the budget is spent; ``concurrency`` limits how many run at a time. The budget
             and the problems become part of the run's identity. An interrupted run is repeated from the start, with its
             full budget.

@@ -153,7 +153,7 @@ class Scheduler:
             concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
             task: Grades the answers, if the task has custom grading.
             run_budget: Limits of all searches together. A search starts only if the remaining calls, tokens and USD
-                cover its expected cost; a search that exceeds its expected cost may be dropped. The limit of seconds
+                cover its expected cost; a search that exceeds its expected cost may be dropped. The time limit
                 ends open searches. If the setup allocates the budget, all searches are open at once, and `concurrency`
                 limits how many run at a time.
         """
@@ -564,7 +564,7 @@ class Scheduler:
         self._mail.put((key, outcome))
 
     def _out_of_time(self) -> bool:
-        """Stop if the seconds of the run budget are spent; return whether they are."""
+        """Stop if the run's time limit has expired; return whether it has."""
         reason = self._budget.spent(self._spent, 0)
         if reason:
             self.stop(reason)
@@ -638,7 +638,7 @@ class Scheduler:
     # ---- deadlines
 
     def _expire(self) -> None:
-        """Stop the searches that have exceeded their limit of seconds."""
+        """Stop the searches that have exceeded their time limit."""
         while self._deadlines and self._deadlines[0][0] <= perf_counter():
             _, number = heapq.heappop(self._deadlines)
             entry = self._active.get(number)

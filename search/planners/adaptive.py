@@ -22,7 +22,7 @@ from search.tree import Tree
 
 @dataclass(frozen=True)
 class AdaptiveBranching(Planner):
-    """AB-MCTS with Gaussian arms; AC is at most ``n_simulations`` D.
+    """AB-MCTS with Gaussian arms; AC is at most ``n_simulations * D``.
 
     At each state, Thompson sampling decides between a new message and a known one (Inoue et al.,
     2025). A state's arms are its children and the arm "new message". The value of an arm is a normal distribution with

@@ -61,7 +61,7 @@ class Allocated(StopRule):
 
 
 def gain_per_check(known: StopMap, evidence: Evidence, left: int) -> float:
-    """Return the largest mean gain of probability per check; see `search.planners.voting.largest_mean`."""
+    """Return the largest mean gain in probability per check; see `search.planners.voting.largest_mean`."""
     features = evidence.features
     now = known.probability(features)
     return 0.0 if math.isnan(now) else largest_mean(lambda n: known.probability(features, n) - now, left)

@@ -62,7 +62,8 @@ class ChosenArms(PlannerWrapper):
         planner: The wrapped planner.
         arms: ``"thompson"`` chooses the arm with the largest sampled mean. ``"cost"`` samples mean and variance, and
             chooses the arm with the largest expected improvement over the best message known at the state, or over the
-            state itself, per USD of a generated token; the run needs prices. ``"only:NAME"`` uses the arm of that name.
+            state itself, divided by the USD price of a generated token; the run needs prices. ``"only:NAME"`` uses the
+            arm of that name.
         outcomes_only: Whether only terminal states have values; filled in for a run.
     """
 

@@ -36,10 +36,10 @@ class ChosenRecipients(PlannerWrapper):
 
     Attributes:
         planner: The wrapped planner.
-        recipients: ``"schedule"``: the next legal recipient after the speaker in listed order, in which ``sink`` is
-            last, or else the first one; ``"uniform"``: a random legal recipient; ``"critic"``: the recipient with the
-            highest critic value of the successor state, at one critic call per legal recipient. Ties go to the
-            recipient that the message names, then to the first in listed order.
+        recipients: ``"schedule"``: the next legal recipient after the speaker in listed order (``sink`` is last), or
+            the first one if none follows the speaker; ``"uniform"``: a random legal recipient; ``"critic"``: the
+            recipient with the highest critic value of the successor state, at one critic call per legal recipient.
+            Ties go to the recipient that the message names, then to the first in listed order.
     """
 
     recipients: Rule

@@ -21,7 +21,7 @@ class DVTS(TurnByTurn):
     """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches in parallel.
 
     Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the terminal state with the best
-    path score is chosen. With a fixed schedule, AC = trees width D.
+    path score is chosen. With a fixed schedule, AC = ``trees * width * D``.
 
     Attributes:
         trees: Number of independent searches.

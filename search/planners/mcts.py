@@ -21,7 +21,7 @@ The paper does not specify the following:
   them, so it never ends in a non-terminal state. If a bootstrap search found no terminal
   state, the greedy path is completed with one message per agent. Until the tree has a
   terminal state, expansions that would leave too few calls for this path are skipped, so
-  AC <= n C still holds (for n C >= C + D - 1, and models whose ``max_depth`` is the true
+  AC <= n C still holds (for n C >= C + D - 1, and dynamics whose ``max_depth`` is the true
   bound).
 * With an outcome critic, each terminal state is scored once: RC is the number of distinct
   terminal leaves, at most one per simulation.
@@ -82,8 +82,8 @@ class MCTS(Planner):
         leaf: ``"rollout"`` or ``"bootstrap"``; see the module.
         virtual_visits: Whether new children start with N = 1 and W = their value; by
             default exactly when intermediate states have values.
-        values: ``"process"``: a critic of any state; ``"likelihood"``: policy likelihood;
-            ``"outcome"``: a critic of terminal states; ``"reward"``: the true reward;
+        values: ``"process"``: a critic for any state; ``"likelihood"``: policy likelihood;
+            ``"outcome"``: a critic for terminal states; ``"reward"``: the true reward;
             ``"auto"``: the kind that the run provides.
         rank: The order of the candidates after the chosen one: by ``"path"``, the path score,
             or by ``"leaf"``, the terminal child's Q. Candidates without a Q come last.
@@ -181,7 +181,7 @@ class Search:
         same: The rule for equal messages; None if only identical texts are equal.
         limited: Whether the search has a budget of calls or tokens.
         c_uct: The exploration constant; ``horizon="budget"`` changes it during the search.
-        ceiling: Maximum agent calls of simulations before there is a terminal state.
+        ceiling: Maximum number of agent calls in simulations before there is a terminal state.
         leads: Whether a scored terminal state was found at or below each node.
         in_flight: Nodes that simulations are expanding or scoring, if several run at once.
     """

@@ -25,7 +25,7 @@ class REBASE(TurnByTurn):
     """Reward-balanced search (Wu et al., 2024): a fixed width, allocated to states by their values.
 
     At each depth, the samples are divided among the states in proportion to the softmax of their values; terminal
-    states keep their share of the width. With a fixed schedule, AC = width D.
+    states keep their share of the width. With a fixed schedule, AC = ``width * D``.
 
     Attributes:
         width: Messages sampled per depth.

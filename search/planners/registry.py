@@ -100,7 +100,7 @@ def load_planner(spec: str) -> Planner:
 
 
 def whole_search(planner: Planner) -> Planner:
-    """Return a planner without its early stops: without ``stop``, and the last stage of a cascade.
+    """Return a planner without its early stops: the planner without ``stop``, or the last stage of a cascade.
 
     With the same seed, the returned planner draws the same messages and more, so its answer is the one without the
     early stop. A planner that never stops early is returned unchanged.

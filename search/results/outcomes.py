@@ -25,7 +25,7 @@ class Outcome:
         candidates: Number of ranked terminal candidates.
         tokens: Generated tokens (TOK).
         agent_calls: LLM generations (AC).
-        reward_calls: Critic forwards (RC).
+        reward_calls: Forward passes of the critic (RC).
         critic_tokens: Tokens that the critic generated, such as a judge's verdicts; not included in TOK.
         grader_tokens: Tokens that a judge generated to grade the answers; not included in TOK.
         error: Reason for the failure; None if the search did not fail.
