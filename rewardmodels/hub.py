@@ -100,5 +100,8 @@ def download(name: str, revision: str | None = None) -> Path:
     """
     folder = download_files(name, _FILES, revision)
     if not (folder / META).is_file():
-        raise DataError(f"{name!r} on the hub is not a MAS-Gym critic: expected {META}; publish one with push_to_hub")
+        raise DataError(
+            f"{name!r} on the hub is not a MAS-Gym critic: expected {META}, found none; publish "
+            "critics with push_to_hub"
+        )
     return folder

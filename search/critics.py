@@ -103,7 +103,7 @@ class Uncertainty(Critic):
         if value is None:
             remedy = "" if self.kind == "least" else ", or uncertainty:least, which needs only log-probabilities"
             raise CriticError(
-                f"{self.name}: expected {KINDS[self.kind].replace('_', '-')} from the policy, got none; use a local "
+                f"{self.name}: expected the statistic {self.kind!r} from the policy, got none; use a local "
                 f"model (tiny, transformers:PATH){remedy}"
             )
         if self.kind == "self-certainty":

@@ -273,7 +273,7 @@ def _with_nodes(plan: Plan, root: MASState, dynamics: Dynamics, planner: str, pr
     """Fill in the nodes of candidates and of the curve, and add missing paths to the tree."""
     tree = Tree(root) if plan.tree is None else plan.tree
     if not isinstance(tree, Tree) or tree.states[0] != root:
-        got = f"one of {tree.states[0]!r:.80}" if isinstance(tree, Tree) else type(tree).__name__
+        got = f"a tree with root {tree.states[0]!r:.80}" if isinstance(tree, Tree) else type(tree).__name__
         raise SearchError(f"planner {planner}: expected the plan's tree to be a search.Tree(root), got {got}")
     index: dict[MASState, int] = {}
     for node, state in enumerate(tree.states):

@@ -263,5 +263,5 @@ class Tree:
                 f"expected a tree of this MAS, got the error {error!r}; write trees with to_dict()"
             ) from error
         if not len(tree.visits) == len(tree.totals) == len(tree.values) == len(tree):
-            raise DataError("expected columns of one length, got different lengths; write trees with to_dict()")
+            raise DataError("expected columns of equal length, got different lengths; write trees with to_dict()")
         return tree

@@ -211,7 +211,7 @@ def test_finished_training_is_neither_repeated_nor_overwritten(
     before = (out / "model.safetensors").stat().st_mtime_ns
     assert train_agents(samples, out, "grpo", device="cpu", **QUICK) == trained
     assert (out / "model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(ConfigError, match=r"another training run \(settings\)"):
+    with pytest.raises(ConfigError, match=r"another training run \(different settings\)"):
         train_agents(samples, out, "grpo", device="cpu", **{**QUICK, "epochs": 2.0})
 
 
@@ -327,7 +327,7 @@ def test_agent_config_depends_on_method_and_size() -> None:
 
 
 def test_train_agents_rejects_invalid_examples_and_arguments(samples: list[CreditedSample], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected examples of Demonstration"):
+    with pytest.raises(ConfigError, match="expected examples of type Demonstration"):
         train_agents(samples, tmp_path / "a", "sft")
     with pytest.raises(DataError, match="got none"):
         train_agents([], tmp_path / "a", "grpo")

@@ -252,7 +252,7 @@ def test_outcome_critic_scores_only_terminal_states(folders: dict[str, Path]) ->
     critic = LearnedCritic(folders["orm"], device="cpu")
     assert critic.terminal_only and critic.name == "orm"
     assert len(critic.score(contexts([chain(["a", "b", "c", "d"])]))) == 1
-    with pytest.raises(CriticError, match="terminal states only, got one where Planner acts"):
+    with pytest.raises(CriticError, match="terminal states only, got a state where Planner acts"):
         critic.score(contexts([chain(["a"])]))
     prefixes = LearnedCritic(folders["orm"], device="cpu", prefixes=True)
     assert not prefixes.terminal_only and len(prefixes.score(contexts([chain(["a"])]))) == 1

@@ -110,13 +110,13 @@ def test_features_of_another_version_are_rejected(log: Path, tmp_path: Path) -> 
     file = tmp_path / "f" / "features.json"
     written = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(written | {"schema": 99}), encoding="utf-8")
-    with pytest.raises(DataError, match="train it again"):
+    with pytest.raises(DataError, match="train the critic again"):
         load_critic(str(tmp_path / "f"))
 
 
 def test_train_features_requires_both_outcomes_and_an_empty_folder(log: Path, tmp_path: Path) -> None:
     rows = list(recorded_states(search.Recorded(imported(tmp_path, [("a", "yes")], [("b", "yes")])), True))
-    with pytest.raises(DataError, match="0 wrong from 2 questions"):
+    with pytest.raises(DataError, match=r"0 wrong \(questions: 2\)"):
         train_features(rows, tmp_path / "out", "orm")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear", encoding="utf-8")

@@ -319,7 +319,7 @@ def test_invalid_settings_are_rejected_with_a_reason(models: dict[str, Path]) ->
     with pytest.raises(ConfigError, match="positive scale"):
         load_critic(f"rm:{models['scalar']}#scale=0")
     for spec in ("prm", "rm"):
-        with pytest.raises(ConfigError, match="got no model"):
+        with pytest.raises(ConfigError, match="as model, got none"):
             load_critic(spec)
     with pytest.raises(DataNotFoundError, match="no model '/no/such/folder'"):
         load_critic("prm:/no/such/folder")

@@ -367,7 +367,7 @@ def test_finished_training_is_not_repeated(trained: Trained, base: Path, data: R
 def test_training_does_not_overwrite_another_run_or_other_files(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"another training run \(settings\)"):
+    with pytest.raises(ConfigError, match=r"another training run \(different settings\)"):
         train(data, trained.folder, base=str(base), **{**QUICK, "epochs": 3})
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="expected an empty folder"):

@@ -89,7 +89,7 @@ class Columns(NamedTuple):
             columns = tuple(parts) if isinstance(parts, list | tuple) else (parts,)
             named = bool(columns) and all(isinstance(name, str) and name for name in columns)
             if not named or (len(columns) > 1 and not many):
-                raise ConfigError(f"columns: expected a column's name for {role}, got {shown(names)}")
+                raise ConfigError(f"columns: expected a column name for {role}, got {shown(names)}")
             read[role] = columns if many else columns[0]
         return cls(**read)
 
@@ -202,7 +202,9 @@ def _read(source: str, place: Path | None) -> tuple[dict[str, list[RawRow]], boo
         return _read_hub(source)
     if place.is_file():
         if place.suffix.lower() not in SUFFIXES:
-            raise DataError(f"{place}: expected a {', '.join(SUFFIXES)} file, got {place.suffix or 'no suffix'}")
+            raise DataError(
+                f"{place}: expected a file of type {', '.join(SUFFIXES)}, got {place.suffix or 'no suffix'}"
+            )
         return {"": read_file(place, "")}, True
     if not place.is_dir():
         raise DataError(f"{place}: expected a regular file or a folder, got neither")
@@ -232,7 +234,7 @@ def _read_hub(source: str) -> tuple[dict[str, list[RawRow]], bool]:
     if missing is not None and not parts:
         why = str(missing).partition(". Three ways")[0]
         raise DataNotFoundError(
-            f"{why}; there is no local file of this name: check the path or the id, or go online once"
+            f"{why}, and there is no local file with this name; check the path or id, or connect to the internet once"
         )
     if list(parts) == ["train"]:
         return {"": parts["train"]}, True

@@ -34,7 +34,9 @@ class OracleCritic(Critic):
         for name, answer in answers.items():
             problem = task.problem(name)
             if answer != problem.answer:
-                raise CriticError(f"expected the reference answer of {name!r}, got {answer!r}; pass problem.answer")
+                raise CriticError(
+                    f"expected the reference answer of problem {name!r}, got {answer!r}; pass problem.answer"
+                )
             self._problems[problem.question] = problem
 
     def identity(self) -> object:
@@ -53,11 +55,11 @@ class OracleCritic(Critic):
         problem = self._problems.get(context.state.question)
         if problem is None:
             raise CriticError(
-                f"the oracle has no answer to the question {context.state.question[:60]!r}; add it to answers"
+                f"the oracle has no answer to the question {context.state.question[:60]!r}; add its problem to answers"
             )
         if context.state.acting != context.mas.sink:
             raise CriticError(
-                "the oracle critic: expected a terminal state, got another state; use a learned critic for "
-                "non-terminal states"
+                "the oracle critic: expected a terminal state, got a non-terminal state; use a learned critic for "
+                "such states"
             )
         return 1.0 if self._task.grade(problem, context.state.text).correct else -1.0

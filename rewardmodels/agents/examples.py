@@ -89,8 +89,8 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
     if not chosen:
         held = "; ".join(info.label for info in runs) or "nothing"
         raise DataError(
-            f"expected a training run in {store.path}, found {held}; agents are trained on searches with the true "
-            "reward: run mas-gym rollouts"
+            f"expected a training run in {store.path}, found {held}. Agents are trained on searches with the true "
+            "reward; run mas-gym rollouts"
         )
     return chosen
 
@@ -174,7 +174,7 @@ def sibling_pairs(path: str | Path, least: float, run: str | None = None) -> lis
     if not found:
         raise DataError(
             f"{path}: expected states whose best and worst messages differ by at least {least} in mean reward, found "
-            "none; use more simulations, or lower least"
+            "none; use more simulations, or a smaller least="
         )
     return found
 
@@ -272,6 +272,6 @@ def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float
 def _refuse_programs(store: Store, info: RunInfo) -> None:
     if info.mas.program:
         raise ConfigError(
-            f"{store.path}: expected a run of a MAS, got the program {info.mas.name}, whose prompts are not stored; "
-            "train its agents with grpo, from token traces"
+            f"{store.path}: expected a run of a MAS, got one of the program {info.mas.name}, whose prompts are not "
+            "stored; train its agents with grpo, from token traces"
         )

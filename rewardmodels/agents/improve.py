@@ -140,8 +140,8 @@ def improve(
     wanted = (config.rounds + 1) * config.problems
     if len(bench.task) < wanted:
         raise ConfigError(
-            f"expected {wanted:,} training problems for {config.rounds} rounds and the last evaluation, got "
-            f"{len(bench.task):,}; lower rounds or problems"
+            f"expected {wanted:,} training problems for {config.rounds} rounds and the final evaluation, got "
+            f"{len(bench.task):,}; use fewer rounds, or fewer problems per round"
         )
     out = Path(out)
     facts = {"held out": len(held_out), "task": bench.task.name, "mas": bench.mas.to_dict()}

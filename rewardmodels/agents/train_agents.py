@@ -109,7 +109,9 @@ def train_agents(
     # Both are checked before a model is loaded.
     agent_config(method, 0, overrides)
     if wrong := next((one for one in examples if not isinstance(one, _EXAMPLES[method])), None):
-        raise ConfigError(f"method {method!r}: expected examples of {_EXAMPLES[method].__name__}, got {wrong!r:.80}")
+        raise ConfigError(
+            f"method {method!r}: expected examples of type {_EXAMPLES[method].__name__}, got {wrong!r:.80}"
+        )
     if not examples:
         raise DataError("expected examples to learn from, got none")
     parts: dict[str, list[Example]] = {ALL: list(examples)}

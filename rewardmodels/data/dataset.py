@@ -283,7 +283,9 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
         raise ConfigError(f"expected a held-out share between 0 and 1, got {held_out}")
     problems = {(example.task, example.problem_id) for example in data.examples}
     if len(problems) < 2:
-        raise DataError(f"expected examples of at least two problems, got {len(problems)}; one set would be empty")
+        raise DataError(
+            f"expected examples from at least two problems, to hold one out, got {len(problems)}; add problems"
+        )
     place = {p: int.from_bytes(blake2b(f"{seed}|{p[0]}|{p[1]}".encode(), digest_size=8).digest()) for p in problems}
     ranked = sorted(problems, key=place.__getitem__)
     count = sum(place[problem] < held_out * 2**64 for problem in ranked)
@@ -325,7 +327,7 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
         if not chosen:
             held = "; ".join(info.label for info in runs) or "nothing"
             raise DataError(
-                f"expected a training run in {path}, found {held}; training uses searches with the true reward "
+                f"expected a training run in {path}, found {held}. Training uses searches with the true reward "
                 "(mas-gym rollouts) or logs (mas-gym import)"
             )
         for info in chosen:
@@ -418,7 +420,7 @@ def load_data(folder: str | Path) -> RewardData:
 
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataNotFoundError(f"no exported training set at {folder}")
+        raise DataNotFoundError(f"no training set at {folder}: expected a folder written by export")
     try:
         info: JSONObject = json.loads((folder / INFO).read_text(encoding="utf-8"))
         if (info["schema"], info["text_format"]) != (SCHEMA, FORMAT):
@@ -432,7 +434,7 @@ def load_data(folder: str | Path) -> RewardData:
     except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"cannot read the training set in {folder}: {error}; export it again") from error
+        raise DataError(f"cannot read the training set in {folder}: {error!r}; export it again") from error
 
 
 def _ends(parts: Parts | None) -> list[int] | None:

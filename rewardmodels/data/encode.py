@@ -210,9 +210,9 @@ class Encoder:
         if room < min(_LEAST_QUESTION, len(fitted.parts[1])):
             newest = len(fitted.parts[-1]) if len(fitted.parts) > 2 else 0
             raise CriticError(
-                f"expected a state of at most {self.max_length} tokens, got a newest message of {newest} tokens, "
-                "which leaves no room for the question and is never truncated; lower the agent's max_new_tokens, "
-                "or use a critic that was trained with a larger max_length"
+                f"expected the newest message to leave room for the question in {self.max_length} tokens, got one of "
+                f"{newest} tokens, which is never truncated; lower the agent's max_new_tokens, or use a critic that "
+                "was trained with a larger max_length"
             )
         parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
         kept = sum(map(len, parts)) - len(marker)

@@ -92,8 +92,9 @@ def load_scalar(
     missing = sorted(info["missing_keys"])
     if missing and not new_head:
         raise DataError(
-            f"expected a trained critic in {folder}, but it has no {', '.join(missing)[:200]}, so this is a model "
-            "without a head; pass the folder that training wrote, or train one with --base"
+            f"expected a trained critic in {folder}, got a model without a head (missing: "
+            f"{', '.join(missing)[:200]}); pass the folder that training wrote, or train a critic "
+            "from this model with --base"
         )
     if not hasattr(model, "score"):
         raise ConfigError(f"expected a decoder with a head named 'score', got {type(model).__name__} in {folder}")
@@ -129,8 +130,8 @@ def load_pretrained(
             model, info = getattr(transformers, kind).from_pretrained(folder, **common, **options)
     except SafetensorError as error:
         raise DataError(
-            f"cannot read the weights in {folder}: {error}; a file is truncated or damaged; copy the folder "
-            "or train the model again"
+            f"cannot read the weights in {folder}, because a file is truncated or damaged ({error}); copy the folder "
+            "again, or train the model again"
         ) from error
     except Exception as error:
         # A damaged config can cause any exception class in transformers.

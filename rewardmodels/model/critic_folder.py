@@ -180,7 +180,7 @@ def check_folder(folder: Path) -> None:
     """
     if (folder / "adapter_config.json").exists():
         raise ConfigError(
-            f"{folder}: adapter_config.json: expected merged weights, got an adapter; merge it with peft, then save"
+            f"{folder}: adapter_config.json: expected merged weights, got an adapter; use peft to merge and save it"
         )
     config = read_object(folder / "config.json")
     for key in ("attn_implementation", "_attn_implementation", "transformers_weights"):

@@ -124,7 +124,7 @@ def read_features(folder: Path) -> FeatureModel:
     if data.get("schema") != SCHEMA or data.get("features") != list(FEATURES):
         raise DataError(
             f"{path}: expected schema {SCHEMA} with the features of this release, got {shown(data.get('schema'))} with "
-            f"{shown(data.get('features'))}; train it again"
+            f"{shown(data.get('features'))}; train the critic again"
         )
     tuples = {name: tuple(data[name]) for name in ("agents", "mean", "scale", "weights")}
     return FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)} | tuples)

@@ -191,8 +191,8 @@ class LearnedCritic(ModelCritic):
     def _check(self, mas: MAS, state: MASState) -> None:
         if self.terminal_only and state.acting != mas.sink:
             raise CriticError(
-                f"an outcome critic scores terminal states only, got one where {mas.node_name(state.acting)} acts; use "
-                "a MASPRM, or a planner that evaluates only terminal states"
+                f"an outcome critic scores terminal states only, got a state where {mas.node_name(state.acting)} acts; "
+                "use a MASPRM, or a planner that evaluates only terminal states"
             )
         self.check_graph(mas)
 

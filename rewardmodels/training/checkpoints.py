@@ -156,5 +156,5 @@ class Guarded(Trainer):  # type: ignore[misc]
             shutil.rmtree(folder, ignore_errors=True)
             raise TrainingError(
                 f"cannot write {folder.name} ({error}); training stops. {self._last_checkpoint()} Free some space and "
-                "run the same command again to resume from there"
+                "run the same command again"
             ) from error

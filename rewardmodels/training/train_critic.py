@@ -105,7 +105,7 @@ def train(
         )
     if config.view != data.view:
         raise ConfigError(
-            f"expected examples of view {config.view!r}, got {data.view!r}; "
+            f"expected examples with view {config.view!r}, got {data.view!r}; "
             f"call rewardmodels.collect(trees, view={config.view!r})"
         )
     if config.anchor and (points is None or points.kind != "points"):
@@ -190,8 +190,9 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
         if not resume or before != run:
             changed = [key for key in run if before.get(key) != run[key]]
             raise ConfigError(
-                f"{out} belongs to another training run ({', '.join(changed) or 'resume=False'}); choose another "
-                "folder, or delete this one"
+                f"{out} belongs to another training run "
+                f"({'different ' + ', '.join(changed) if changed else 'resume=False'}); choose another folder, or "
+                "delete this one"
             )
     elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
         raise ConfigError(f"expected an empty folder or one with a training run, got {out}; choose another folder")

@@ -146,8 +146,8 @@ class JudgeCritic(Critic):
         self._likely = mode != "share" and policy.chooses
         if mode == "logprob" and not self._likely:
             raise ConfigError(
-                f"judge: the policy {policy.name!r} reports no log-probabilities of first words; use mode=share, or a "
-                "local model, vllm:, or openai: with log-probabilities"
+                f"judge: the policy {policy.name!r} reports no log-probabilities for a reply's first word; use "
+                "mode=share, a local model, vllm:, or openai: with log-probabilities"
             )
         self._policy, self._n, self._temperature, self._max_tokens = policy, n, temperature, max_tokens
         self._prompt = read_prompt(prompt, self._kind)
@@ -284,15 +284,16 @@ def read_prompt(file: str | Path | None, kind: str) -> str:
         text = path.read_text(encoding="utf-8-sig")
         text.format(**dict.fromkeys(FIELDS[kind], ""))
     except OSError as error:
-        raise DataNotFoundError(f"judge: expected a prompt file at {str(file)!r}: {error}") from error
+        raise DataNotFoundError(f"judge: expected a prompt file at {str(file)!r}, got: {error}") from error
     except (ValueError, LookupError, AttributeError) as error:
         raise ConfigError(
-            f"judge: {path.name}: expected UTF-8 text with placeholders among {_named(FIELDS[kind])}, got "
-            f"{shown(str(error))}; double other braces"
+            f"judge: {path.name}: expected UTF-8 text with no placeholders except {_named(FIELDS[kind])}, got "
+            f"{shown(str(error))}; write other braces twice, as {{{{ and }}}}"
         ) from error
     for needed in _NEEDED[kind]:
         if not any(f"{{{name}}}" in text for name in needed):
-            raise ConfigError(f"judge: {path.name}: expected {_named(needed)}, got none")
+            either = _named(needed).replace(", ", " or ")
+            raise ConfigError(f"judge: {path.name}: expected the placeholder {either}, got none")
     return text
 
 

@@ -90,7 +90,7 @@ class _Published(ModelCritic):
         super().__init__()
         torch = need("torch", "a local reward model", "local")
         if not model:
-            raise ConfigError(f"expected {type(self).__name__.lower()}:FOLDER-OR-ID, got no model")
+            raise ConfigError(f"{type(self).__name__}: expected a folder or a hub id as model, got none")
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         name = dtype or ("float32" if self._device == "cpu" else "bfloat16")
         choice("dtype", name, ("float32", "float64", "bfloat16", "float16"))
@@ -251,7 +251,9 @@ class StepRewardModel(_Published):
     def _two(self, text: str) -> list[int]:
         ids = self._encode(text)
         if len(ids) != 2 or ids[0] == ids[1]:
-            raise DataError(f"{self.folder}: expected a tokenizer that reads {text!r} as two tokens, got {len(ids)}")
+            raise DataError(
+                f"{self.folder}: expected a tokenizer that encodes {text!r} as two different tokens, got the ids {ids}"
+            )
         return ids
 
 
@@ -375,8 +377,8 @@ def _loaded(prm: StepRewardModel, kind: str) -> PreTrainedModel:
     model, info = load_pretrained(kind, prm.folder, prm._dtype)
     if missing := info["missing_keys"]:
         raise DataError(
-            f"{prm.folder}: the weights lack {', '.join(sorted(missing))[:200]}: the model does not have the format "
-            f"{prm.format}; set format=, or download it again"
+            f"{prm.folder}: format {prm.format} needs the weights {', '.join(sorted(missing))[:200]}, which the model "
+            "lacks; set format= to the model's format, or download the model again"
         )
     prm._start(model)
     return model
@@ -399,7 +401,10 @@ def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]
         except (SafetensorError, OSError) as error:
             raise DataError(f"cannot read the weights in {path}: {error}; copy the file again") from error
     if lacking := sorted(wanted - set(found)):
-        raise DataError(f"{folder}: expected a head with {', '.join(lacking)}, which its safetensors files lack")
+        raise DataError(
+            f"{folder}: expected a head with {', '.join(lacking)}, which its safetensors files lack; set format= to "
+            "the model's format, or download the model again"
+        )
     return found
 
 

@@ -74,7 +74,9 @@ class ServerCritic(Critic):
         self._url = url.rstrip("/")
         base, _, self._endpoint = self._url.rpartition("/")
         if self._endpoint not in ENDPOINTS or not urlsplit(url).netloc:
-            raise ConfigError(f"expected http://HOST:PORT/ENDPOINT with one of {', '.join(ENDPOINTS)}, got {url!r}")
+            raise ConfigError(
+                f"expected http://HOST:PORT/ENDPOINT, where ENDPOINT is one of {', '.join(ENDPOINTS)}, got {url!r}"
+            )
         if not model:
             raise ConfigError(f"critic {url}: expected #model=NAME, got none; the server's /v1/models lists the names")
         if format not in COLUMNS:
@@ -183,7 +185,7 @@ def _turns(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 
 def _number(value: object) -> float:
     if not is_number(value) or abs(value) > 1e6:
-        raise ValueError(f"expected a finite number, got {shown(value)}")
+        raise ValueError(f"expected a finite number with absolute value at most 1e6, got {shown(value)}")
     return float(value)
 
 

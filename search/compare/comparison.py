@@ -91,7 +91,7 @@ def compare(
     recording = None if recorded is None else as_recorded(recorded)
     source = recording if problems is None else problems
     if source is None:
-        raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")
+        raise ConfigError("expected problems, or recorded= with a recorded run, got neither")
     items = as_task(source) if is_task(source) else list(source)
     if not (chosen := list(dict.fromkeys(seeds))):
         raise ConfigError("expected at least one seed, got none")

@@ -78,10 +78,11 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
             raise stop
         costs = [_COSTS[match.unit](outcome) for outcome in outcomes if outcome.error is None]
         if not costs:
-            raise ConfigError(f"every calibration search failed: {outcomes[0].error if outcomes else 'no problems'}")
+            reason = outcomes[0].error if outcomes else "expected at least one problem, got none"
+            raise ConfigError(f"every calibration search failed: {reason}")
         mean = sum(costs) / len(costs)
         if match.unit == "usd" and not mean > 0:
-            raise ConfigError("match: searches cost 0 USD at these prices, so no size can be matched; use tokens=N")
+            raise ConfigError("match: searches cost 0 USD at these prices, so no size reaches the target; use tokens=N")
         return mean
 
     if not setting:

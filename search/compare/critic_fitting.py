@@ -80,7 +80,8 @@ def calibrate_critics(
     if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():
         raise DataError(
             "expected right and wrong states with values from at least two questions, got "
-            f"right: {right[known].sum():.0f}, wrong: {wrong[known].sum():.0f}, questions: {len(fold_of)}"
+            f"right: {right[known].sum():.0f}, wrong: {wrong[known].sum():.0f}, questions: {len(fold_of)}; "
+            "use more examples"
         )
     folds = np.array([fold_of[key] for key in keys])
     held = [np.asarray(folds == fold) for fold in range(min(FOLDS, len(fold_of)))]

@@ -51,7 +51,7 @@ class Selection:
             if label == curve.label:
                 return curve
         known = ", ".join(repr(curve.label) for curve in self.curves)
-        raise ConfigError(f"expected one of {known}, got {label!r}")
+        raise ConfigError(f"expected the label of one curve ({known}), got {label!r}")
 
     def differences(self, k: int) -> dict[str, Difference]:
         """Return, by label, each critic's accuracy with ``k`` samples minus the majority vote's."""

@@ -178,7 +178,7 @@ def check_allocated(budget: Budget, each: Budget) -> None:
         ConfigError: The run has no budget to allocate, or a limit depends on the clock.
     """
     if min(limits_of(budget)) == math.inf:
-        raise ConfigError("allocate: expected a run budget of calls, tokens or usd to allocate, such as tokens=50000")
+        raise ConfigError("allocate: expected a run budget of calls, tokens or usd, such as tokens=50000, got none")
     if budget.seconds is not None or each.seconds is not None:
         raise ConfigError("allocate: expected a budget without seconds, because seconds depend on the machine's speed")
 

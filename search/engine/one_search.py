@@ -268,8 +268,8 @@ class ActiveSearch:
                 if calls:
                     return calls
             raise SearchError(
-                f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} consecutive rounds without a new request to "
-                "the policy or critic; return a search.Plan to end the search"
+                f"planner {self._planner_name}: expected a request to the policy or critic, got {MAX_LOCAL_ROUNDS:,} "
+                "consecutive rounds without a new request; return a search.Plan to end the search"
             )
         except StopIteration as end:
             return self._grade_first(end.value)
@@ -516,7 +516,7 @@ class ActiveSearch:
         for state in states:
             if critic.terminal_only and not self.setup.dynamics.is_terminal(state):
                 raise CriticError(
-                    f"the outcome critic {critic.name!r} scores terminal states only, got another state at turn "
+                    f"the outcome critic {critic.name!r} scores terminal states only, got a non-terminal state at turn "
                     f"{state.depth}; use a process critic with this planner"
                 )
             if self.setup.dynamics.failure(state) is not None:
@@ -558,7 +558,8 @@ class ActiveSearch:
         for state in states:
             if not self.setup.dynamics.is_terminal(state):
                 raise SearchError(
-                    f"the true reward is defined on terminal states only, got another state at turn {state.depth}"
+                    "the true reward is defined on terminal states only, got a non-terminal state at turn "
+                    f"{state.depth}"
                 )
         return [self._said(state) for state in states]
 

@@ -111,7 +111,7 @@ def run(
             )
         problems, policy = recording if problems is None else problems, recording.policy
     if problems is None:
-        raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")
+        raise ConfigError("expected problems, or recorded= with a recorded run, got neither")
     more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
     if allocate:
         planner = allocated(load_planner(planner) if isinstance(planner, str) else as_planner(planner))

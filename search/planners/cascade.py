@@ -62,7 +62,7 @@ class Cascade(Planner):
         if len(stages) < 2 or len(rules) != len(stages) - 1:
             raise ConfigError(
                 f"cascade: expected at least two planners and a threshold for each after the first, got {len(stages)} "
-                f"and {len(rules)}; write for example cascade:single>mcts:20,2@0.8"
+                f"and {len(rules)}; write, for example, cascade:single>mcts:20,2@0.8"
             )
         for rule in rules:
             if not isinstance(rule, Confident):

@@ -207,5 +207,7 @@ class _Choice:
 
 def _price(arm: Arm) -> float:
     if arm.price is None:
-        raise ConfigError(f"arms=cost: expected a price of generated tokens for the arm {arm.name!r}, got none; add it")
+        raise ConfigError(
+            f"arms=cost: expected a price for tokens that the arm {arm.name!r} generates, got none; add one"
+        )
     return arm.price

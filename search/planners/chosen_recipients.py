@@ -48,7 +48,7 @@ class ChosenRecipients(PlannerWrapper):
         """Check the rule."""
         super().__post_init__()
         if self.recipients not in get_args(Rule):
-            raise ConfigError(f"expected recipients to be one of {RULES}, got {self.recipients!r}")
+            raise ConfigError(f"expected recipients to be one of {', '.join(RULES)}, got {self.recipients!r}")
         if self.recipients == "critic":
             object.__setattr__(self, "needs_critic", True)
 

@@ -112,7 +112,9 @@ class StopMap:
         """Check the numbers. Raises `ConfigError`."""
         for names, known in (("weights", self.weights), ("growth", self.growth)):
             if (not known and names == "weights") or not set(known) <= set(FEATURES):
-                raise ConfigError(f"stop map: expected {names} for some of {', '.join(FEATURES)}, got {shown(known)}")
+                raise ConfigError(
+                    f"stop map: expected {names} for some of the features {', '.join(FEATURES)}, got {shown(known)}"
+                )
         numbers = [*self.weights.values(), self.bias, *(x for point in self.points for x in point)]
         numbers += [*self.growth.values(), self.growth_bias]
         if not all(is_number(number) for number in numbers):
@@ -160,7 +162,7 @@ class StopMap:
         try:
             content = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise DataNotFoundError(f"stop: expected a map at {str(path)!r}, got: {error}; {remedy}") from error
+            raise DataNotFoundError(f"stop: expected a stop map at {str(path)!r}, got: {error}; {remedy}") from error
         try:
             found = json.loads(content)
             if found["format"] != "mas-gym-stop" or found["schema"] != SCHEMA:
@@ -171,7 +173,7 @@ class StopMap:
             return cls(*names, weights, found["bias"], points, found["threshold"], *growth)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
             raise DataError(
-                f"{path}: expected a stop map of schema {SCHEMA}, got {shown(str(error))}; {remedy}"
+                f"{path}: expected a stop map of schema {SCHEMA}, but reading it failed: {error!r:.200}; {remedy}"
             ) from None
 
 
@@ -240,8 +242,8 @@ class Confident(StopRule):
         got = (name, "" if critic is None else critic.name)
         if known is not None and (known.planner, known.critic) != got:
             raise ConfigError(
-                f"stop: {self.source} was calibrated for {known.planner} with critic {known.critic}, got {got[0]} with "
-                f"critic {got[1] or 'none'}; run mas-gym calibrate with this planner and critic"
+                f"stop: {self.source} was calibrated for {known.planner} with critic {known.critic}, but this run has "
+                f"{got[0]} with critic {got[1] or 'none'}; run mas-gym calibrate with this planner and critic"
             )
         return replace(self, likelihood=kind == "likelihood")
 

@@ -138,7 +138,7 @@ def _otlp() -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise MissingDependencyError(
-            f"--traces otlp needs the exporter ({error}); install it with: pip install 'mas-gym[telemetry]'"
+            f"--traces otlp needs the OTLP exporter ({error}); install it with: pip install 'mas-gym[telemetry]'"
         ) from error
     return OTLPSpanExporter()
 
