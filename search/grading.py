@@ -165,7 +165,7 @@ class TurnAnswer(NamedTuple):
 
 
 def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> tuple[TurnAnswer, ...]:
-    """Return the answers of a plan's chosen episode after each of several numbers of turns.
+    """Return the answers of a plan's chosen episode after each given number of turns.
 
     The answer after a turn is the last stated answer, read from the field ``CURRENT ANSWER:`` of a message if
     present, otherwise from anywhere in the message. From the end of the episode on, it is the plan's answer.
@@ -176,7 +176,7 @@ def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> t
         turns: Numbers of turns.
 
     Raises:
-        ConfigError: A number is not a whole number of at least 1.
+        ConfigError: A number is not a positive integer.
     """
     for count in turns:
         whole_number("turns", count, at_least=1)

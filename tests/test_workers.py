@@ -205,4 +205,4 @@ def test_eval_rejects_workers_with_single_process_options() -> None:
     command = ["eval", "-n", "2", "--workers", "2", "--cache", "replies.db", "--policy", "tiny"]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     said = " ".join(result.output.split())
-    assert result.exit_code != 0 and "--workers 2: not possible with --cache" in said
+    assert result.exit_code != 0 and "--workers 2: cannot be combined with --cache" in said

@@ -42,7 +42,7 @@ def calibrate(
     if out.suffix != ".json":
         raise ConfigError(f"--out: expected a file that ends in .json, got {str(out)!r}")
     if source.split == "test":
-        raise ConfigError("--split: expected dev or train, got test; thresholds chosen on test problems leak answers")
+        raise ConfigError("--split: expected dev or train, got test; thresholds must not be chosen on test problems")
     check_folder(out)
     _, algorithm = read_planner(planner)
     problems = source.load()

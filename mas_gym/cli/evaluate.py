@@ -234,7 +234,7 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
     flags = [flag for flag, value in alone.items() if value is not None]
     if flags and wanted is not None and wanted > 1:
         others = " and ".join(flags)
-        raise ConfigError(f"--workers {wanted}: not possible with {others}; leave out --workers, or {others}")
+        raise ConfigError(f"--workers {wanted}: cannot be combined with {others}; leave out --workers, or {others}")
     return None if flags else read()
 
 

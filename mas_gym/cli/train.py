@@ -133,7 +133,7 @@ def calibrated(
 
     target = choice("--on", on, TARGETS)
     if target == "labels" and run is not None:
-        raise ConfigError("--run: not possible with --on labels, which uses all imported runs of the store")
+        raise ConfigError("--run: cannot be combined with --on labels, which uses all imported runs of the store")
     critics = {spec: load_critic(spec) for spec in dict.fromkeys(critic)}
     ends = any(one.terminal_only for one in critics.values())
     found = label_examples(store) if target == "labels" else recorded_states(Recorded(store, run), ends)
@@ -188,7 +188,7 @@ def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | Non
 
     for flag, typed in given.items():
         if typed:
-            raise ConfigError(f"{flag}: not possible with --base {FEATURES}, which is a logistic regression")
+            raise ConfigError(f"{flag}: cannot be combined with --base {FEATURES}, which is a logistic regression")
     rows = [row for store in stores for row in recorded_states(Recorded(store, run), kind == "orm")]
     model = train_features(rows, out, kind, note)  # type: ignore[arg-type]
     _show_metrics(model.metrics, out)

@@ -140,7 +140,7 @@ class _ReadRun(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """A run's data for the problems page: the run's fingerprint when read, and each search's outcome and question."""
+    """A run's data for the problems page: its fingerprint when it was read, and each search's outcome and question."""
 
     mark: str
     cells: dict[str, Cell]

@@ -60,7 +60,7 @@ class AskingWrapper(gym.Wrapper[Any, Any, Any, Any]):
         raise NotImplementedError
 
     def stepping(self, action: Any) -> Asking[Step]:
-        """Take a step; returns what `step` returns."""
+        """Take a step and return what `step` returns."""
         raise NotImplementedError
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> tuple[object, Info]:

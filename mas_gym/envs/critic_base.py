@@ -281,7 +281,7 @@ def _shares(expected: str, cost: object, count: int) -> tuple[int, ...]:
     except TypeError:
         shares = (-1,)
     if len(shares) != count or any(share < 0 for share in shares):
-        raise CriticError(f"{expected} as one non-negative integer, or one per value, got {shown(cost)}")
+        raise CriticError(f"{expected} given as one non-negative integer for all, or one per value, got {shown(cost)}")
     return shares
 
 

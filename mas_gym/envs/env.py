@@ -1,6 +1,6 @@
 """`MASEnv`: the Gymnasium environment, a thin layer over the pure dynamics and a task.
 
-An episode, with RPSV (four agents, so recipients are 0 to 3, 4 for sink and 5 for ALL)::
+An episode, with RPSV (four agents, so the recipients are 0 to 3 for agents, 4 for the sink and 5 for ALL)::
 
     reset()                     question, Reader to act
     step(("facts ...", 1))      reward 0, Planner to act

@@ -130,8 +130,8 @@ class Format:
             return None
         if strange is not None:
             raise self.error(
-                f"{self.name} {path}: expected plain tables, got {strange[0]!a}, which would run as code when it is "
-                "read; use a file from a source that you trust"
+                f"{self.name} {path}: expected plain tables, got {strange[0]!a}, which would run as code when the "
+                "file is read; use a file from a source that you trust"
             )
         if version != self.schema:
             raise self.error(

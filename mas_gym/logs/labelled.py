@@ -175,7 +175,7 @@ def prm800k(row: Any) -> Transcript:
 def _published_prm800k(row: JSONMapping) -> Transcript:
     question, label = row["question"], row["label"]
     if not isinstance(question, Mapping) or not isinstance(label.get("steps"), list):
-        raise BadRow(f"expected an object as question and a list as label.steps (PRM800K), got {shown(row)}")
+        raise BadRow(f"expected question to be an object and label.steps a list (PRM800K), got {shown(row)}")
     messages: list[LoggedMessage] = []
     others = 0
     for step in label["steps"]:

@@ -89,6 +89,6 @@ def _commit(model: str) -> str:
     try:
         config = cached_file(model, "config.json")
     except OSError as error:
-        raise PolicyError(f"expected a local folder or a hub id that can be reached, got {model!r}: {error}") from error
+        raise PolicyError(f"expected a local folder or a reachable model on the hub, got {model!r}: {error}") from error
     # The hub's cache stores each commit in a folder named after it.
     return Path(str(config)).parent.name

@@ -205,7 +205,7 @@ def _waits(frame: FrameType) -> bool:
 
 
 class Activity:
-    """The jobs, sleeps and connections of one execution; thread-safe under the interpreter's lock.
+    """The jobs, sleeps and connections of one execution; thread-safe because of the GIL.
 
     Attributes:
         alone: Whether the program has started at most one thread or task.

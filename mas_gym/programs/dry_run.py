@@ -150,7 +150,7 @@ def _log_end(
         name: The program's name.
         names: The agents that made calls.
         silent: The other nodes of the program's graphs.
-        unnamed: For each call, whether it does not name its agent.
+        unnamed: For each call, whether its agent's name is missing.
         end: The last outcome.
     """
     if isinstance(end, Ended):

@@ -280,7 +280,7 @@ def merge_beginnings(states: Sequence[Sequence[Ids]]) -> Trie:
 
 
 def pack(states: Sequence[Sequence[Ids]]) -> Packed:
-    """Arrange states in one row of tokens, with each node of their trie once."""
+    """Arrange states in one row of tokens, storing each node of their trie only once."""
     trie = merge_beginnings(states)
     starts = np.cumsum([0, *map(len, trie.parts)])
     total = int(starts[-1])

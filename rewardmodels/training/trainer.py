@@ -236,7 +236,7 @@ class HeldOut:
     Args:
         found: Bundles of the held-out examples.
         max_tokens: Largest forward pass, in tokens.
-        pad: Padding id.
+        pad: Padding token id.
         dtype: Data type of the model.
         share: Whether shared prefixes are encoded once.
     """

@@ -291,5 +291,5 @@ def _growth(
 
 
 def _ahead(check: int, checks: int) -> list[int]:
-    """Return the checks that are 1, 2, 4, ... after a check, and the last one."""
+    """Return the checks 1, 2, 4, ... positions after a given check, and the last one."""
     return sorted({min(check + 2**power, checks - 1) for power in range(checks.bit_length() + 1)} - {check})

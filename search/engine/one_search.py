@@ -226,7 +226,7 @@ class ActiveSearch:
         return [ProgramStep(None, "")]
 
     def take(self, call: Call, outcome: object) -> list[Call] | None:
-        """Process the outcome of a call; if no other call is open, run the planner to its next requests.
+        """Process the outcome of a call; if no other call is open, run the planner until its next requests.
 
         An error as the outcome, or an invalid reply, ends this search.
 

@@ -205,7 +205,7 @@ class Engine(Protocol):
         """Wait at most ``timeout`` seconds for an event; called while no search is open."""
 
     def wake(self) -> None:
-        """End a `wait` soon; safe on any thread."""
+        """End a `wait` soon; safe to call from any thread."""
 
     def stop(self, reason: str) -> None:
         """Close, and record the reason."""

@@ -150,12 +150,12 @@ class Scheduler:
         Args:
             setup: The setup shared by searches; `submit` can override parts of it.
             policy: Writes the messages.
-            concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
+            concurrency: Maximum number of open searches; memory grows with it, but results do not depend on it.
             task: Grades the answers, if the task has custom grading.
             run_budget: Limits of all searches together. A search starts only if the remaining calls, tokens and USD
                 cover its expected cost; a search that exceeds its expected cost may be dropped. The time limit
-                ends open searches. If the setup allocates the budget, all searches are open at once, and `concurrency`
-                limits how many run at a time.
+                ends open searches. If the setup allocates the budget, all searches are open at once, and
+                ``concurrency`` limits how many run at a time.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")

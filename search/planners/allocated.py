@@ -20,11 +20,11 @@ _REMEDY = "use stop=FILE.json with a file from mas-gym calibrate, as in mcts:20,
 
 @dataclass(frozen=True)
 class Allocated(StopRule):
-    """Stops if a calibrated rule settles the answer or no gain is expected; otherwise requests to continue.
+    """Stops if a calibrated rule settles the answer or no gain is expected; otherwise asks to continue.
 
     Attributes:
         rule: The calibrated rule.
-        size: The planner's size, which is the largest number of checks; filled in for a run.
+        size: The planner's size, which is the maximum number of checks; filled in for a run.
     """
 
     at_turns: ClassVar[bool] = False

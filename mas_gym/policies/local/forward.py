@@ -1,9 +1,9 @@
 """Forward passes of a causal LM, and storage of their keys and values.
 
-`CausalModel` runs batches of prompts, one token for every row, and a float64 reference for one row.
+`CausalModel` encodes prompts in batches, decodes one token for every row, and computes a float64 reference for one row.
 
 `Slots` is the key/value memory for continuous batching: sequences join and leave while
-others are being decoded. It is laid out as with left padding: all sequences end at one
+others are being decoded. Its layout is that of left padding: all sequences end at one
 common column, so positions, sliding windows and attention masks have the meaning that
 transformers models expect. Letters: L layers, N rows in use, H heads, W visible columns,
 D head size.
@@ -13,7 +13,7 @@ that answer the same question, and siblings in a search tree, have long common p
 
 `threads_for` sets the number of CPU threads of a model. By default torch uses one thread
 per core, and threads that wait for each other busy-wait. The operations of a small model are
-too short to divide: on an idle machine, more threads gain little, and with other processes
+too short to parallelize: on an idle machine, more threads gain little, and with other processes
 running, most of the threads' CPU time is wasted.
 """
 

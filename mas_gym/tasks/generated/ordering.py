@@ -154,7 +154,7 @@ class Puzzle(NamedTuple):
 
     Attributes:
         rules: The rules, in the order in which the text states them.
-        phrases: Key in `TEMPLATES` of the sentence for each rule.
+        phrases: For each rule, the key of its sentence in `TEMPLATES`.
         aside: Number of rules before an irrelevant sentence; None if there is none.
     """
 

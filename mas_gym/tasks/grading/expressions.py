@@ -5,7 +5,7 @@ r"""The canonical form of mathematical answers, and tests for equality.
 ``2\sqrt{5}``, and ``\text{Evelyn}`` remains a word.
 
 Numbers are compared by value, option labels by letter, words as words, lists and
-sets without order, and tuples, intervals and matrices cell by cell. All other answers
+sets regardless of order, and tuples, intervals and matrices cell by cell. All other answers
 are compared by a symbolic engine in a separate process (`mas_gym.tasks.grading.symbolic`).
 
 The tolerance is the paper's ``1e-3`` (App. "Answer extraction and

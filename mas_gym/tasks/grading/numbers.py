@@ -71,7 +71,7 @@ TOLERANCE = Fraction(1, 1000)
 
 
 def plain_ascii(text: str) -> str:
-    """Rewrite typographic signs, invisible characters and LaTeX spacing as plain ASCII where possible."""
+    """Rewrite typographic symbols, invisible characters and LaTeX spacing as plain ASCII where possible."""
     if not text.isascii():
         text = _ROOT_SIGN.sub(lambda m: rf"\sqrt{{{m[1] or m[2]}}}" if m[1] or m[2] else r"\sqrt", text)
         text = _RAISED_RUN.sub(lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
