@@ -76,7 +76,10 @@ WRONG = {
     "reason": (lambda values: Scores(values, reasons="one"), "got the reasons 'one'"),
     "no reasons": (lambda values: Scores(values, reasons=None), "got the reasons None"),
     "matrix": (lambda values: np.ones((2, 3)), "got 2"),
-    "tokens": (lambda values: Scores(values, tokens=[1]), "given as one non-negative integer for all, or one per value"),
+    "tokens": (
+        lambda values: Scores(values, tokens=[1]),
+        "given as one non-negative integer for all, or one per value",
+    ),
     "negative": (lambda values: Scores(values, unread=-1), "with unread given as one"),
     "fraction": (lambda values: Scores(values, prompt_tokens=1.5), "with prompt_tokens given as one"),
 }
