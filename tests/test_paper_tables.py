@@ -436,7 +436,7 @@ def test_pages_have_the_digest_of_the_shipped_weights() -> None:
         assert f"- {weights(Options(**given))}\n" in text, f"{page.name} was made with other weights: make it again"
 
 
-def test_natural_agent_pages_have_the_digest_of_their_weights() -> None:
+def test_tiny_natural_pages_state_the_digest_of_the_model_weights() -> None:
     agents_folder = claims.PAGES.parent / "tiny" / "tiny-natural"
     card = (agents_folder / "README.md").read_text(encoding="utf-8")
     # This page has the model's card, the others its figures.

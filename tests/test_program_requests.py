@@ -323,7 +323,7 @@ def test_agents_without_a_system_prompt_are_named_by_node(monkeypatch: pytest.Mo
     assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
 
 
-def test_node_not_reached_by_the_dry_run_is_the_agent_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_of_a_node_missed_by_the_dry_run_are_assigned_to_that_node(caplog: pytest.LogCaptureFixture) -> None:
     def graph(question: str, client: OpenAI) -> str:
         said = question
         for node, prompt in (

@@ -455,7 +455,7 @@ def solve_with_table(question: str, client: OpenAI, world: str) -> str:
     return log
 
 
-def test_program_with_a_database_world_restores_it(tmp_path: Path) -> None:
+def test_search_over_a_program_restores_its_database_world(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "original.db") as database:
         database.execute("CREATE TABLE notes (text TEXT)")
     database.close()

@@ -418,7 +418,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_program_that_holds_the_interpreter_lock_is_ended() -> None:
+def test_program_that_holds_the_gil_is_terminated() -> None:
     done = subprocess.run([sys.executable, "-c", GREEDY], capture_output=True, text=True, timeout=120)
     assert "blocked its event loop" in done.stdout, done.stdout + done.stderr
 
@@ -731,7 +731,7 @@ def test_command_records_tool_results_through_its_base_url() -> None:
     assert plan.error is None and len(runs) == 1
 
 
-def test_concurrent_uses_of_a_recorded_tool_are_separate() -> None:
+def test_concurrent_calls_of_a_recorded_tool_have_separate_results() -> None:
     runs: list[int] = []
 
     def solve(question: str, base_url: str) -> str:

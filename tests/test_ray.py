@@ -365,7 +365,7 @@ def test_fleet_reports_progress(tmp_path: Path) -> None:
         assert (last.usage.agent_calls > 0) == (stored == 0)
 
 
-def test_actors_that_fail_to_start_end_the_run() -> None:
+def test_run_ends_if_actors_fail_to_start() -> None:
     with pytest.raises(PolicyError, match="no such model"):
         list(fleet_run(broken))
     with pytest.raises(EngineUnavailableError, match=r"more actors died.*: 2; .*repeat the command"):

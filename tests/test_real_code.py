@@ -24,7 +24,7 @@ ROW = {
 }
 
 
-def test_read_problem_truncates_texts_like_codet() -> None:
+def test_read_problem_truncates_programs_and_tests_as_codet_does() -> None:
     problem = read_problem(ROW)
     assert problem.programs == PROGRAMS
     assert problem.tests == (

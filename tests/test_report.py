@@ -371,7 +371,7 @@ def test_rows_of_different_problems_are_marked_in_every_format() -> None:
     assert "too few problems, 2 common problems" in rendered(rows, 160)
 
 
-def test_rows_of_the_same_problems_have_no_mark() -> None:
+def test_rows_of_the_same_problems_have_no_problem_set_mark() -> None:
     rows = summarise(outcomes())
     for text in (rendered(rows, 160), to_markdown(rows), to_latex(rows)):
         assert "S1" not in text and "Problems" not in text

@@ -210,7 +210,7 @@ def test_check_prints_the_schema() -> None:
     assert json.loads(CliRunner().invoke(app, ["check", "--schema"]).output) == json_schema()
 
 
-def test_names_of_a_config_are_escaped(tmp_path: Any) -> None:
+def test_agent_names_in_a_config_are_escaped(tmp_path: Any) -> None:
     config = {"agents": [{"name": "\x1b[2J<b>&", "system_prompt": "x"}], "edges": [[-1, 0]]}
     file, picture = tmp_path / "mas.json", tmp_path / "mas.svg"
     file.write_text(json.dumps(config), encoding="utf-8")

@@ -53,7 +53,7 @@ def test_full_view_has_the_documented_format() -> None:
     ]
 
 
-def test_terminal_state_ends_with_the_sink() -> None:
+def test_text_of_a_terminal_state_ends_with_the_sink() -> None:
     assert state_text(MODEL.mas, chain(TEXTS)).endswith("\n4")
 
 
@@ -115,7 +115,7 @@ def test_token_ids_of_a_state_are_a_prefix_of_its_successors(tokenizer: Any) -> 
         assert longer.parts[: len(shorter.parts)] == shorter.parts
 
 
-def test_parts_have_the_tokens_of_the_whole_text(tokenizer: Any) -> None:
+def test_tokens_of_the_parts_equal_those_of_the_whole_text(tokenizer: Any) -> None:
     text = state_text(MODEL.mas, chain(TEXTS))
     joined = [
         i

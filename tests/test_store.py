@@ -577,7 +577,7 @@ def test_usage_of_dropped_searches_is_counted(tmp_path: Path) -> None:
         assert store.find().spent.agent_calls >= plans.usage.agent_calls > finished
 
 
-def test_run_stopped_by_its_progress_function_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_stopped_by_its_progress_callback_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db"}
     plans = search.run("sc:5", problems(9), progress=lambda now: plans.stop(), **options)
     list(plans)

@@ -63,7 +63,7 @@ def test_gsm8k_has_its_published_sizes(shared_data: Path) -> None:
     assert sizes("gsm8k", shared_data / "gsm8k") == (7_100, 373, 1_319)
 
 
-def test_math_from_one_file_has_its_published_sizes(tmp_path: Path) -> None:
+def test_math_from_one_file_has_the_published_split_sizes(tmp_path: Path) -> None:
     assert sizes("math", write_jsonl(tmp_path / "all.jsonl", math_rows(12_500))) == (9_975, 525, 2_000)
 
 

@@ -119,7 +119,7 @@ def test_calculation_error_is_found(slip: arithmetic.Slip) -> None:
     assert (fault.kind, fault.place) == ({"skip": "missing", "copy": "copy"}[slip[0]], slip[1])
 
 
-def test_step_of_another_problem_is_found() -> None:
+def test_step_from_another_problem_is_reported_as_an_extra_step() -> None:
     read = arithmetic.apply_reader_slips(FACTS, (2, 9), [("rival", 2)])
     [fault] = faults(FACTS, arithmetic.plan_of(read))
     assert (fault.kind, fault.place, fault.step) == ("extra", 2, ("+", 9))
@@ -589,7 +589,7 @@ def test_training_mix_can_exclude_graphs_by_name_prefix() -> None:
 # --- the shipped weights
 
 
-def test_folder_is_small_and_loads_with_transformers() -> None:
+def test_model_folder_is_small_and_loads_with_transformers() -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM
 

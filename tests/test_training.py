@@ -196,7 +196,7 @@ def test_gradient_accumulation_gives_the_same_gradient(base: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("limit", [1, 300, 1000, 10**6])
-def test_forward_passes_contain_every_bundle_once_and_are_bounded(
+def test_forward_passes_contain_every_bundle_once_within_the_token_limit(
     base: Path, data: RewardData, share: bool, limit: int
 ) -> None:
     encoder = Encoder(transformers.AutoTokenizer.from_pretrained(base), 512)
@@ -497,7 +497,7 @@ def test_training_resumes_after_a_full_disk(
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-def test_base_with_missing_or_broken_weights_is_reported(base: Path, data: RewardData, tmp_path: Path) -> None:
+def test_base_model_with_missing_or_broken_weights_is_reported(base: Path, data: RewardData, tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="no tokenizer at"):
         train(data, tmp_path / "c", base=str(tmp_path / "nothing"), **QUICK)
     broken = tmp_path / "broken"

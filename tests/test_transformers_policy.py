@@ -146,7 +146,7 @@ def test_greedy_messages_equal_those_of_generate(kind: str, changes: dict[str, A
         assert written[index] == alone[0, len(prompt) :].tolist()
 
 
-def test_model_with_unsupported_state_is_rejected() -> None:
+def test_state_space_model_is_rejected() -> None:
     lm = local_models.model("Mamba")
     with pytest.raises(PolicyError, match="openai:MODEL@URL"):
         check_padding(CausalModel(lm, exact=False), lm.config.vocab_size)
@@ -210,7 +210,7 @@ def test_messages_respect_the_global_token_limit(monkeypatch: pytest.MonkeyPatch
     assert policy.sample([request(4, (1,), max_new_tokens=5000)])[0].samples[0].tokens == 7
 
 
-def test_samples_of_one_prompt_share_its_encoding(folder: Path) -> None:
+def test_samples_of_one_prompt_share_one_prefill(folder: Path) -> None:
     policy = load_policy(f"transformers:{folder}")
     reply = policy.sample([request(20, tuple(range(8)))])[0]
     assert policy.stats.prompt_tokens == reply.prompt_tokens
@@ -348,7 +348,7 @@ def _plain_draw(logits: list[float], temperature: float, top_p: float, u: float)
     st.floats(0, 1, exclude_max=True),
 )
 @example([0.0] * 5, 1.0, 0.5, 0.75)
-def test_draws_that_are_not_close_equal_those_of_a_reference_sampler(
+def test_draws_not_marked_doubtful_equal_those_of_a_reference_sampler(
     logits: list[float], temperature: float, top_p: float, u: float
 ) -> None:
     batch = torch.tensor([logits], dtype=torch.float64)

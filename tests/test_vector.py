@@ -157,7 +157,7 @@ def test_gymnasium_wrappers_work_outside_and_inside_candidate_choice() -> None:
     assert set(policy.batches) == {1}
 
 
-def test_step_of_a_subclass_is_used() -> None:
+def test_step_overridden_in_a_subclass_is_called() -> None:
     class Last(CandidateChoice):
         def step(self, action: Any) -> Any:
             return super().step(self.n - 1)
@@ -168,7 +168,7 @@ def test_step_of_a_subclass_is_used() -> None:
     assert envs.step([0])[0]["transcript"][0][-1].text == expected
 
 
-def test_without_a_policy_actions_are_texts() -> None:
+def test_actions_are_texts_without_a_policy() -> None:
     envs = gym.make_vec("MAS-Arithmetic-Single-v0", num_envs=2)
     assert isinstance(envs, MASVectorEnv)
     envs.reset(seed=0)

@@ -474,7 +474,7 @@ def test_server_replies_equal_the_engine(server: str, both: tuple[VLLMPolicy, ..
 
 
 @pytest.mark.parametrize("options", ["choices=n", "api=completions", "logprobs=false"])
-def test_server_supports_n_choices_completions_and_requests_without_logprobs(server: str, options: str) -> None:
+def test_server_supports_multiple_choices_text_completions_and_omitted_logprobs(server: str, options: str) -> None:
     policy = load_policy(f"openai:served@{server}#{options}")
     [reply] = ask(policy, [request(3)])  # type: ignore[arg-type]
     assert len(reply.samples) == 3 and policy.notes == []  # type: ignore[union-attr]

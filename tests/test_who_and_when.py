@@ -48,7 +48,7 @@ def test_rules_blame_the_message_and_its_agent() -> None:
     assert (agents.tolist(), steps.tolist()) == ([0.5], [pytest.approx(1 / 3)])
 
 
-def test_blame_names_the_agent_with_the_largest_sum_and_the_most_likely_step() -> None:
+def test_blame_names_the_agent_with_the_largest_total_probability_and_the_most_likely_step() -> None:
     found = blame(RUN, np.array([0.3, 0.4, 0.3]))
     assert (found.agents, found.steps) == ({"A": 1.0}, {1: 1.0})
 

@@ -121,7 +121,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -
     assert stop is None and stored["a"] >= count
 
 
-def test_dead_process_is_reported_and_the_same_call_resumes(tmp_path: Path) -> None:
+def test_dead_process_is_reported_and_repeating_the_call_resumes(tmp_path: Path) -> None:
     mark, store = tmp_path / "died", tmp_path / "runs.db"
     deadly = workers(make_policy=partial(dies_at, mark, "what is 5 modulo"))
     outcomes, stop = measure(rows(), bench(policy=None, workers=deadly, store=store, concurrency=1))
@@ -163,7 +163,7 @@ def test_workers_share_imports_and_see_the_current_environment(monkeypatch: pyte
     assert "wave" not in sys.modules and len({process for *_, process in found}) >= 3
 
 
-def test_worker_processes_share_the_concurrency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrency_limit_is_divided_among_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Bench] = []
 
     def run_none(jobs: Any, prepare: Any, *rest: Any) -> None:

@@ -182,7 +182,7 @@ def test_broken_policy_error_names_the_policy() -> None:
         choices(policy=Silent()).reset()
 
 
-def test_too_long_proposals_are_emptied_and_masked() -> None:
+def test_overlong_proposals_become_empty_and_are_masked() -> None:
     policy = ScriptedPolicy(lambda request, seed: "x" * 100 if seed % 2 else "short")
     env = CandidateChoice(MASEnv(SUMS, "single", max_bytes=64), policy, 8)
     observation, info = env.reset(seed=0)
@@ -271,7 +271,7 @@ class Length:
 @pytest.mark.parametrize("mas", ["rpsv", "dylan", "debate"])
 @pytest.mark.parametrize("view", ["texts", "numbers"])
 @pytest.mark.parametrize("rewards", ["shared", "own"])
-def test_aec_env_of_choices_passes_the_pettingzoo_checker(
+def test_aec_env_of_candidate_choice_passes_the_pettingzoo_checker(
     mas: str, view: str, rewards, capsys: pytest.CaptureFixture[str]
 ) -> None:
     testing = pytest.importorskip("pettingzoo.test")
