@@ -8,7 +8,7 @@ A price file uses the model names shown in tables, with quotes where YAML needs 
 
 ``prompt``, ``cached`` and ``generated`` are USD per million tokens, ``forward`` is USD per reward call (RC), and
 ``second`` is USD per wall-clock second of a search. Prices do not change the result of a search, except through a
-budget in USD. In that case, budget and prices are part of a run's identity.
+budget in USD or a planner that chooses by price. In these cases, prices are part of a run's identity.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Prices:
 
         Raises:
             UnknownNameError: A model has no price.
-            ConfigError: The agents' models have different prices, or a price lacks the unit of its model.
+            ConfigError: The agents' models have different prices, or a price lacks a unit that the model needs.
         """
         models = {"": [policy]} if policy in self.models else _models_of(policy)
         models |= {arm: [arm] for arm in models if arm in self.models}

@@ -99,8 +99,8 @@ class Reward:
 class Remaining:
     """Request the number of messages left in the search's budget; the reply is an integer, or None without a limit.
 
-    The number is exact for a limit of calls. For a limit of tokens it divides the tokens left
-    by the mean length of the search's messages so far, and is 1 before the first message.
+    The number is exact for a call limit. For a token limit, it is the number of tokens left
+    divided by the mean length of the search's messages so far, or 1 before the first message.
     A time limit is ignored.
     """
 
@@ -131,7 +131,7 @@ class Arms:
 class Continue:
     """Request to continue a search that has an answer; the reply is None, or the reason to stop.
 
-    It must be the only request of its list. The reply is None except in a run that allocates its budget
+    It must be the only request in its list. The reply is None except in a run that allocates its budget
     (``search.run(..., allocate=True)``), where the reply arrives once all other searches are also waiting.
 
     Attributes:

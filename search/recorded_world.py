@@ -99,7 +99,7 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
 
 
 def _episodes(plan: Plan, tree: Tree) -> list[int]:
-    """Return the number of episodes through each node; every candidate or other terminal node is an episode."""
+    """Return the number of episodes through each node; each candidate and each other terminal node counts as one."""
     ends = Counter(candidate.node for candidate in plan.candidates)
     passes = [max(1, ends[node]) if tree.is_terminal(node) else 0 for node in range(len(tree))]
     for node in range(len(tree) - 1, 0, -1):
@@ -108,7 +108,7 @@ def _episodes(plan: Plan, tree: Tree) -> list[int]:
 
 
 def _grades(plan: Plan) -> dict[bytes, Grade]:
-    """Return the outcome of each candidate's state; the majority outcome if equal episodes differ."""
+    """Return the outcome of each candidate's state; the majority outcome if identical episodes have different ones."""
     right: defaultdict[bytes, list[bool]] = defaultdict(list)
     answers: dict[bytes, str | None] = {}
     for candidate in plan.candidates:

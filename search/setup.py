@@ -94,8 +94,8 @@ def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
 
     Raises:
         UnknownNameError: A model has no price.
-        ConfigError: The budget limits USD, or the planner chooses by price, and there are no prices; or a price does
-            not match its model.
+        ConfigError: There are no prices, although the budget limits USD or the planner chooses by price; or the prices
+            are invalid for the models (see `Prices.rate`).
     """
     if prices is None and setup.planner.needs_prices:
         raise ConfigError(f"{planner_name(setup.planner)} needs prices: pass prices=, or --prices prices.yaml")
@@ -144,7 +144,7 @@ def check_problems(problems: Iterable[Problem], setup: Setup, policy: Policy | A
     """Check the split (`check_training`), and log a warning if the policy was trained for other tasks or graphs.
 
     Raises:
-        ConfigError: As `check_training`.
+        ConfigError: As for `check_training`.
     """
     check_training(problems, setup.training)
     purpose, mas = policy.made_for, setup.dynamics.mas

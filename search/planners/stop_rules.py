@@ -315,7 +315,7 @@ class Gain(StopRule):
         return replace(self, likelihood=kind == "likelihood")
 
     def reason(self, evidence: Evidence) -> str | None:
-        """Compare the gain with the price; for values in [-1, 1], a gain of 2 is a probability of 1."""
+        """Compare the gain with the price; for values in [-1, 1], halve the gain to get a probability."""
         gain = evidence.gain if self.likelihood else evidence.gain / 2
         return f"expected gain {gain:.2g} below {self.price:g}" if gain < self.price else None
 
@@ -472,12 +472,12 @@ def pass_gain(scores: Sequence[float]) -> float:
 
 
 def simulation_gain(tree: Tree, leader: int, ends: Sequence[int]) -> float:
-    """Return the expected gain of one more simulation by the knowledge gradient (Frazier et al., 2008).
+    """Return the expected gain of one more simulation, computed as a knowledge gradient (Frazier et al., 2008).
 
     At each state on the path to the answer, a simulation through a child with N visits changes the child's Q by a
-    normal variable with deviation s / sqrt(N (N + 1)), where s is the deviation of the terminal values found. The gain
-    is the expected increase of the largest Q, for the best choice of state and child; it is infinite for fewer than two
-    terminal values.
+    normal variable with standard deviation s / sqrt(N (N + 1)), where s is the standard deviation of the terminal
+    values found. The gain is the expected increase in the largest Q, for the best choice of state and child; it is
+    infinite for fewer than two terminal values.
     """
     values = [tree.values[node] for node in ends]
     if len(values) < 2:

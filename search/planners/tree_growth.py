@@ -49,12 +49,12 @@ def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps[None]:
 
 
 def turns_left(model: Model, state: MASState) -> int:
-    """Return an upper bound on the messages from a state to its end."""
+    """Return an upper bound on the messages from a state to the end of its episode."""
     return max(1, model.max_depth - state.depth)
 
 
 def finish(tree: Tree, model: Model, node: int) -> Steps[int]:
-    """Continue a path with single messages and return its terminal node."""
+    """Extend a path one message at a time and return its terminal node."""
     while not tree.is_terminal(node):
         [[proposal]] = yield [Propose(tree.states[node], 1)]
         node = append(tree, model, node, proposal)
@@ -64,10 +64,10 @@ def finish(tree: Tree, model: Model, node: int) -> Steps[int]:
 def grow_chains(tree: Tree, model: Model, count: int, earlier: Sequence[int] = ()) -> Steps[list[int]]:
     """Run up to ``count`` independent passes and return their terminal nodes, in sample order.
 
-    The terminal nodes of passes that have already ended are in ``earlier`` and count as the first ones.
+    ``earlier`` holds the terminal nodes of passes that have already ended; these count as the first passes.
 
-    Without a budget, all passes run concurrently. With a budget, only the passes that it covers start. With a limit of
-    calls, they run in one group. With a limit of tokens, one pass runs first, then groups sized by the length of the
+    Without a budget, all passes run concurrently. With a budget, only the passes that it covers start. With a call
+    limit, they run in one group. With a token limit, one pass runs first, then groups sized by the length of the
     messages so far.
     """
     ends = list(earlier)

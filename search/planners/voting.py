@@ -52,7 +52,7 @@ _ROUNDING = 1e-12
 
 
 def vote_gain(lead: int, second: int, passes: int) -> float:
-    """Return the expected gain in the leader's `majority_probability`; ``passes`` more passes may change the leader.
+    """Return the expected gain in `majority_probability` from ``passes`` more passes, which may change the leader.
 
     The further votes are distributed over the two leading answers by the posterior predictive distribution. The gain of
     one pass is 0 if the pass cannot change the answer.

@@ -50,7 +50,7 @@ class StoredRow:
     Attributes:
         key: Identifier of the row in links.
         setting: The setting shared with comparable rows.
-        result: The row's figures.
+        result: The row's numbers.
         runs: Run key by seed.
         cells: Outcomes by problem id and seed; needed by the problems page.
         questions: Beginning of each question by problem id; also needed by the problems page.

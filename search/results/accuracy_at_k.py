@@ -1,12 +1,12 @@
 """Exact mean accuracy of selection rules over all draws of ``k`` recorded samples.
 
 Each question has ``n`` samples. If a rule selects among ``k`` of them, drawn without replacement, the probability of a
-right selection has a closed form:
+correct selection has a closed form:
 
-* ``"any"``: one of the ``k`` is right, ``1 - C(n - c, k) / C(n, k)`` with ``c`` right samples: pass@k (Chen et al.
-  2021, arXiv:2107.03374, Eq. 1);
+* ``"any"``: one of the ``k`` is correct, ``1 - C(n - c, k) / C(n, k)`` with ``c`` correct samples: pass@k (Chen et
+  al. 2021, arXiv:2107.03374, Eq. 1);
 * ``"best"``: the sample with the highest score, as in `search.BestOfN`. Samples are grouped by score, in descending
-  order. The selection is in a group of ``m`` samples after ``b`` better ones with probability
+  order. A group of ``m`` samples that follows ``b`` better ones contains the selected sample with probability
   ``(C(n - b, k) - C(n - b - m, k)) / C(n, k)``, and all samples of the group are equally likely;
 * ``"majority"``: the answer with the most votes, as in `search.SelfConsistency`; tied answers are equally likely
   to come first.
@@ -59,7 +59,7 @@ class SelectionCurve:
         rule: ``"any"``, ``"majority"`` or ``"best"``.
         critic: The critic that scored the samples; ``""`` if there is none.
         points: One point per ``k``, in ascending order.
-        shares: For each ``k``, the probability of a right selection by problem.
+        shares: For each ``k``, the probability of a correct selection, by problem.
     """
 
     rule: Rule

@@ -1,7 +1,7 @@
 """95% intervals over problems: for an accuracy, for the difference of two accuracies, and for other statistics.
 
 The unit is the problem. A run with several seeds answers each problem several times. These answers are not
-independent, so they are first averaged per problem, and only problems are treated as a sample.
+independent, so they are first averaged per problem, and only problems are treated as independent.
 
 | statistic | interval |
 |---|---|
@@ -78,7 +78,7 @@ def accuracy_interval(shares: Sequence[float] | NDArray[np.float64], searches: i
     """Return the interval of an accuracy.
 
     Args:
-        shares: One number in ``[0, 1]`` per problem: its share of right searches.
+        shares: One number in ``[0, 1]`` per problem: its share of correct searches.
         searches: Total number of searches; the interval is Wilson's if there is one search per problem.
     """
     return wilson(shares) if searches == len(shares) else mean_interval(shares, 0.0, 1.0)
@@ -155,7 +155,7 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Differe
     """Return the difference of two accuracies, paired by problem so that problem difficulty cancels.
 
     Args:
-        a: Share of right searches by problem id.
+        a: Share of correct searches by problem id.
         b: The same for the other side; only problems that both sides have are compared.
 
     Raises:
@@ -197,12 +197,12 @@ def nested_bootstrap(
 
     Each side is measured with several training runs of its critic. Problems are drawn with replacement, the same for
     both sides. Training runs are drawn with replacement separately on each side, so the interval also covers the
-    variation between them. With ``k`` training runs, that part is too narrow by about the factor
+    variation between them. With ``k`` training runs, that part is too narrow by a factor of about
     ``sqrt((k - 1) / k)``, as in any bootstrap of few values.
 
     Args:
-        a: One mapping per training run, from problem id to the share of right searches. A side without training, such
-            as policy likelihood, has one mapping.
+        a: One mapping per training run, from problem id to the share of correct searches. A side without training,
+            such as policy likelihood, has one mapping.
         b: The same for the other side; only problems that every mapping has are compared.
         resamples: Bootstrap samples.
         seed: Seed for drawing the training runs.
@@ -236,7 +236,7 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and sample standard deviation (``n - 1``), as in the paper's Table 1 over its seeds.
 
     Returns:
-        Mean and deviation; the deviation is None for fewer than two values, and the mean is NaN for no values.
+        Mean and standard deviation; the latter is None for fewer than two values, and the mean is NaN for no values.
     """
     if not values:
         return math.nan, None

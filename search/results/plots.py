@@ -49,8 +49,8 @@ def plot_text(text: str) -> str:
 def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
     """Draw Hit@1 with its 95% interval against the cost per problem; colors show critics, markers show search methods.
 
-    A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the frontier: the
-    rows that no other row outperforms at the same or lower cost.
+    A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the Pareto frontier:
+    the rows that no other row outperforms at the same or lower cost.
 
     Raises:
         ConfigError: No row has a finished search with token counts.

@@ -111,7 +111,7 @@ class Comparison:
         return pandas.DataFrame(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw accuracy against tokens, with the frontier of the best rows, to a file (png, svg, pdf).
+        """Draw accuracy against tokens, with the Pareto frontier, to a file (png, svg, pdf).
 
         Raises:
             ConfigError: The file suffix is not a known format, or no search has ended.

@@ -47,14 +47,14 @@ _COSTS = {"TOK": "generated tokens", "AC": "agent calls", "RC": "reward calls"}
 
 
 def percent(spread: Spread | None) -> str:
-    """Return a share as a percentage with its deviation over seeds, such as ``"67.8 ± 0.6"``."""
+    """Return a share as a percentage with its standard deviation over seeds, such as ``"67.8 ± 0.6"``."""
     if spread is None or math.isnan(spread.mean):
         return _DASH
     return percent_cell(spread.mean) + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
 
 
 def count(spread: Spread) -> str:
-    """Return a cost per problem with its deviation over seeds; decimals are shown only if they are significant."""
+    """Return a cost per problem with its standard deviation over seeds; decimals are shown only if significant."""
     if math.isnan(spread.mean):
         return _DASH
     varies = spread.std is not None and round(spread.std, 1) > 0
@@ -63,7 +63,7 @@ def count(spread: Spread) -> str:
 
 
 def dollars(spread: Spread | None) -> str:
-    """Return a cost in USD with its deviation over seeds, to three significant digits, such as ``"0.00123"``."""
+    """Return a cost in USD with its standard deviation over seeds, to 3 significant digits, such as ``"0.00123"``."""
     if spread is None or math.isnan(spread.mean):
         return _DASH
     digits = 2 if spread.mean <= 0 else max(2, 2 - math.floor(math.log10(spread.mean)))
@@ -181,7 +181,7 @@ def _style(row: ResultRow, rows: Sequence[ResultRow]) -> str:
 
 
 def _best(rows: Sequence[ResultRow]) -> float:
-    """Return the best Hit@1; NaN (equal to no row's) if the rows ran on different problems."""
+    """Return the best Hit@1; if the rows ran on different problems, NaN, which equals no row's Hit@1."""
     return max(row.hits[1].mean for row in rows) if len({row.problem_set for row in rows}) == 1 else math.nan
 
 
@@ -198,11 +198,11 @@ def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
 
 
 def caption(rows: Sequence[ResultRow], shown: bool = True, dropped: Sequence[str] = ()) -> str:
-    """Return the text that explains the table's figures.
+    """Return the text that explains the table's numbers.
 
     Args:
         rows: The rows of the table.
-        shown: Whether the table has deviations over seeds.
+        shown: Whether the table has standard deviations over seeds.
         dropped: Columns that the table omits.
     """
     sizes = sorted({row.problems for row in rows})

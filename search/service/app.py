@@ -78,7 +78,7 @@ def make_app(
         seed: The seed of requests without a seed.
         key: The required bearer token; None for no authentication.
         max_body: Largest request body, in bytes.
-        max_question: Longest question, in UTF-8 bytes; None for only the limits of the body and the context window.
+        max_question: Longest question, in UTF-8 bytes; None: only those of the body and context window apply.
     """
     pool = SearchPool(service)
     bounds = [n for n in (max_question, service.policy.max_prompt_bytes) if n is not None]

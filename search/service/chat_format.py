@@ -188,7 +188,7 @@ def usage_document(plan: Plan) -> JSONObject:
 def completion_document(
     plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str] = lambda text: text
 ) -> JSONObject:
-    """Return a complete reply: the best candidates as choices, and figures of the search under ``mas_gym``.
+    """Return a complete reply: the best candidates as choices, and statistics of the search under ``mas_gym``.
 
     Args:
         plan: The plan.

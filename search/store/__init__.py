@@ -8,7 +8,7 @@
 | `run_lock` | allows only one writer per run |
 | `row_conversion` | converts runs and searches to rows and back |
 | `table_schema` | defines the tables and their checksums |
-| `read_results` | reads the figures of tables without the trees |
+| `read_results` | reads the results for tables, without the trees |
 | `regrading` | grades stored searches again |
 | `transcript_import` | writes recorded transcripts as runs |
 | `recorded_runs` | opens runs to search them again |

@@ -32,7 +32,7 @@ ExportedSearch = tuple[dict[str, Any], list[NodeRow], list[CandidateRow]]
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
-    """Yield a row for each state with a difference of at least ``least`` between the best and worst mean rewards.
+    """Yield a row for each state whose messages' best and worst mean rewards differ by at least ``least``.
 
     Of messages that are equal by ``same``, only the most visited one is compared.
     """

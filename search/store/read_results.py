@@ -1,6 +1,6 @@
 """The results of stored searches for tables and reports, read in batches and without the trees.
 
-Each figure equals that of the plan that `Store.plans` would return. The row of a search contains everything that a
+Each value equals that in the plan that `Store.plans` would return. The row of a search contains everything that a
 table needs; grades and tree values also need its content. All data is verified by its checksum.
 """
 

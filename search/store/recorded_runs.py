@@ -49,7 +49,7 @@ class Recorded(Sequence[Problem]):
 
     Raises:
         StoreError: The run cannot be found or read.
-        ConfigError: The run has no search without an error.
+        ConfigError: Every search of the run failed.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str | None = None, *, distinct: bool = False) -> None:

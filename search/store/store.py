@@ -153,7 +153,7 @@ class Store:
 
         Raises:
             StoreError: As in `find`; there is no such grading; or searches are corrupt. The error for corrupt searches
-                lists them and is raised after all others were read.
+                lists them and is raised after all others have been read.
         """
         return (plan for _, plan in self.searches(run, trees=trees, failed=failed, grading=grading))
 

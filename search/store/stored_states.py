@@ -20,7 +20,8 @@ class RecordedState(NamedTuple):
     Attributes:
         question: The problem of the state.
         context: The state with the answers of all samples of its question.
-        right: Number of right recorded episodes through the state; with message labels, whether its messages are right.
+        right: Number of correct recorded episodes through the state; with message labels, whether its messages are
+            correct.
         total: Number of recorded episodes through the state; 1 with message labels.
     """
 
@@ -50,7 +51,7 @@ def recorded_states(recorded: Recorded, terminal_only: bool) -> Iterator[Recorde
 
 
 def _states(world: RecordedWorld, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
-    """Return each state below the root with its message and its numbers of right and of all graded episodes."""
+    """Return each state below the root with its message and its numbers of correct and of all graded episodes."""
     order: list[tuple[MASState, Proposal]] = []
     right: Counter[bytes] = Counter()
     total: Counter[bytes] = Counter()

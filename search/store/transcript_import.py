@@ -187,7 +187,7 @@ def _held(path: Path, settings: JSONMapping) -> set[str]:
 
 
 def _same(old: JSONMapping, new: JSONMapping) -> bool:
-    """Return whether files were read with equivalent settings; a detected format equals a named one."""
+    """Return whether files were read with equivalent settings; a detected format counts as equal to a named one."""
     formats = {old["format"], new["format"]} - {None}
     return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader"))
 
