@@ -307,13 +307,10 @@ class Registry:
             takes = f"it takes {options_of(make)}" if named else f"expected {spec.name}{_plain(signature)}"
             raise ConfigError(f"{self.kind} {str(spec)!r}: {error}; {takes}") from None
 
-    def unknown(self, name: str) -> UnknownNameError:
-        """Return the error for an unknown name, with a hint on how to add one."""
-        hint = f"to add your own, write FILE.py:NAME or register an entry point in the group {self.group}"
-        known = (
-            unknown_name(self.kind, name, names) if (names := self.names()) else f"unknown {self.kind} {shown(name)}"
-        )
-        return UnknownNameError(f"{known}; {hint}")
+    def unknown(self, name: str, other: str = "") -> UnknownNameError:
+        """Return the error for an unknown name, with a hint on how to add one; ``other`` names another way."""
+        remedy = f"to add your own, write FILE.py:NAME or register an entry point in the group {self.group}"
+        return unknown_name(self.kind, name, self.names(), f"{remedy}; {other}" if other else remedy)
 
 
 def find_in_file(kind: str, spec: Spec, fits: Callable[[object], bool] = callable) -> Any:

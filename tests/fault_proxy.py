@@ -169,26 +169,28 @@ def proxied(proxy: FaultProxy, port: int = 0) -> Iterator[str]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    open_ones: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+    open_ones: set[asyncio.StreamWriter] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        open_ones[writer] = asyncio.current_task()
+        open_ones.add(writer)
         try:
             await proxy.handle(reader, writer)
         finally:
-            del open_ones[writer]
+            open_ones.remove(writer)
 
     async def start() -> asyncio.Server:
         return await asyncio.start_server(handle, "127.0.0.1", port)
 
     async def stop(server: asyncio.Server) -> None:
+        # A server that closes between accepting a connection and opening its transport leaves the transport open.
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for writer in open_ones:
+                writer.transport.abort()
+            await asyncio.wait(others, timeout=0.01)
         server.close()
-        # Handlers of connections that were accepted just before begin now, and aborted transports close afterwards.
-        await asyncio.sleep(0.01)
-        tasks = [task for task in open_ones.values() if task is not None]
-        for writer in tuple(open_ones):
-            writer.transport.abort()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Aborted transports close in the next iterations of the loop.
         await asyncio.sleep(0.01)
 
     server = asyncio.run_coroutine_threadsafe(start(), loop).result(30)

@@ -43,7 +43,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "problems"), [("sc:8", 8), ("mcts:6,3", 6)])
+@pytest.mark.parametrize(("spec", "problems"), [("sc:8", 8), ("mcts:6,3", 10)])
 def test_bundled_model_results_are_independent_of_concurrency(spec: str, problems: int) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     policy = load_policy("tiny")

@@ -111,6 +111,12 @@ def test_hostile_specs_raise_short_printable_errors(kind: str, spec: str) -> Non
     assert len(text) < 700 and "\x00" not in text and "\x1b" not in text
 
 
+def test_file_without_public_names_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("_hidden = 1\n", encoding="utf-8")
+    with pytest.raises(UnknownNameError, match=r"empty\.py: 'Mine'; there are none$"):
+        search.load_planner(f"{tmp_path / 'empty.py'}:Mine")
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 def test_unknown_name_error_suggests_a_file_or_a_registration(kind: str) -> None:
     group = {"policy": "policies"}.get(kind, f"{kind}s")

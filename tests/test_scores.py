@@ -61,6 +61,7 @@ def test_critic_may_return_any_sequence_of_numbers(form: str, free: bool) -> Non
     assert run(FORMS[form]) == run(list) and run(list)[0][1] is None
 
 
+COST = "given as one non-negative integer for all, or one per value"
 WRONG = {
     "short": (lambda values: values[1:], "expected 3 values, got 2"),
     "long": (lambda values: [*values, 0.0], "expected 3 values, got 4"),
@@ -76,12 +77,9 @@ WRONG = {
     "reason": (lambda values: Scores(values, reasons="one"), "got the reasons 'one'"),
     "no reasons": (lambda values: Scores(values, reasons=None), "got the reasons None"),
     "matrix": (lambda values: np.ones((2, 3)), "got 2"),
-    "tokens": (
-        lambda values: Scores(values, tokens=[1]),
-        "given as one non-negative integer for all, or one per value",
-    ),
-    "negative": (lambda values: Scores(values, unread=-1), "with unread given as one"),
-    "fraction": (lambda values: Scores(values, prompt_tokens=1.5), "with prompt_tokens given as one"),
+    "tokens": (lambda values: Scores(values, tokens=[1]), f"with tokens {COST}"),
+    "negative": (lambda values: Scores(values, unread=-1), f"with unread {COST}"),
+    "fraction": (lambda values: Scores(values, prompt_tokens=1.5), f"with prompt_tokens {COST}"),
 }
 
 

@@ -96,15 +96,16 @@ def test_distributed_training_from_the_command_line_divides_the_batches_among_pr
     task = mas_gym.load_task("arithmetic", split="train", limit=8)
     list(search.run("mcts:8,2", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store))
     words = ["train", "masprm", "--store", str(store), "--base", "tiny", "--out", str(out)]
-    for setting in ("epochs=1", "batch_size=2", "anchor=0"):
+    for setting in ("epochs=1", "batch_size=16", "max_tokens=512"):
         words += ["--set", setting]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, "-m", "mas_gym.cli", *words], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("Saved to") == 1
-    pairs = split(collect(stored_trees(store), "pairs"), TINY.held_out)[0]
-    rows = trainer_module.bundles(pairs.examples, _encoder(mas_gym.tiny.path()), 2, TINY.max_tokens)
-    steps = len(trainer_module.schedule(rows, 2, 1, seed=42))
+    # The anchor of the loss uses every labeled state.
+    pairs, points = (split(collect(stored_trees(store), kind), TINY.held_out)[0] for kind in ("pairs", "points"))
+    rows = trainer_module.bundles([*pairs.examples, *points.examples], _encoder(mas_gym.tiny.path()), 16, 512)
+    steps = len(trainer_module.schedule(rows, 16, 1, seed=42))
     history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
     assert history[-1]["step"] == math.ceil(steps / 2) > 1
     assert load_critic(str(out)).name == "masprm"

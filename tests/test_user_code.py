@@ -179,7 +179,9 @@ def test_debug_option_keeps_the_cause_of_a_user_code_error(mine: Path) -> None:
     [(search.load_planner, "planners"), (load_critic, "critics"), (load_policy, "policies")],
 )
 def test_unknown_name_error_explains_how_to_add_a_component(load: Any, group: str) -> None:
-    with pytest.raises(UnknownNameError, match=rf"write FILE\.py:NAME or register .* mas_gym\.{group}$"):
+    with pytest.raises(
+        UnknownNameError, match=rf"write FILE\.py:NAME or register .* mas_gym\.{group}(; did you mean '\w+'\?)?$"
+    ):
         load("nonsense")
 
 

@@ -126,10 +126,16 @@ def train(
         args: The command line's arguments.
         source: From tokenizer, seed, batch size and number of the first batch to batches; the tiny model's if None.
     """
+    from mas_gym.policies.local.forward import threads_for
+
+    with threads_for(0, args.threads):
+        _train(args, source or partial(batches, mix=DEFAULT_MIX.without(args.without)))
+
+
+def _train(args: argparse.Namespace, source: Callable[[Qwen2Tokenizer, int, int, int], Iterator[Batch]]) -> None:
     import torch
     from tqdm import tqdm
 
-    torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, args.hidden, args.layers).to(args.device)
@@ -147,8 +153,7 @@ def train(
     model.train()
     if args.compile:
         model.model.compile(dynamic=True)
-    mix = DEFAULT_MIX.without(args.without)
-    data = (source or partial(batches, mix=mix))(tokenizer, args.seed, args.batch, done)
+    data = source(tokenizer, args.seed, args.batch, done)
     curve = LossCurve(args.out, done)
     progress = tqdm(range(done, args.steps), initial=done, total=args.steps, mininterval=5.0)
     for step in progress:

@@ -13,20 +13,22 @@ T = TypeVar("T")
 _LONGEST, _MOST_NAMES = 60, 1000
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
+def unknown_name(what: str, name: object, known: Iterable[str], remedy: str = "") -> UnknownNameError:
     """Return the error for an unknown name.
 
     Args:
         what: The kind of object that was looked up, such as ``"task"``.
         name: The name that was given; shortened in the message.
         known: The names that exist.
+        remedy: How to add a name, placed before the suggestion.
 
     >>> print(unknown_name("task", "gsm", ["gsm8k", "math"]))
     unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?
     """
     names = sorted(known)
     expected = f"expected one of: {', '.join(names)}" if names else "there are none"
-    return UnknownNameError(f"unknown {what} {shown(name)}; {expected}{did_you_mean(name, names)}")
+    remedy = f"; {remedy}" if remedy else ""
+    return UnknownNameError(f"unknown {what} {shown(name)}; {expected}{remedy}{did_you_mean(name, names)}")
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -35,7 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, UnknownNameError, shown, whole_number
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown, whole_number
 from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS as ALL_KINDS
@@ -251,9 +251,9 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         Columns.read(options.get("columns"))
     elif name not in BENCHMARKS:
         if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
-            raise UnknownNameError(
-                f"{TASKS.unknown(name)}; for your own problems, name a file ({', '.join(OWN_SUFFIXES)}) or a dataset "
-                "OWNER/NAME on the hub"
+            suffixes = ", ".join(OWN_SUFFIXES)
+            raise TASKS.unknown(
+                name, f"for your own problems, name a file ({suffixes}) or a dataset OWNER/NAME on the hub"
             )
         # The task's function checks its options.
         return
