@@ -648,8 +648,9 @@ def write(page: Path, sections: Mapping[str, str]) -> None:
 python -m benchmarks.adaptive --cache replies.db
 ```
 
-Problems of Arithmetic, run seed {SEED}; MAS rpsv, agents tiny, MCTS without the task's rule for equal messages. TOK is
-per problem. Each section states its number of problems; `--parts` selects sections.
+Problems of Arithmetic, run seed {SEED}; MAS rpsv and agents tiny unless a section says otherwise; MCTS without the
+task's rule for equal messages. TOK is per problem. Each section states its number of problems; `--parts` selects
+sections.
 
 - {weights(Options(masprm="tiny-masprm", orm="tiny-orm"))}
 """

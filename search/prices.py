@@ -173,8 +173,8 @@ class Prices:
         if name not in self.models:
             priced = ", ".join(map(repr, self.models)) or "nothing"
             raise UnknownNameError(
-                f"{self.source}: no price for the {role} {name!r}; priced: {priced}{did_you_mean(name, self.models)}; "
-                f'add a line such as "{name}": {example}'
+                f"{self.source}: no price for the {role} {name!r}; priced: {priced}; "
+                f'add a line such as "{name}": {example}{did_you_mean(name, self.models)}'
             )
         return self.models[name]
 

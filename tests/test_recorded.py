@@ -5,6 +5,7 @@ import json
 import pickle
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,9 @@ def test_options_incompatible_with_recorded_runs_are_rejected(store: Path, tmp_p
         search.run("single")
     with pytest.raises(DataError, match="expected one of the 3 problems"):
         list(search.run("single", problems(1), recorded=store))
+    changed = replace(search.Recorded(store)[0], answer="another")
+    with pytest.raises(DataError, match="got another question, answer or kind"):
+        list(search.run("single", [changed], recorded=store))
     write_samples(tmp_path / "two.jsonl", SAMPLES[:2])
     search.import_transcripts(tmp_path / "two.jsonl", store)
     with pytest.raises(StoreError, match="expected one run"):

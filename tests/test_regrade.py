@@ -134,7 +134,8 @@ def test_regrade_command_lists_the_differences(store: Path, tmp_path: Path) -> N
     assert done.exit_code == 0 and "2 searches" in done.output
     for arguments, complaint in (
         (["--kind", "essay"], "expected one of 'number'"),
-        (["--columns", "question=q"], "expected --task"),
+        (["--columns", "question=q"], "--columns: expected --task"),
+        (["--data", "problems.csv"], "--data: expected --task"),
         (["--run", "nobody"], "expected one run 'nobody', found 0"),
     ):
         done = run(app, ["regrade", str(store), *arguments])

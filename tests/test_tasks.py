@@ -465,7 +465,7 @@ def test_user_task_is_supported() -> None:
     assert isinstance(task, Task)
     assert task.grade(task.problem("b"), "Final Answer: y").correct
     assert pickle.loads(pickle.dumps(task))[1] == problems[1]
-    with pytest.raises(ConfigError, match="unique ids"):
+    with pytest.raises(ConfigError, match="unique ids, got 'a'"):
         ProblemTask.of([problems[0], problems[0]])
 
 

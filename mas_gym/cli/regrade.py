@@ -78,7 +78,8 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
         references = digest_of([[p.id, p.question, p.answer, p.kind] for p in known.values()])
         return task.grader or task, lambda problem: known.get(problem.id), references, label
     if source.columns is not None or source.data is not None:
-        raise ConfigError("--columns and --data: expected --task as well, got none")
+        option = "--columns" if source.columns is not None else "--data"
+        raise ConfigError(f"{option}: expected --task as well, got none")
     base = make_base(source.grading, source.judge, source.allow_code, source.sandbox)
     grader = make_grader(source.grader, base)
     if source.kind is None:

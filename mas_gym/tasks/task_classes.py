@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any, ClassVar, Self, overload
 
-from mas_gym.errors import ConfigError, whole_number
+from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.internal.suggestions import choice
 from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task, unknown_problem
 from mas_gym.tasks.grading.answers import check_mode
@@ -164,7 +164,8 @@ class ProblemTask(ProblemSequence):
         """
         table = Table(problems)
         if len(table.places) < len(table.problems):
-            raise ConfigError("expected problems with unique ids, got the same id more than once")
+            repeated = next(p.id for row, p in enumerate(table.problems) if table.places[p.id] != row)
+            raise ConfigError(f"expected problems with unique ids, got {shown(repeated)} more than once")
         choice("split", split, SPLITS)
         made = make_grader(grader, KindGrader(check_mode(grading)))
         return cls(name, split, table, range(len(table.problems)), made, mas)

@@ -98,9 +98,14 @@ class Recorded(Sequence[Problem]):
             StoreError: The problem's search is corrupt.
         """
         known = self._known.get(problem.id)
-        if known != problem:
+        if known is None:
             raise DataError(
                 f"{self.path}: expected one of the {len(self):,} problems of the run {self.name}, got {problem.id!r}"
+            )
+        if known != problem:
+            raise DataError(
+                f"{self.path}: expected problem {problem.id!r} as recorded in the run {self.name}, got another "
+                "question, answer or kind; take the problems from `search.Recorded`"
             )
         return self._world(problem.id)
 
