@@ -138,7 +138,7 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
         ConfigError: The argument is not such an int.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ConfigError(f"{name}: expected a whole number of at least {at_least}, got {shown(value)}")
+        raise ConfigError(f"{name}: expected an integer of at least {at_least}, got {shown(value)}")
     return value
 
 

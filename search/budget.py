@@ -62,7 +62,7 @@ class Budget:
             except ValueError:
                 raise ConfigError(f"budget: expected {name} to be a positive number, got {shown(number)}") from None
         if not all(isinstance(limits.get(name, 1), int) for name in ("calls", "tokens")):
-            raise ConfigError(f"budget: expected whole numbers of calls and tokens, got {shown(text)}")
+            raise ConfigError(f"budget: expected integers for calls and tokens, got {shown(text)}")
         return cls(**limits)  # type: ignore[arg-type]
 
     def tightened(self, other: Budget) -> Budget:

@@ -362,7 +362,7 @@ def _normalised(rewards: ArrayLike, groups: Sequence[Hashable], scale: bool) -> 
 def _finite(name: str, numbers: ArrayLike) -> Floats:
     found = np.asarray(numbers, dtype=np.float64)
     if found.ndim != 1 or not np.isfinite(found).all():
-        raise ConfigError(f"{name}: expected a flat array of finite numbers, got {numbers!r:.80}; drop failed samples")
+        raise ConfigError(f"{name}: expected a 1-D array of finite numbers, got {numbers!r:.80}; drop failed samples")
     return found
 
 

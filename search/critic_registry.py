@@ -222,7 +222,7 @@ def _random(argument: str) -> RandomCritic:
     try:
         return RandomCritic(int(argument or "0"))
     except ValueError as error:
-        raise ConfigError(f'expected a whole number, as in "random:7", got {argument!r}') from error
+        raise ConfigError(f'expected an integer, as in "random:7", got {argument!r}') from error
 
 
 CRITICS = Registry(

@@ -166,7 +166,7 @@ def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | As
     if policy is None:
         if not mas.policies:
             raise ConfigError(
-                f"expected a policy, and the MAS {mas.name!r} names none: pass policy=load_policy('tiny'), "
+                f"expected a policy, but the MAS {mas.name!r} names none: pass policy=load_policy('tiny'), "
                 "or add policies: to its config"
             )
         from mas_gym.policies import load_policy

@@ -157,7 +157,7 @@ def test_demonstrations_require_a_training_run_and_samples_require_traces(store:
     policy = traced(load_policy("tiny"), tmp_path / "t")
     for _ in search.run("single", TASK[:1], mas="rpsv", policy=policy):
         pass
-    with pytest.raises(DataError, match="repeat the rollouts into a new store with --token-traces"):
+    with pytest.raises(DataError, match="run the rollouts again with --token-traces and a new store"):
         credited_samples(store, tmp_path / "t", "leave-one-out")
 
 

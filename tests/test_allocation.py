@@ -407,7 +407,7 @@ def test_allocation_rejects_unsupported_budgets_and_planners() -> None:
     timed = {"talker": {"second": 0.1}, "hash": {"forward": 0}}
     with pytest.raises(ConfigError, match="price per second"):
         run(Budget(usd=1.0), prices=timed)
-    with pytest.raises(ConfigError, match="known number"):
+    with pytest.raises(ConfigError, match="sized collection"):
         run(Budget(calls=50), task=iter(problems(3)))
     for spec in ("single", "bon:5", "bon:5,stop=0.9"):
         with pytest.raises(ConfigError, match=r"allocate: .* stop"):
@@ -416,7 +416,7 @@ def test_allocation_rejects_unsupported_budgets_and_planners() -> None:
     for spec in (turns, load_planner("dvts:4,2"), load_planner("rebase:4,arms=thompson")):
         with pytest.raises(ConfigError, match="answer before the end"):
             run(Budget(calls=50), spec=spec)
-    with pytest.raises(ConfigError, match="equal votes"):
+    with pytest.raises(ConfigError, match="equal weights"):
         run(Budget(calls=50), spec=load_planner("sc:5,weights=critic"))
 
 

@@ -103,7 +103,7 @@ def test_misreadings_are_possible_in_many_problems() -> None:
         ({"difficulty": 0}, "1 to 5"),
         ({"difficulty": 6}, "got 6"),
         ({"size": 0}, "got 0"),
-        ({"seed": "a"}, "whole number"),
+        ({"seed": "a"}, "an integer"),
         ({"grading": "lenient"}, "'strict', 'paper'"),
     ],
 )

@@ -771,7 +771,7 @@ def test_own_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ("calibrate --planer bon:5", "No such option"),
         ("calibrate --planner sc:5 --critic tiny-orm --out stop.json", "has no stop rule to calibrate"),
         ("serve --cannary 0.1", "No such option"),
-        ("serve --canary 2 --planner bon:4,stop=0.9", "a share from 0 to 1"),
+        ("serve --canary 2 --planner bon:4,stop=0.9", "a fraction from 0 to 1"),
         ("serve --seconds 0", "positive number"),
         ("eval --run-budjet usd=1", "No such option"),
         ("eval --run-budget usd=1", "expected prices"),

@@ -212,7 +212,7 @@ def test_other_graph_is_rejected_unless_forced(folders: dict[str, Path]) -> None
     mas = other_graph()
     model = Dynamics(mas)
     state = model.transition(model.initial_state("q"), Action("Final Answer: 3", mas.ALL))
-    with pytest.raises(CriticError, match=r"trained on the graph rpsv, not on single.*force=True"):
+    with pytest.raises(CriticError, match=r"trained on rpsv, not on single.*force=True"):
         LearnedCritic(folders["masprm"], device="cpu").score(contexts([state], mas))
     forced = LearnedCritic(folders["masprm"], device="cpu", force=True)
     assert -1 <= forced.score(contexts([state], mas))[0] <= 1
@@ -230,7 +230,7 @@ def test_graph_includes_loops(loops: dict[str, Any], folders: dict[str, Path], t
     mas = replace(MAS_RPSV, **loops)
     graph = graph_of(mas)
     assert {name: graph[name] for name in graph if name not in graph_of(MAS_RPSV)} == loops
-    with pytest.raises(CriticError, match=r"not on rpsv \(other agents, edges or loops\).*force=True"):
+    with pytest.raises(CriticError, match=r"not on rpsv \(different agents, edges or loops\).*force=True"):
         LearnedCritic(folders["masprm"], device="cpu").score(contexts([chain(["Facts: has 3."])], mas))
     looped = shutil.copytree(folders["masprm"], tmp_path / "looped")
     info = json.loads((looped / META).read_text(encoding="utf-8")) | {"graphs": {"rpsv": graph}}

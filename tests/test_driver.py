@@ -327,9 +327,9 @@ class Peek:
 
 def test_planners_do_not_receive_the_true_reward_at_evaluation() -> None:
     for plan in run(Peek(), 3):
-        assert plan.error is not None and "not available at evaluation" in plan.error
+        assert plan.error is not None and "unavailable during evaluation" in plan.error
     for plan in run(MCTS(5, 2, values="reward"), 2):
-        assert plan.error is not None and "not available at evaluation" in plan.error
+        assert plan.error is not None and "unavailable during evaluation" in plan.error
     for plan in run(Peek(), 3, training=True):
         assert plan.best is not None and plan.best.score == (1.0 if plan.correct else -1.0)
 
@@ -489,7 +489,7 @@ def _illegal(model: Any, root: Any) -> Any:
         (_illegal, "cannot route to 99"),
         (lambda m, r: [], "expected plan() to be a generator"),
         (lambda m, r: 1 / 0, "division"),
-        (_yields(lambda m, r: [search.Propose(r, "4")]), "whole number n >= 1 from the planner, got n='4'"),
+        (_yields(lambda m, r: [search.Propose(r, "4")]), "integer n >= 1 from the planner, got n='4'"),
     ],
 )
 def test_planner_error_is_stored_in_the_plan(body: Any, message: str) -> None:

@@ -579,7 +579,7 @@ def test_turn_answers_returns_answers_after_given_turns() -> None:
     found = search.turn_answers(plan, TASK, turns=(1, 2, 3, 6, 99))
     assert found == ((1, None, False), (2, "17", False), (3, "18", True), (6, "18", True), (99, "18", True))
     assert [answer.turns for answer in search.turn_answers(plan, TASK)] == [4, 8, 12]
-    with pytest.raises(ConfigError, match="turns: expected a whole number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="turns: expected an integer of at least 1, got 0"):
         search.turn_answers(plan, TASK, turns=(0,))
     failed = handed("single", lambda request, seed: "RECIPIENT: nobody\nCURRENT ANSWER: 18")
     assert search.turn_answers(failed, TASK, turns=(4,)) == ((4, None, False),)

@@ -122,11 +122,11 @@ def test_private_history_contains_all_sent_and_received_messages() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"max_turns": None}, "max_turns: expected a whole number from 1 to 10000, got None"),
-        ({"max_turns": 0}, "max_turns: expected a whole number from 1 to 10000, got 0"),
-        ({"max_turns": True}, "max_turns: expected a whole number from 1 to 10000, got True"),
-        ({"max_turns": 10**6}, "max_turns: expected a whole number from 1 to 10000, got 1000000"),
-        ({"min_turns": 7}, "min_turns: expected a whole number from 1 to max_turns, got 7"),
+        ({"max_turns": None}, "max_turns: expected an integer from 1 to 10000, got None"),
+        ({"max_turns": 0}, "max_turns: expected an integer from 1 to 10000, got 0"),
+        ({"max_turns": True}, "max_turns: expected an integer from 1 to 10000, got True"),
+        ({"max_turns": 10**6}, "max_turns: expected an integer from 1 to 10000, got 1000000"),
+        ({"min_turns": 7}, "min_turns: expected an integer from 1 to max_turns, got 7"),
         ({"history": "none"}, "history: expected inputs or private, got 'none'"),
         ({"edges": [["q", "Writer"]]}, "agents[1]: no path leads from q to Critic"),
         ({"max_turn": 3}, "max_turn: unknown key 'max_turn'"),

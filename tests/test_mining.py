@@ -318,10 +318,12 @@ def ended(reward: float, name: str) -> LabelledTree:
     return LabelledTree(tree, MAS, "arithmetic", name)
 
 
-@pytest.mark.parametrize(("reward", "which", "remedy"), [(1.0, "all right", "harder"), (-1.0, "all wrong", "easier")])
+@pytest.mark.parametrize(
+    ("reward", "which", "remedy"), [(1.0, "only successes", "harder"), (-1.0, "only failures", "easier")]
+)
 def test_trees_with_one_outcome_are_rejected_and_the_fix_is_named(reward: float, which: str, remedy: str) -> None:
     trees = [ended(reward, f"problem-{i}") for i in range(7)]
-    with pytest.raises(DataError, match=rf"7 {which} \(problem-0, .*\.\.\.\)") as error:
+    with pytest.raises(DataError, match=rf"7 with {which} \(problem-0, .*\.\.\.\)") as error:
         collect(trees, "pairs")
     assert "solve only sometimes" in str(error.value)
     with pytest.raises(DataError, match=f"every outcome is .*{which} .*{remedy} problems"):

@@ -400,7 +400,7 @@ def test_judge_grades_answers_and_its_tokens_are_counted_separately(rows: Rows) 
     assert [plan.correct for plan in plans] == [True, False]
     assert [plan.usage.generated_tokens for plan in plans] == [9, 9]
     assert (judge.spent.calls, judge.spent.generated_tokens, judge.spent.prompt_tokens > 20) == (2, 8, True)
-    with pytest.raises(PolicyError, match="expected the last line 'Verdict "):
+    with pytest.raises(PolicyError, match="to end with the line 'Verdict "):
         task.grade(task[2], "Lima")
     assert judge.spent.faults == {"no verdict": 3}
     other = load_task(rows(capitals()), kind="judge", judge=Judge(ScriptedPolicy(decide, name="another")))
@@ -503,7 +503,7 @@ def test_critic_of_another_graph_is_rejected_before_any_search() -> None:
         return "A"
 
     task, policy, critic = load_task("ordering")[:2], ScriptedPolicy(write), load_critic("tiny-masprm")
-    with pytest.raises(CriticError, match="trained on the graph rpsv, not on logic"):
+    with pytest.raises(CriticError, match="trained on rpsv, not on logic"):
         search.run("mcts:2,2", task, mas="logic", policy=policy, critic=critic)
     planners = ["single", "mcts:2,2"]
     with pytest.raises(CriticError, match="not on logic"):
@@ -563,7 +563,7 @@ def test_commands_accept_a_users_file(command: Callable[..., tuple[int, str]], t
     code, said = command("rollouts", *MINE, *policy, "--split", "train", "--store", "t.db", "--planner", "mcts:2,2")
     assert code == 0 and "it has no split column, so train is 95%" in said
     code, said = command("eval", *MINE, *policy, "--kind", "judge", "--judge", "my.py:make")
-    assert "expected the last line 'Verdict " in said
+    assert "to end with the line 'Verdict " in said
     (tmp_path / "code.csv").write_text("question,answer\nWrite f.,assert f(2) == 4\n")
     (tmp_path / "my.py").write_text(WRITER.replace("Final Answer: Vienna", "```\\ndef f(x): return 2 * x\\n```"))
     code, said = command("eval", "--task", "code.csv", *policy, "--allow-code", "--sandbox", "none")

@@ -358,7 +358,7 @@ class TestPoliciesOfAMAS:
         assert pickle.loads(pickle.dumps(mas)).policies == mas.policies == (("*", "tiny"),)
 
     def test_run_without_any_policy_is_rejected(self) -> None:
-        with pytest.raises(ConfigError, match=r"expected a policy, and the MAS 'rpsv' names none"):
+        with pytest.raises(ConfigError, match=r"expected a policy, but the MAS 'rpsv' names none"):
             search.run("single", mas_gym.load_task("arithmetic", limit=1), mas="rpsv")
 
     @pytest.mark.parametrize(

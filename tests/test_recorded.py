@@ -309,7 +309,7 @@ def test_selection_curves_agree_with_drawn_searches(tmp_path: Path) -> None:
 def test_selection_rejects_distinct_messages_and_unscored_samples(store: Path) -> None:
     with pytest.raises(DataError, match="distinct=False"):
         select(search.Recorded(store, distinct=True))
-    with pytest.raises(ConfigError, match="compares the samples"):
+    with pytest.raises(ConfigError, match="compares samples with one another"):
         select(store, "agreement")
     with pytest.raises(ConfigError, match="scored candidates"):
         selection_curve(search.run("sc:3", recorded=store), "best", [1])

@@ -74,7 +74,7 @@ def test_values_of_an_earlier_search_score_a_recorded_run(tmp_path: Path) -> Non
 
 def test_recorded_critic_error_names_the_missing_value(tmp_path: Path) -> None:
     store = judged(tmp_path, [{"text": "a", "verdicts": {"j": 1}}])
-    with pytest.raises(DataError, match="its judges are j"):
+    with pytest.raises(DataError, match=r"for the values of a judge \(j\), use recorded:"):
         load_critic(f"recorded:{store}")
     with pytest.raises(UnknownNameError, match="'k'"):
         load_critic(f"recorded:{store}#judge=k")

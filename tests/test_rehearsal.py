@@ -152,7 +152,7 @@ def test_command_fails_with_a_message_and_no_traceback(data: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_run_without_correct_answers_stops_with_a_reason(options: Options, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no pairs in 3 trees: 3 all wrong .*the agents solve only sometimes"):
+    with pytest.raises(DataError, match=r"no pairs in 3 trees: 3 with only failures .*the agents solve only sometimes"):
         make(replace(options, out=tmp_path, grader="", tables=("views",)))
 
 

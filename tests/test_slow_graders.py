@@ -263,7 +263,7 @@ def test_compare_shows_judge_tokens() -> None:
 def test_unreadable_verdicts_fail_the_search_and_are_counted() -> None:
     task, judge = judged(lambda request, seed: "I cannot say.")
     plans = list(search.run("single", task[:1], mas="single", policy=talker()))
-    assert "expected the last line 'Verdict " in (plans[0].error or "")
+    assert "to end with the line 'Verdict " in (plans[0].error or "")
     assert judge.spent.faults == {"no verdict": 3}
 
 

@@ -95,7 +95,7 @@ def test_recipient_part_of_an_action_can_be_masked() -> None:
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "9", True, None])
 def test_invalid_limits_are_rejected(limit) -> None:
-    with pytest.raises(ConfigError, match="max_bytes: expected a whole number"):
+    with pytest.raises(ConfigError, match="max_bytes: expected an integer"):
         Unicode(limit)
 
 

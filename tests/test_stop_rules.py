@@ -339,5 +339,5 @@ def test_calibration_requires_both_outcomes_and_enough_problems() -> None:
     with pytest.raises(ConfigError, match="got none"):
         calibrate_stop("bon:1", problems(25), **options)
     check = Check((0.1, 0.1, 0.5, 0.7, 3.0), True)
-    with pytest.raises(ConfigError, match="20 checks, all right"):
+    with pytest.raises(ConfigError, match="20 checks, all with right answers"):
         fit([Checked(str(i), (check,), True) for i in range(25)], "BestOfN", "c")

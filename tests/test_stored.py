@@ -61,7 +61,7 @@ def test_runs_with_different_settings_are_not_combined(store: Path) -> None:
     compared(store, planners=["single"], mas=chain(2))
     with open_store(store) as opened:
         assert [len(setting.runs) for setting in settings(opened.runs())] == [2, 2]
-        with pytest.raises(ConfigError, match=r"got 2 settings .*runs=\["):
+        with pytest.raises(ConfigError, match=r"got runs of 2 settings .*runs=\["):
             opened.compare()
         one = [run.run for run in settings(opened.runs())[0].runs]
         assert [row.seeds for row in opened.compare(one).rows] == [(1, 2)]

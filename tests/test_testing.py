@@ -356,7 +356,7 @@ GO_ON = "return (yield from Greedy.plan(self, model, root, rng))"
     [
         ("yield Propose(root)\nreturn 1", "expected a list"),
         ("yield [3]\n" + GO_ON, "it requested 3: expected a search request"),
-        ("yield [Propose(root, n=0)]\n" + GO_ON, "Propose(n=0): expected a whole number from 1 on"),
+        ("yield [Propose(root, n=0)]\n" + GO_ON, "Propose(n=0): expected an integer of at least 1"),
         ("yield [Evaluate(['root'])]\n" + GO_ON, "expected states of its own search"),
         ("yield [Evaluate([model.initial_state('?')])]\n" + GO_ON, "expected states of its own search"),
         (FIRST + "return Plan((Found(model.transition(root, p.action)),))", "expected a terminal state of its search"),

@@ -251,7 +251,7 @@ def test_siblings_planner_samples_a_whole_tree_with_rewards(store: Path) -> None
 def test_siblings_planner_needs_no_critic_and_no_reward_outside_training(policy: Any) -> None:
     [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=policy)
     assert plan.error is None and not any(plan.tree.visits)
-    with pytest.raises(ConfigError, match="k: expected a whole number"):
+    with pytest.raises(ConfigError, match="k: expected an integer"):
         search.Siblings(0)
 
 

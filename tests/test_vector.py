@@ -222,7 +222,7 @@ def test_disabled_autoreset_does_not_restart_episodes() -> None:
 
 def test_invalid_arguments_are_rejected() -> None:
     for count in (0, -1, 2.0, True, "8"):
-        with pytest.raises(ConfigError, match="num_envs: expected a whole number of at least 1"):
+        with pytest.raises(ConfigError, match="num_envs: expected an integer of at least 1"):
             gym.make_vec("MAS-Arithmetic-v0", num_envs=count, policy=Counting())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="n: expected policy="):
         gym.make_vec("MAS-Arithmetic-v0", num_envs=2, n=3)

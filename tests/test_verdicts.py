@@ -42,7 +42,7 @@ def verdict_of(judge: str, reply: Reply, message: str = "mine") -> bool | None:
         try:
             return grader.grade(Problem("p", "2 + 2?", "4", "judge"), f"Final Answer: {message}").correct
         except PolicyError as error:
-            assert "expected the last line 'Verdict " in str(error) and grader.spent.faults == {"no verdict": 3}
+            assert "to end with the line 'Verdict " in str(error) and grader.spent.faults == {"no verdict": 3}
             return None
     context = ScoringContext(state_of(message), RPSV, None, Peers(siblings=(state_of("other"),)))
     scores = JudgeCritic(policy, mode=judge, n=1).score([context])  # type: ignore[arg-type]

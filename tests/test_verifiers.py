@@ -157,7 +157,7 @@ def test_random_critic_is_uniform_and_reproducible() -> None:
     assert values == RandomCritic().score(contexts[:1000]) + RandomCritic().score(contexts[1000:])
     assert min(values) < -0.99 and max(values) > 0.99 and abs(sum(values) / 2000) < 0.05
     assert values != load_critic("random:7").score(contexts)
-    with pytest.raises(ConfigError, match="whole number"):
+    with pytest.raises(ConfigError, match="an integer"):
         load_critic("random:x")
 
 

@@ -148,8 +148,8 @@ def test_copied_envs_share_the_policy() -> None:
     [
         (lambda: CandidateChoice(gym.make("CartPole-v1"), ScriptedPolicy(guess)), "env: expected a MASEnv"),
         (lambda: choices(policy=object()), "expected a policy with sample"),
-        (lambda: choices(n=0), "n: expected a whole number of at least 1"),
-        (lambda: choices(seed=-1), "seed: expected a whole number of at least 0"),
+        (lambda: choices(n=0), "n: expected an integer of at least 1"),
+        (lambda: choices(seed=-1), "seed: expected an integer of at least 0"),
     ],
 )
 def test_invalid_arguments_are_rejected(make, expected: str) -> None:

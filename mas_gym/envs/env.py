@@ -407,7 +407,7 @@ def _read_action(action: object) -> tuple[str, int]:
             return action[0], index(action[1])
         except TypeError:
             pass
-    expected = "expected (text, recipient), a str and a whole number such as env.unwrapped.ALL"
+    expected = "expected (text, recipient), a str and an integer such as env.unwrapped.ALL"
     raise IllegalActionError(f"{expected}, got {shown(action)}")
 
 

@@ -243,5 +243,5 @@ def _texts(value: object, name: str) -> Sequence[str]:
 def _whole(value: object, name: str, least: int = 0) -> int:
     found = int(value) if isinstance(value, str) and value.strip().lstrip("-").isdecimal() and len(value) < 9 else value
     if type(found) is not int or found < least:
-        raise BadRow(f"expected a whole number of at least {least} as {name}, got {shown(value)}")
+        raise BadRow(f"expected an integer of at least {least} as {name}, got {shown(value)}")
     return found

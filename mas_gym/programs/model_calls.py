@@ -311,7 +311,7 @@ def _whole(asked: JSONObject, key: str, most: int = 2**31) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise CallError(f"{key}: expected a whole number from 1 to {most}, got {shown(value)}")
+        raise CallError(f"{key}: expected an integer from 1 to {most}, got {shown(value)}")
     return value
 
 

@@ -130,9 +130,9 @@ class _Reader:
     def turns(self, data: Mapping[Any, Any]) -> tuple[int | None, int]:
         most, least = data.get("max_turns"), data.get("min_turns", 1)
         if "max_turns" in data and not _is_count(most, MAX_TURNS):
-            self.fault(("max_turns",), f"expected a whole number from 1 to {MAX_TURNS}, got {shown(most)}")
+            self.fault(("max_turns",), f"expected an integer from 1 to {MAX_TURNS}, got {shown(most)}")
         elif "min_turns" in data and not ("max_turns" in data and _is_count(least, cast(int, most))):
-            problem = f"expected a whole number from 1 to max_turns, got {shown(least)}: correct it or add max_turns"
+            problem = f"expected an integer from 1 to max_turns, got {shown(least)}: correct it or add max_turns"
             self.fault(("min_turns",), problem)
         return most, least
 
@@ -255,7 +255,7 @@ class _Reader:
             prompt = ""
         cap = data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
         if not _is_count(cap, MAX_NEW_TOKENS):
-            problem = f"expected a whole number from 1 to {MAX_NEW_TOKENS}, got {shown(cap)}"
+            problem = f"expected an integer from 1 to {MAX_NEW_TOKENS}, got {shown(cap)}"
             self.fault((*place, "max_new_tokens"), problem)
             cap = 1
         return Agent(name, prompt, cap) if name else None

@@ -232,7 +232,7 @@ class ProceduralTask(ProblemSequence):
         choice("split", split, SPLITS)
         whole_number("size", size, at_least=1)
         if not isinstance(seed, int) or isinstance(seed, bool):
-            raise ConfigError(f"expected a whole number as seed, got {seed!r}")
+            raise ConfigError(f"expected an integer as the seed, got {seed!r}")
         self.split, self.seed, self.difficulty, self.size = split, seed, difficulty, size
         self.rows, self.grader = range(size), KindGrader(check_mode(grading))
 

@@ -234,7 +234,7 @@ def _read_hub(source: str) -> tuple[dict[str, list[RawRow]], bool]:
     if missing is not None and not parts:
         why = str(missing).partition(". Three ways")[0]
         raise DataNotFoundError(
-            f"{why}, and there is no local file with this name; check the path or id, or connect to the internet once"
+            f"{why}, and there is no local file with this name; check the path or id, or connect to the internet"
         )
     if list(parts) == ["train"]:
         return {"": parts["train"]}, True

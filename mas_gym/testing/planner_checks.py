@@ -206,7 +206,7 @@ class _Search:
     def _propose(self, request: Any) -> list[ProposalLike]:
         state = request.state
         fine = isinstance(request.n, int) and request.n >= 1
-        self.findings.expect(fine, f"Propose(n={shown(request.n)}): expected a whole number from 1 on")
+        self.findings.expect(fine, f"Propose(n={shown(request.n)}): expected an integer of at least 1")
         if not self.findings.expect(not self.model.is_terminal(state), "it requested messages at a terminal state"):
             return []
         first = self._drawn.get(state, 0)

@@ -229,7 +229,7 @@ def sampled_messages(
         DataError: A message has no trace.
     """
     if method in VALUE_CREDITS and critic is None:
-        raise ConfigError(f"credit {method!r} needs state values; pass --critic, such as the folder of a MASPRM")
+        raise ConfigError(f"credit {method!r} needs state values; pass --critic FOLDER, such as that of a MASPRM")
     found: list[tuple[str, list[CreditedSample]]] = []
     with open_store(path) as store:
         for info in training_runs(store, run):
@@ -245,8 +245,9 @@ def sampled_messages(
                     sampled = None if seed is None else tokens.find(seed)
                     if sampled is None:
                         raise DataError(
-                            f"{traces}: expected the trace of message {one.node} of {plan.problem_id}, found none; "
-                            f"repeat the rollouts into a new store with --token-traces"
+                            f"{traces}: expected the trace of message {one.node} (problem {plan.problem_id}), "
+                            f"found none; "
+                            f"run the rollouts again with --token-traces and a new store"
                         )
                     if not sampled.trace.completion:
                         raise DataError(

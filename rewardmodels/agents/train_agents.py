@@ -120,7 +120,7 @@ def train_agents(
         for example in examples:
             parts[example.agent].append(example)
     elif not isinstance(base, str):
-        raise ConfigError("expected one base for shared weights, got a mapping; pass adapters='per-agent'")
+        raise ConfigError("expected one base model for shared weights, got a mapping; pass adapters='per-agent'")
     found = TrainedAgents({}, base if isinstance(base, str) else base.get(ALL, "tiny"), {}, {})
     for agent, own in parts.items():
         folder = Path(out) if agent == ALL else Path(out) / _file_name(agent)
@@ -267,7 +267,7 @@ def _encoded(
             rows.append({"prompt_ids": prompt, **row})
     if not rows:
         raise DataError(
-            f"expected examples that fit the model's window of {window} tokens, got only longer examples; use shorter "
-            "examples or a model with a larger window"
+            f"expected examples that fit the model's context window of {window} tokens, got only longer examples; use "
+            "shorter examples or a model with a larger window"
         )
     return rows

@@ -169,7 +169,7 @@ def collect(
     """
     examples: list[Example] = []
     graphs: dict[str, dict[str, object]] = {}
-    without: dict[str, list[str]] = {"all right": [], "all wrong": [], "no two different siblings": []}
+    without: dict[str, list[str]] = {"only successes": [], "only failures": [], "no two different siblings": []}
     count = 0
     continuations: Counter[int] = Counter()
     for item in trees:
@@ -187,7 +187,7 @@ def collect(
         examples += mined
         rewards = {target for _, target in mining.outcomes(item.tree)}
         if len(rewards) == 1:
-            without["all right" if rewards == {1.0} else "all wrong"].append(item.problem_id)
+            without["only successes" if rewards == {1.0} else "only failures"].append(item.problem_id)
         elif not mined:
             without["no two different siblings"].append(item.problem_id)
     if kind != "outcomes" and min_continuations is None:
@@ -247,7 +247,7 @@ def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dic
     if not trees:
         raise DataError("no tree to train on: the store contains no finished training search; run the rollouts first")
     blame = "; ".join(
-        f"{len(ids)} {reason} ({', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''})"
+        f"{len(ids)} with {reason} ({', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''})"
         for reason, ids in without.items()
         if ids
     )
@@ -280,7 +280,7 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
         DataError: There are fewer than two problems.
     """
     if not 0 < held_out < 1:
-        raise ConfigError(f"expected a held-out share between 0 and 1, got {held_out}")
+        raise ConfigError(f"expected a held-out fraction between 0 and 1, got {held_out}")
     problems = {(example.task, example.problem_id) for example in data.examples}
     if len(problems) < 2:
         raise DataError(
@@ -338,8 +338,8 @@ def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str
     mas = info.mas
     if expected is not None and graph_of(expected) != graph_of(mas):
         raise DataError(
-            f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} is of {mas.name!r} with "
-            "other agents, edges or loops; run rollouts with the critic's MAS, or name another run"
+            f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} used {mas.name!r} with "
+            "different agents, edges or loops; run rollouts with the critic's MAS, or name another run"
         )
     recorded, seed = is_recorded(info.config), int(info.config["seed"])
     task = RECORDED if recorded else str(info.facts.get("task") or "problems")

@@ -90,7 +90,7 @@ def attend(
     special = [name for name in _SPECIAL if options.get(name) is not None]
     if layout is None or special:
         reason = f"unsupported arguments {special}" if special else "it received no layout"
-        raise TypeError(f"{type(module).__name__} cannot attend part by part: {reason}")
+        raise TypeError(f"{type(module).__name__} does not support attention with cached prefixes: {reason}")
     layer = len(layout.fresh)
     layout.fresh.append(torch.stack((key[0], value[0])))
     grouped = query.shape[1] != key.shape[1]

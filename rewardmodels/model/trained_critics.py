@@ -210,7 +210,7 @@ class LearnedCritic(ModelCritic):
         if not trained_on and not self._force:
             names = ", ".join(str(known["name"]) for known in self._graphs)
             raise CriticError(
-                f"this critic was trained on the graph {names}, not on {mas.name} (other agents, edges or loops); "
+                f"this critic was trained on {names}, not on {mas.name} (different agents, edges or loops); "
                 "train one on this graph, or load it with force=True"
             )
         self._checked.add(mas.fingerprint)
@@ -280,7 +280,7 @@ class _PoolingScorer:
             self._llm = LLM(folder, runner="pooling", **without_spinning(arguments))
         except Exception as error:
             raise CriticError(
-                f"expected vLLM to start on the critic {folder!r} with {arguments}, got "
+                f"expected vLLM to start with the critic {folder!r} with {arguments}, got "
                 f"{type(error).__name__}: {error}; see vLLM's log above for the cause"
             ) from error
         self.counts = Counts()

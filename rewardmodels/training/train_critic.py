@@ -191,8 +191,8 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
             changed = [key for key in run if before.get(key) != run[key]]
             raise ConfigError(
                 f"{out} belongs to another training run "
-                f"({'different ' + ', '.join(changed) if changed else 'resume=False'}); choose another folder, or "
-                "delete this one"
+                f"({'different ' + ', '.join(changed) if changed else 'same settings, but resume=False'}); "
+                "choose another folder, or delete this one"
             )
     elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
         raise ConfigError(f"expected an empty folder or one with a training run, got {out}; choose another folder")
@@ -371,8 +371,8 @@ def grown(bench: Bench) -> list[RunInfo]:
         runs = [info for info in store.runs() if all(info.config.get(key) == value for key, value in same.items())]
     if not runs:
         raise DataError(
-            f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with the bench's sampling "
-            "and seed, found none; call grow first"
+            f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with the bench's "
+            "sampling settings and seed, found none; call grow first"
         )
     return runs
 

@@ -57,8 +57,8 @@ def train_features(
     questions = [row.question for row in rows]
     if len(set(questions)) < 2 or not right.sum() or not wrong.sum():
         raise DataError(
-            f"expected right and wrong recorded episodes from at least two questions, got {right.sum():.0f} right and "
-            f"{wrong.sum():.0f} wrong (questions: {len(set(questions))}); record more episodes"
+            f"expected episodes with right and wrong answers from at least two questions, got {right.sum():.0f} right "
+            f"and {wrong.sum():.0f} wrong (questions: {len(set(questions))}); record more episodes"
         )
     strength, metrics = _validated(data, right, wrong, questions)
     *columns, bias = _fitted(data, right, wrong, strength)

@@ -402,7 +402,7 @@ def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]
             raise DataError(f"cannot read the weights in {path}: {error}; copy the file again") from error
     if lacking := sorted(wanted - set(found)):
         raise DataError(
-            f"{folder}: expected a head with {', '.join(lacking)}, which its safetensors files lack; set format= to "
+            f"{folder}: expected a head with {', '.join(lacking)}, which the safetensors files lack; set format= to "
             "the model's format, or download the model again"
         )
     return found

@@ -82,7 +82,9 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
             raise ConfigError(f"every calibration search failed: {reason}")
         mean = sum(costs) / len(costs)
         if match.unit == "usd" and not mean > 0:
-            raise ConfigError("match: searches cost 0 USD at these prices, so no size reaches the target; use tokens=N")
+            raise ConfigError(
+                "match: searches cost 0 USD at these prices, so no planner size reaches the target; use tokens=N"
+            )
         return mean
 
     if not setting:

@@ -79,7 +79,7 @@ def calibrate_critics(
     known: NDArray[np.bool_] = np.any(np.isfinite(values), axis=1)
     if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():
         raise DataError(
-            "expected right and wrong states with values from at least two questions, got "
+            "expected scored states with right and with wrong outcomes from at least two questions, got "
             f"right: {right[known].sum():.0f}, wrong: {wrong[known].sum():.0f}, questions: {len(fold_of)}; "
             "use more examples"
         )

@@ -120,7 +120,7 @@ def choose_threshold(dev: Sequence[Scored], rules: Sequence[Rule] = RULES) -> tu
     labels = np.array([one.transcript.label for one in dev])
     if not len(dev) or (labels == NOBODY).all() or (labels != NOBODY).all():
         raise ConfigError(
-            "expected dev transcripts both with and without an error to choose a threshold, got "
+            "to choose a threshold, expected dev transcripts both with and without an error, got "
             f"{(labels != NOBODY).sum()} of {len(dev)} with an error; pass other transcripts, or a rule and a threshold"
         )
     predictor = Predictor(dev)
@@ -357,7 +357,7 @@ def bench_critic(
     if rule is not None:
         choice("rule", rule, RULES)
     if threshold is not None and not math.isfinite(threshold):
-        raise ConfigError(f"expected a finite number as threshold, got {threshold!r}")
+        raise ConfigError(f"expected a finite number as the threshold, got {threshold!r}")
     guide = load_critic(critic) if isinstance(critic, str) else critic
     system = None if mas is None else load_mas(mas)
     rest = read_labelled(data) if isinstance(data, str | Path) else list(data)

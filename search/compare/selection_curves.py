@@ -171,7 +171,7 @@ def select(
     for name, (_, critic) in loaded.items():
         if critic.reads_peers:
             raise ConfigError(
-                f"critic {name!r} compares the samples of a draw, so a sample has no fixed value; "
+                f"critic {name!r} compares samples with one another, so a single sample has no fixed value; "
                 "use search.compare with bon:K and several seeds"
             )
     bench = Bench(items, source.mas, None, (0,), concurrency, store, recorded=source)

@@ -227,10 +227,10 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
     pairs = [(check, 1 / len(one.checks)) for one in searches for check in one.checks]
     right = np.array([check.right for check, _ in pairs], dtype=bool)
     if not pairs or right.all() or not right.any():
-        which = "right" if right.any() else "wrong"
+        which = "with right answers" if right.any() else "with wrong answers"
         got = f"{len(pairs):,} checks, all {which}" if pairs else "none, because the searches end at their first answer"
         raise ConfigError(
-            f"expected checks with right and with wrong answers, got {got}; use other or more dev problems"
+            f"expected checks with right and with wrong answers, got {got}; use more or different dev problems"
         )
     rows: NDArray[np.float64] = np.array([check.features for check, _ in pairs])
     # Each search has the same total weight, independent of its number of checks.

@@ -139,7 +139,7 @@ def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
     if type(label) is not int or not NOBODY <= label < len(texts):
         raise BadRow(f"expected a label from -1 (no error) to {len(texts) - 1} (the last step), got {shown(label)}")
     agents = _each(row.get("agents"), "agents", "names", lambda name: isinstance(name, str) and name != "")
-    tokens = _each(row.get("tokens"), "tokens", "whole numbers >= 0", lambda count: type(count) is int and count >= 0)
+    tokens = _each(row.get("tokens"), "tokens", "integers >= 0", lambda count: type(count) is int and count >= 0)
     logprobs = _each(
         row.get("logprobs"), "logprobs", "numbers <= 0 or null", lambda x: x is None or (is_number(x) and x <= 0)
     )

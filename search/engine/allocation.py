@@ -194,4 +194,4 @@ def check_allocation(setup: Setup, problems: object, budget: Budget) -> None:
     if budget.usd is not None and rate is not None and any(part and part.second for part in (rate.agents, rate.critic)):
         raise ConfigError("allocate: expected no price per second with a budget in usd, got one")
     if not isinstance(problems, Sized):
-        raise ConfigError("allocate: expected a known number of problems, such as a list, got an iterator")
+        raise ConfigError("allocate: expected a sized collection of problems, such as a list, got an iterator")

@@ -554,7 +554,7 @@ class ActiveSearch:
     def _rewarded(self, states: Sequence[MASState]) -> list[str]:
         """Return the messages to grade for the true reward of terminal states."""
         if not self.setup.training:
-            raise SearchError("the true reward is not available at evaluation; for a training run, pass training=True")
+            raise SearchError("the true reward is unavailable during evaluation; for training runs, pass training=True")
         for state in states:
             if not self.setup.dynamics.is_terminal(state):
                 raise SearchError(
@@ -736,5 +736,5 @@ def _checked(requests: object) -> Sequence[Request]:
         )
     for request in requests:
         if isinstance(request, Propose) and (not isinstance(request.n, SupportsIndex) or request.n < 1):
-            raise SearchError(f"expected Propose with a whole number n >= 1 from the planner, got n={request.n!r:.80}")
+            raise SearchError(f"expected Propose with an integer n >= 1 from the planner, got n={request.n!r:.80}")
     return requests

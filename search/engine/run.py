@@ -107,7 +107,7 @@ def run(
     if recording is not None:
         if mas is not None or program is not None or policy is not None or training:
             raise ConfigError(
-                "expected recorded= without mas=, program=, policy= or training=, got at least one; leave it out"
+                "expected recorded= without mas=, program=, policy= or training=, got some of them; leave them out"
             )
         problems, policy = recording if problems is None else problems, recording.policy
     if problems is None:

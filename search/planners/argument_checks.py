@@ -6,10 +6,10 @@ from mas_gym.errors import ConfigError, is_number, whole_number
 
 
 def check_at_least(planner: object, low: int, **numbers: int) -> None:
-    """Check that a planner's settings are whole numbers of at least ``low``.
+    """Check that a planner's settings are integers of at least ``low``.
 
     Raises:
-        ConfigError: A setting is too small or not a whole number.
+        ConfigError: A setting is too small or not an integer.
     """
     for name, number in numbers.items():
         whole_number(f"{type(planner).__name__}: {name}", number, at_least=low)

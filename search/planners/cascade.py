@@ -67,7 +67,7 @@ class Cascade(Planner):
         for rule in rules:
             if not isinstance(rule, Confident):
                 raise ConfigError(
-                    f"cascade: expected a probability or a file from mas-gym calibrate after @, got {rule}"
+                    f"cascade: after @, expected a probability or a file from mas-gym calibrate, got {rule}"
                 )
         last = stages[-1]
         own = {

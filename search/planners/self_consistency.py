@@ -80,7 +80,7 @@ class SelfConsistency(Planner):
     def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> SelfConsistency:
         """Return a copy that computes the gains from its votes. Raises `ConfigError` for a weighted vote."""
         if self.weights is not None:
-            raise ConfigError("allocate: expected sc with equal votes, got weights=critic; leave out weights")
+            raise ConfigError("allocate: expected sc with equal weights, got weights=critic; leave out weights")
         return replace(self, allocated=True)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:

@@ -120,7 +120,7 @@ class StopMap:
         if not all(is_number(number) for number in numbers):
             raise ConfigError("stop map: expected finite numbers as weights, bias and points")
         if any(right[0] <= left[0] or right[1] < left[1] for left, right in pairwise(self.points)):
-            raise ConfigError("stop map: expected points of increasing logit and non-decreasing probability")
+            raise ConfigError("stop map: expected points with increasing logits and non-decreasing probabilities")
         if any(not 0 <= p <= 1 for _, p in self.points) or not (is_number(self.threshold) and 0 <= self.threshold <= 1):
             raise ConfigError("stop map: expected probabilities and a threshold from 0 to 1")
 
@@ -274,7 +274,7 @@ class Settled(StopRule):
     def __post_init__(self) -> None:
         """Check the number. Raises `ConfigError`."""
         if isinstance(self.checks, bool) or not isinstance(self.checks, int) or self.checks < 2:
-            raise ConfigError(f"stop: expected settled:N with a whole number N >= 2, got {shown(self.checks)}")
+            raise ConfigError(f"stop: expected settled:N with an integer N >= 2, got {shown(self.checks)}")
 
     def __str__(self) -> str:
         """Return the short form."""
@@ -372,7 +372,7 @@ def stop_for_run(
     kind = value_kind(critic, training)
     if kind is None or kind == "reward":
         raise ConfigError(
-            f"{planner_name(planner)}: stop={rule} needs critic values, and this run has none; leave out stop"
+            f"{planner_name(planner)}: stop={rule} needs critic values, but this run has none; leave out stop"
         )
     if at_turns and not rule.at_turns:
         raise ConfigError(

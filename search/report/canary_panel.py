@@ -80,7 +80,7 @@ def canary_days(log: Path) -> tuple[dict[str, CanaryDay], int]:
             broken += 1
     if not any(one.counts for one in days.values()):
         raise DataError(
-            f"{log}: expected canary requests, got none; write them with mas-gym serve --canary 0.05 --log-json {log}"
+            f"{log}: expected canary requests, got none; log them with mas-gym serve --canary 0.05 --log-json {log}"
         )
     return {day: days[day] for day in sorted(days) if days[day].counts}, broken
 

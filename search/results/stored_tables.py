@@ -105,7 +105,7 @@ def one_setting(runs: Iterable[RunInfo]) -> Setting:
     if len(groups) != 1:
         listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
         raise ConfigError(
-            f"expected runs that differ only in planner, critic and seed, got {len(groups)} settings "
+            f"expected runs that differ only in planner, critic and seed, got runs of {len(groups)} settings "
             f"({listed or 'no run'}); choose runs of one setting with runs=[...]"
         )
     return groups[0]

@@ -68,7 +68,7 @@ def make_canary(share: float, planner: Planner, critic: Critic | None) -> Canary
     from search.planners.registry import planner_spec, whole_search
 
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise ConfigError(f"canary: expected a share from 0 to 1, got {shown(share)}")
+        raise ConfigError(f"canary: expected a fraction from 0 to 1, got {shown(share)}")
     if not share:
         return None
     whole = whole_search(planner)

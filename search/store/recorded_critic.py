@@ -68,7 +68,11 @@ class RecordedCritic(Critic):
             raise unknown_name("judge", judge, judges)
         if not sums:
             what = f"values of {judge}" if judge else "values in the trees"
-            known = f"; its judges are {', '.join(self.judges)}, as in recorded:{path}#judge=NAME" if judges else ""
+            known = (
+                f"; for the values of a judge ({', '.join(self.judges)}), use recorded:{path}#judge=NAME"
+                if judges
+                else ""
+            )
             raise DataError(f"{path}: expected {what}, found none{known}")
         self._values: Mapping[bytes, float] = {key: math.fsum(found) / len(found) for key, found in sums.items()}
 

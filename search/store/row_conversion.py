@@ -83,8 +83,8 @@ def metadata_text(problem: Problem) -> str:
         return json.dumps(dict(problem.metadata), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"problem {problem.id!r}: expected JSON-serializable metadata ({error}); remove other metadata, or run "
-            "without a store"
+            f"problem {problem.id!r}: expected JSON-serializable metadata ({error}); remove the metadata that "
+            "is not serializable, or run without a store"
         ) from error
 
 
@@ -434,5 +434,5 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
         # Listing runs needs these entries.
         _ = (info.label, info.system, info.spent, str(read["started"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise Damage(f"its facts cannot be read: {error}") from error
+        raise Damage(f"its metadata cannot be read: {error}") from error
     return info

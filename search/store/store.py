@@ -138,7 +138,7 @@ class Store:
             return found[0]
         known = "; ".join(f"{info.name or info.run[:8]}: {info.label}" for info in runs) or "none"
         what = "one run" if run is None else f"one run {run!r}"
-        raise StoreError(f"store {self.path}: expected {what}, found {len(found)}; its runs are {known}")
+        raise StoreError(f"store {self.path}: expected {what}, found {len(found)}; its runs: {known}")
 
     def plans(
         self, run: str | None = None, *, trees: bool = True, failed: bool = False, grading: str | None = None
@@ -339,7 +339,7 @@ class Store:
                     return self._reader.problem(row), self._reader.plan(row, Dynamics(info.mas))
         except Damage as damage:
             raise self._damaged([f"{problem_id!a} ({damage})"]) from damage
-        raise UnknownNameError(f"store {self.path}: the run {info.label} has no search of {problem_id!r}")
+        raise UnknownNameError(f"store {self.path}: the run {info.label} has no search for problem {problem_id!r}")
 
     def _each(self, info: RunInfo, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
         """Read every intact search of a run, one at a time.

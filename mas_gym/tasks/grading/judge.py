@@ -137,8 +137,8 @@ class Judge:
                 return JudgeVerdict(verdict == 0, tokens, read)
         first, second = verdict_lines(asked, _WORDS)
         raise PolicyError(
-            f"judge {self.policy.name}: expected the last line {first!r} or {second!r} in one of {ATTEMPTS} replies, "
-            f"the last of which ended with {said[-200:]!r}; use a model that follows instructions"
+            f"judge {self.policy.name}: expected one of {ATTEMPTS} replies to end with the line {first!r} or "
+            f"{second!r}, but the last reply ended with {said[-200:]!r}; use a model that follows instructions"
         )
 
     def _ask(self, request: SamplingRequest) -> SamplingReply:
