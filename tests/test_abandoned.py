@@ -86,7 +86,9 @@ class Refuses:
 
 
 @pytest.mark.parametrize("problems_", [Refuses(), 7])
-def test_failed_start_leaves_nothing_open(problems_: Any, tmp_path: Path, capsys: Any) -> None:
+def test_run_that_fails_to_start_prints_nothing_and_releases_the_store(
+    problems_: Any, tmp_path: Path, capsys: Any
+) -> None:
     store = tmp_path / "runs.db"
     options: dict[str, Any] = {"mas": chain(4), "policy": talker(), "store": store}
     with pytest.raises((ConfigError, TypeError)):

@@ -102,7 +102,7 @@ def test_demonstrations_are_messages_of_correct_transcripts(store: Path) -> None
     assert all(one.prompt[-1].role == "user" for one in found)
 
 
-def test_sibling_pairs_equal_the_preferences_of_the_store(store: Path) -> None:
+def test_sibling_pairs_equal_the_preference_pairs_of_the_store(store: Path) -> None:
     with search.open_store(store) as opened:
         rows = opened.preferences(least=0.5)
     assert [(one.agent, one.chosen) for one in sibling_pairs(store, 0.5)] == [
@@ -219,7 +219,7 @@ class Stop(Exception):
     """Simulates a crash."""
 
 
-def test_resumed_training_gives_equal_weights(
+def test_resumed_training_gives_the_same_weights(
     trained: TrainedAgents, samples: list[CreditedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rewardmodels.training.checkpoints import Guarded

@@ -160,7 +160,7 @@ def test_contested_votes_get_more_passes_than_clear_ones() -> None:
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 12))
-def test_vote_gain_is_the_expectation_over_single_passes(lead: int, second: int, passes: int) -> None:
+def test_vote_gain_equals_the_recursive_expectation_over_passes(lead: int, second: int, passes: int) -> None:
     def after(a: int, b: int, left: int) -> float:
         if not left:
             return majority_probability(max(a, b), min(a, b))

@@ -66,7 +66,7 @@ def test_run_budget_completes_the_searches_it_covers(concurrency: int, limit: in
     assert found.items() <= everything.items()
 
 
-def test_run_budget_runs_covered_searches_concurrently(tmp_path: Path) -> None:
+def test_searches_covered_by_the_run_budget_run_concurrently(tmp_path: Path) -> None:
     policy = Watched()
     options: dict[str, Any] = {"policy": policy, "store": tmp_path / "runs.db"}
     list(run("sc:3", 40, run_budget=Budget(calls=150), **options))
@@ -77,7 +77,7 @@ def test_run_budget_runs_covered_searches_concurrently(tmp_path: Path) -> None:
     assert policy.most >= 15
 
 
-def test_run_budget_starts_all_covered_bounded_searches_at_once() -> None:
+def test_bounded_searches_covered_by_the_run_budget_start_together() -> None:
     policy = Watched()
     options: dict[str, Any] = {"policy": policy, "budget": Budget(calls=12)}
     assert len(list(run("sc:3", 24, run_budget=Budget(calls=150), **options))) == 12

@@ -101,7 +101,7 @@ def test_per_agent_policy_is_rejected_as_an_arm() -> None:
 
 
 @given(st.text(max_size=30))
-def test_read_arms_accepts_or_rejects_arbitrary_text(text: str) -> None:
+def test_read_arms_raises_only_config_error_for_arbitrary_text(text: str) -> None:
     try:
         found = read_arms("arms:" + text)
     except ConfigError:
@@ -208,7 +208,7 @@ def test_trees_and_pages_contain_the_arm_of_each_node(tmp_path: Path) -> None:
     assert alone.tree is not None and "arm" not in alone.tree.to_dict() and alone.page().nodes.arm is None
 
 
-def test_identity_depends_on_the_arms_the_rule_and_the_prices(tmp_path: Path) -> None:
+def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
     store, seen = tmp_path / "runs.db", []
     for spec, policy, prices in [
         ("mcts:4,2", arms(), PRICES),
@@ -234,7 +234,7 @@ def test_thompson_rule_prefers_the_arm_with_higher_scoring_messages() -> None:
 
 
 @pytest.mark.parametrize("spec", ["sc:4", "bon:4", "mcts:6,3", "sbs:2,2"])
-def test_only_rule_uses_one_arm(spec: str) -> None:
+def test_fixed_arm_rule_uses_just_the_given_arm(spec: str) -> None:
     planner = search.load_planner(f"{spec},arms=only:small")
     assert search.planner_spec(planner) == f"{spec},arms=only:small"
     for plan in run(planner):
@@ -251,7 +251,7 @@ def test_cascade_uses_the_large_arm_only_if_it_does_not_stop_early() -> None:
     assert len(ended) == 2
 
 
-def test_only_rule_rejects_an_unknown_arm() -> None:
+def test_fixed_arm_rule_rejects_an_unknown_arm() -> None:
     with pytest.raises(SearchError, match="small"):
         run("mcts:4,2,arms=only:smal")
     with pytest.raises(SearchError, match="small"):
@@ -399,7 +399,7 @@ def test_arms_have_separate_prices() -> None:
     assert rate("arms:a=m|b=m", {"m": {"second": 1}}).usd(Usage(seconds=2)) == 2
 
 
-def test_missing_price_and_price_per_second_of_an_arm_are_rejected() -> None:
+def test_arm_without_a_price_and_arm_with_a_price_per_second_are_rejected() -> None:
     with pytest.raises(UnknownNameError, match="'n'"):
         rate("arms:a=m|b=n", {"m": {"prompt": 1, "generated": 2}})
     with pytest.raises(ConfigError, match="seconds"):

@@ -78,7 +78,7 @@ def test_budget_of_eighteen_calls_gives_an_answer(spec: str) -> None:
 
 @pytest.mark.slow
 @given(spec=st.sampled_from(SPECS), depth=st.integers(1, 5), more=st.integers(0, 60), outcome=st.booleans())
-def test_call_budget_is_respected_with_an_answer(spec: str, depth: int, more: int, outcome: bool) -> None:
+def test_search_respects_its_call_budget_and_gives_an_answer(spec: str, depth: int, more: int, outcome: bool) -> None:
     calls = depth + more
     takes_outcome = spec.startswith(("sc:5,w", "bon", "mcts", "puct", "halving")) and "bootstrap" not in spec
     critic = HashCritic(terminal_only=outcome and takes_outcome and "virtual" not in spec)
@@ -145,7 +145,7 @@ def test_beam_narrows_to_its_share_of_the_budget_at_each_turn() -> None:
     assert [depths.count(depth) for depth in (1, 2, 3, 4)] == [5, 14, 15, 15]
 
 
-def test_remaining_messages_are_reported() -> None:
+def test_messages_left_are_computed_from_the_budget_and_usage() -> None:
     budget = Budget(calls=10, tokens=100)
     assert Budget().messages_left(search.Usage()) is None
     assert Budget(seconds=1).messages_left(search.Usage()) is None
@@ -185,7 +185,7 @@ def test_sequential_halving_runs_exactly_n_simulations(spec: str) -> None:
         assert plan.tree.visits[0] - virtual == search.load_planner(spec).n_simulations  # type: ignore[attr-defined]
 
 
-def test_budget_horizon_widens_first_and_deepens_last() -> None:
+def test_budget_horizon_narrows_nodes_as_the_budget_runs_out() -> None:
     world = World(4)
     plan = world.plan(search.load_planner("mcts:30,6,horizon=budget"))
     assert plan.tree is not None

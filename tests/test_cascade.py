@@ -40,7 +40,7 @@ def test_cascades_pass_the_planner_check_and_keep_their_spec(spec: str) -> None:
 @pytest.mark.parametrize("last", ALWAYS)
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_uncertain_cascade_gives_the_result_of_the_last_stage(first: str, last: str, seed: int) -> None:
+def test_cascade_that_never_settles_gives_the_result_of_the_last_stage(first: str, last: str, seed: int) -> None:
     worlds = [World(3, value=lambda path: noise(seed, path) - 0.5) for _ in range(3)]
     early, alone = worlds[0].plan(load_planner(first)), worlds[1].plan(load_planner(last))
     both = worlds[2].plan(load_planner(f"cascade:{first}>{last}@1"))
@@ -59,7 +59,7 @@ def test_cascade_to_a_larger_size_reuses_all_messages() -> None:
     assert both.calls == large.calls > small.calls
 
 
-def test_certain_cascade_ends_after_the_first_stage() -> None:
+def test_cascade_that_settles_early_ends_after_the_first_stage() -> None:
     world, alone = World(2, value=lambda path: 0.9), World(2)
     plan = world.plan(load_planner("cascade:single>mcts:20,3@0.8"))
     alone.plan(load_planner("single"))

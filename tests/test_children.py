@@ -284,7 +284,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes and signals")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_commands_graders_and_workers_end_when_a_signal_ends_the_run(tmp_path: Path, name: str) -> None:
+def test_signal_that_ends_the_run_also_ends_commands_graders_and_workers(tmp_path: Path, name: str) -> None:
     pipe, linger, script = tmp_path / "pipe", tmp_path / "linger.py", tmp_path / "run.py"
     linger.write_text(LINGER, encoding="utf-8")
     script.write_text(RUN, encoding="utf-8")

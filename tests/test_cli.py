@@ -699,7 +699,7 @@ def test_progress_rounds_large_figures(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
 @pytest.mark.parametrize("no_color", [False, True])
-def test_terminal_shows_live_progress_and_keeps_the_table(recording: str, no_color: bool) -> None:
+def test_terminal_output_contains_the_table_and_respects_no_color(recording: str, no_color: bool) -> None:
     colour = {"NO_COLOR": "1"} if no_color else {}
     text = in_terminal(120, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2", **colour)
     assert "95% interval" in text
@@ -758,7 +758,7 @@ def test_help_names_every_planner_and_critic() -> None:
 
 
 @pytest.mark.slow
-def test_own_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_custom_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).resolve().parents[1] / "examples" / "own_planner.py"
     runpy.run_path(str(example))["main"](2)
     shown = capsys.readouterr().out

@@ -226,7 +226,7 @@ print(found["Zoe"], found["Adam"])
 """
 
 
-def test_late_call_is_reported_with_settle_as_the_fix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_late_call_warning_suggests_the_settle_option(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     script, marker = tmp_path / "late.py", tmp_path / "asked"
     script.write_text(COMMAND)
 
@@ -246,7 +246,7 @@ def test_late_call_is_reported_with_settle_as_the_fix(tmp_path: Path, caplog: py
     assert "settle" in caplog.text
 
 
-def test_command_line_reports_searches_with_varying_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_reports_searches_with_varying_call_order(capsys: pytest.CaptureFixture[str]) -> None:
     note_order(0)
     assert not capsys.readouterr().err
     note_order(3)
@@ -278,7 +278,7 @@ def test_woken_thread_is_active_before_its_wait_returns() -> None:
     thread.join()
 
 
-def test_starting_thread_is_active_until_the_new_thread_runs() -> None:
+def test_thread_that_starts_another_is_active_until_the_other_runs() -> None:
     may_start = threading.Event()
 
     class Slow(threading.Thread):
@@ -310,7 +310,7 @@ def test_job_started_after_the_snapshot_is_active() -> None:
     assert job.active({})
 
 
-def test_only_idle_threads_count_as_asleep() -> None:
+def test_threads_that_wait_for_the_gil_do_not_count_as_asleep() -> None:
     ends = threading.Event()
 
     def compute() -> None:
@@ -374,7 +374,7 @@ def beside_a_sleeping_thread(question: str, client: OpenAI) -> str:
 
 
 @pytest.mark.parametrize("solve", [after_long_work, beside_a_sleeping_thread])
-def test_decision_waits_for_running_threads_but_not_for_sleeping_ones(
+def test_idle_detection_waits_for_running_threads_but_not_for_sleeping_ones(
     solve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("background", "idle_detection"):

@@ -355,7 +355,7 @@ def test_enumerated_replies_match_sampled_frequencies() -> None:
 
 
 @pytest.mark.slow
-def test_truth_of_a_state_is_the_mean_reward_of_its_continuations(tmp_path: Path) -> None:
+def test_true_value_of_a_state_is_the_mean_reward_of_its_continuations(tmp_path: Path) -> None:
     from benchmarks.learning import Truth
 
     task = mas_gym.load_task("arithmetic", split="train", limit=1)

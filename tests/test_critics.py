@@ -88,7 +88,9 @@ def test_scores_with_shared_prefixes_equal_scores_of_whole_states(folders: dict[
     ("kind", "shares"),
     [("Qwen2", True), ("Llama", True), ("Gemma", True), ("Phi3", True), ("Qwen3", True), ("Mistral", False)],
 )
-def test_other_decoders_share_prefixes_or_score_whole_states(kind: str, shares: bool, tmp_path: Path) -> None:
+def test_scores_of_each_decoder_are_equal_with_and_without_prefix_sharing(
+    kind: str, shares: bool, tmp_path: Path
+) -> None:
     """Attention with a window, Mistral's here, is not taken for a plain one."""
     import torch
 
@@ -193,7 +195,7 @@ def test_prefix_cache_memory_is_bounded(folders: dict[str, Path]) -> None:
     assert critic._scorer.cache.held > 2**19
 
 
-def test_too_long_state_is_truncated_and_counted(folders: dict[str, Path]) -> None:
+def test_overlong_state_is_truncated_and_counted(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
     long = chain(["Facts: " + "has 3, " * 90, "Plan: " + "start 3, " * 60, "Work: 3 + 4 = 7."])
     short = chain(["Facts: has 3."])
@@ -202,13 +204,13 @@ def test_too_long_state_is_truncated_and_counted(folders: dict[str, Path]) -> No
     assert critic.score(contexts([short])) == [b]
 
 
-def test_too_long_newest_message_is_rejected(folders: dict[str, Path]) -> None:
+def test_overlong_newest_message_is_rejected(folders: dict[str, Path]) -> None:
     critic = LearnedCritic(folders["masprm"], device="cpu")
     with pytest.raises(CriticError, match="never truncated"):
         critic.score(contexts([chain(["Facts: " + "has 3, " * 400])]))
 
 
-def test_other_graph_is_rejected_unless_forced(folders: dict[str, Path]) -> None:
+def test_critic_rejects_a_graph_it_was_not_trained_on_unless_forced(folders: dict[str, Path]) -> None:
     mas = other_graph()
     model = Dynamics(mas)
     state = model.transition(model.initial_state("q"), Action("Final Answer: 3", mas.ALL))
@@ -226,7 +228,9 @@ LOOPS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("loops", LOOPS, ids=str)
-def test_graph_includes_loops(loops: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+def test_critic_rejects_a_graph_that_differs_only_in_loops(
+    loops: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
     mas = replace(MAS_RPSV, **loops)
     graph = graph_of(mas)
     assert {name: graph[name] for name in graph if name not in graph_of(MAS_RPSV)} == loops

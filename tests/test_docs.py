@@ -106,7 +106,7 @@ def test_code_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("page", sorted(TOO_LONG))
-def test_commands_of_pages_that_are_not_run_are_valid(page: str) -> None:
+def test_commands_on_pages_too_long_to_run_are_valid(page: str) -> None:
     import typer
 
     for block in blocks(ROOT / page):

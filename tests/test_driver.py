@@ -295,7 +295,7 @@ def test_open_searches_are_bounded_by_concurrency() -> None:
     assert max(seen) <= 3 and policy.most <= 5
 
 
-def test_problems_are_read_only_when_searches_start() -> None:
+def test_problems_are_read_lazily_as_searches_start() -> None:
     taken = 0
 
     def source() -> Any:

@@ -199,7 +199,7 @@ def test_prompts_contain_exactly_the_local_view(walk) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(walks())
-def test_states_are_pure_values(walk) -> None:
+def test_replayed_transitions_give_equal_states_and_digests(walk) -> None:
     model, states = walk
     frozen = [pickle.dumps(state) for state in states]
     again = [model.initial_state(states[0].question)]
@@ -274,7 +274,7 @@ def test_digests_do_not_depend_on_the_process() -> None:
     assert state.digest.hex() == "45aacd6eb0e5961cfb823b0b808f21c8"
 
 
-def test_question_cannot_imitate_a_turn() -> None:
+def test_crafted_question_does_not_have_the_digest_of_a_turn() -> None:
     model = Dynamics(load_mas("rpsv"))
     first = model.initial_state("x")
     second = model.transition(first, ("facts", 1))
@@ -282,7 +282,7 @@ def test_question_cannot_imitate_a_turn() -> None:
     assert model.initial_state(forged).digest != second.digest
 
 
-def test_rpsv_states_are_as_expected_at_each_turn() -> None:
+def test_rpsv_prompts_and_legal_recipients_are_correct_at_each_turn() -> None:
     mas = load_mas("rpsv")
     model = Dynamics(mas)
     state = model.initial_state("  How many?\n")

@@ -322,7 +322,7 @@ def test_missing_data_is_reported_at_the_first_reset(env_id: str, tmp_path: Path
     assert "Three ways to provide it" in str(caught.value)
 
 
-def test_too_long_question_and_empty_task_are_rejected() -> None:
+def test_overlong_question_and_empty_task_are_rejected() -> None:
     long = ProblemTask.of([Problem("long/0", "é" * 60, "1")])
     with pytest.raises(DataError, match="100 bytes, got 120 in long/0"):
         MASEnv(long, max_bytes=100).reset()
@@ -625,7 +625,7 @@ def test_picture_of_a_large_graph_highlights_the_acting_agent() -> None:
     assert len(frames) == 12
 
 
-def test_render_without_mode_error_names_the_fix() -> None:
+def test_render_without_mode_error_suggests_a_fix() -> None:
     env = rpsv()
     with pytest.warns(UserWarning, match="render\\(\\) needs a mode"):
         assert env.render() is None

@@ -70,7 +70,7 @@ def test_fall_rule_finds_the_largest_fall() -> None:
     assert largest_fall([0.6, 0.65], 0.4) == (1, 0.0)
 
 
-def test_chosen_threshold_separates_its_data() -> None:
+def test_chosen_threshold_separates_transcripts_with_and_without_errors() -> None:
     dev = [scored(1, 0.9, 0.1), scored(0, 0.2, 0.3), scored(NOBODY, 0.8, 0.7), scored(NOBODY, 0.9, 0.6)]
     threshold, f1 = choose_threshold(dev, ["value"])
     assert f1 == 100

@@ -135,7 +135,7 @@ class Retrieving(ScriptedPolicy):
 
 
 @pytest.mark.parametrize("isolate", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_langgraph_nodes_behind_a_tool_call_are_agents(isolate: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_langgraph_nodes_that_run_after_a_tool_call_are_agents(isolate: bool, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("langgraph", reason="langgraph is not installed")
     program = Program(RAG, isolate=isolate)
     names = [agent.name for agent in program.mas.agents]

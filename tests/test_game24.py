@@ -216,7 +216,7 @@ def test_page_contains_its_source_and_command(tmp_path: Path) -> None:
     assert text.index("It works.") < text.index("python -m x") < text.index("| one | 1 |")
 
 
-def test_rank_agrees_with_scikit_learn() -> None:
+def test_auc_agrees_with_scikit_learn() -> None:
     from sklearn.metrics import roc_auc_score
 
     rng = np.random.default_rng(0)
@@ -242,7 +242,7 @@ def test_recorded_answers_are_graded_as_recorded(recordings: list) -> None:  # t
         assert one.solved == any(grade(one.problem, answer).correct for answer in answers), one.problem.id
 
 
-def test_recorded_values_rank_second_moves_better_than_first_moves(recordings: list) -> None:  # type: ignore[type-arg]
+def test_recorded_values_have_higher_auc_for_second_moves_than_for_first_moves(recordings: list) -> None:  # type: ignore[type-arg]
     gpt4 = Critic((recorded_values,), CALLS)
     first, second = (ranking(recordings, gpt4, depth).auc(np.ones(len(recordings))) for depth in (0, 1))
     assert 0.6 < first < 0.9 < second
@@ -274,7 +274,7 @@ def test_planners_search_recorded_trees(recordings: list, shared_data: Path, tmp
     assert sum(bool(plan.correct) for plan in plans) > 0.8 * len(solvable)
 
 
-def test_table_gives_the_solved_share_or_the_mean_for_unseen_numbers() -> None:
+def test_table_returns_the_solved_share_of_seen_numbers_and_the_mean_otherwise() -> None:
     four, six = (Fraction(4), Fraction(6)), (Fraction(6), Fraction(6))
     table = Table([Labelled(four, True), Labelled(four, False), Labelled(six, False), Labelled(six, False)])
     assert table([four, six, (Fraction(1), Fraction(1))]).tolist() == [0.5, 0.0, 0.25]

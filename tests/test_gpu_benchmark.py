@@ -11,7 +11,7 @@ from benchmarks import gpu
 
 
 @pytest.mark.slow
-def test_benchmark_with_cut_configuration_writes_every_ratio(
+def test_benchmark_with_reduced_configuration_writes_every_ratio(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gpu.main(["--config", "cut", "--out", str(tmp_path)]) == 0
@@ -47,7 +47,7 @@ def test_full_configuration_has_the_published_number_of_parameters() -> None:
     assert (round(total / 1e9, 2), round((total - embedding) / 1e9, 2)) == (1.54, 1.31)
 
 
-def test_benchmark_without_gpu_names_the_cpu_option(
+def test_error_without_a_gpu_suggests_the_cpu_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -429,7 +429,7 @@ def test_different_expressions_are_rejected(reference: str, answer: str) -> None
         ("choice", ["Final Answer: b", "(B)", "**Answer:** B. A cat is black"]),
     ],
 )
-def test_equal_answers_share_a_vote(kind: str, answers: list[str]) -> None:
+def test_equal_answers_count_as_the_same_vote(kind: str, answers: list[str]) -> None:
     problem = Problem("p", "?", "x", kind, {"options": ["a dog", "A cat is black"]})  # type: ignore[arg-type]
     assert len({extract_answer(problem, text) for text in answers}) == 1
 
@@ -437,14 +437,14 @@ def test_equal_answers_share_a_vote(kind: str, answers: list[str]) -> None:
 # ------------------------------------------ errors of the released code
 
 
-def test_grade_of_two_numbers_uses_the_stated_answer() -> None:
+def test_grade_of_a_message_with_two_numbers_uses_the_stated_answer() -> None:
     text = "First, 18 eggs are laid. Final Answer: 9"
     assert grade(Problem("p", "?", "9"), text) == Grade(True, "9", "equal")
     assert grade(Problem("p", "?", "18"), text) == Grade(False, "9", "different")
 
 
 @pytest.mark.parametrize(("answer", "wrong"), [(r"\frac{3}{4}", "3"), (r"2\sqrt5", "25"), (r"3\pi", "3")])
-def test_latex_references_are_graded_by_value(answer: str, wrong: str) -> None:
+def test_latex_reference_answers_are_graded_by_value(answer: str, wrong: str) -> None:
     problem = Problem("p", "?", answer, "expression")
     assert grade(problem, rf"Final Answer: $\boxed{{{answer}}}$").correct
     assert not grade(problem, f"Final Answer: {wrong}").correct

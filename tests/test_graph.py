@@ -193,7 +193,7 @@ def test_nearest_names_are_suggested() -> None:
     assert any("did you mean 'agents'?" in fault for fault in found)
 
 
-def test_all_faults_are_reported_together_with_lines(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once_with_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
         "agents:\n"
@@ -336,7 +336,7 @@ def test_regex_condition_holds_if_the_pattern_matches(pattern: str, text: str, e
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_invalid_pattern_error_names_the_fix(pattern: str, remedy: str) -> None:
+def test_invalid_pattern_error_suggests_a_fix(pattern: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(remedy)):
         matcher(pattern)
 
@@ -371,7 +371,7 @@ DATA = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, DATA, max_size=5))
-def test_arbitrary_data_is_read_or_rejected_with_faults(data) -> None:
+def test_arbitrary_config_is_loaded_or_rejected_with_a_list_of_faults(data) -> None:
     try:
         assert isinstance(load_mas(data), MAS)
     except ConfigError as error:

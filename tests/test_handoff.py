@@ -75,7 +75,7 @@ def test_named_recipient_is_extracted(text: str, name: str | None) -> None:
 
 
 @given(st.text(alphabet=" \n\r\u2028->\u2192:aRECIPIENTrecipient*\x00", max_size=60))
-def test_recipient_named_by_arbitrary_text_is_at_most_one_line(text: str) -> None:
+def test_recipient_extracted_from_arbitrary_text_is_at_most_one_line(text: str) -> None:
     name = named_recipient(text)
     assert name is None or (name in text and name == name.strip() and len(name.splitlines()) <= 1)
 
@@ -109,7 +109,7 @@ def test_handoffs_continue_until_sink_is_named() -> None:
     assert [m.text for m in model.local_view(state, 0).messages] == ["-> Solver", "-> Planner", "-> Number Theorist"]
 
 
-def test_naming_an_illegal_recipient_is_invalid() -> None:
+def test_legal_recipients_exclude_the_sink_before_min_turns() -> None:
     mas = load_mas(TEAM)
     model = Dynamics(mas)
     start = model.initial_state(QUESTION)
@@ -170,7 +170,7 @@ def test_message_without_legal_recipient_fails_the_episode(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-def test_on_invalid_applies_to_illegal_recipients(text: str) -> None:
+def test_on_invalid_option_applies_to_illegal_recipients(text: str) -> None:
     env = MASEnv(TASK, TEAM)
     env.reset(seed=0)
     _, reward, terminated, _, info = env.step((text, env.ALL))

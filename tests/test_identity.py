@@ -405,7 +405,7 @@ def test_identity_error_names_the_attribute_path(part: Any, message: str) -> Non
         identity_of(part)
 
 
-def test_shared_part_is_not_a_cycle() -> None:
+def test_object_referenced_twice_is_not_reported_as_a_cycle() -> None:
     part = Plain([1])
     assert identity_of([part, part]) == [identity_of(part)] * 2
 

@@ -131,7 +131,7 @@ def tree_address(address: str, page: Page) -> str:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", ["index", "problems", "tree", "report"])
-def test_tab_reaches_every_control_and_shows_it(
+def test_tab_reaches_every_control_with_a_visible_focus_ring(
     name: str, width: int, browser: Browser, address: str, report: str
 ) -> None:
     page = browser.page(report if name == "report" else address, width, scheme="dark" if width == 390 else "light")
@@ -218,7 +218,7 @@ def test_tree_can_be_navigated_and_replayed(browser: Browser, address: str) -> N
     page.close()
 
 
-def test_focus_is_kept_when_the_detail_is_redrawn(browser: Browser, address: str) -> None:
+def test_focus_is_kept_when_the_detail_panel_is_redrawn(browser: Browser, address: str) -> None:
     page = browser.page(address)
     page.go(tree_address(address, page))
     tab_to(page, "select")
@@ -354,7 +354,7 @@ def test_site_navigation_drawer_opens_and_its_links_work(browser: Browser, site:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
-def test_site_search_and_colour_switch_work(width: int, browser: Browser, site: str) -> None:
+def test_site_search_and_color_scheme_toggle_work(width: int, browser: Browser, site: str) -> None:
     page = browser.page(f"{site}/index.html", width)
     for colours in ("slate", "default"):
         tab_to(page, "label[for^=__palette]")

@@ -35,7 +35,7 @@ def row(name: str, accuracies: list[float], seeds: int) -> Row:
     return Row(name, curves, {"single": single * seeds}, [{"Reader": 1 - accuracies[-1]}] * seeds, [], [0.25] * seeds)
 
 
-def test_page_contains_tokens_to_reach_the_level_and_keeps_notes(tmp_path: Path) -> None:
+def test_page_shows_tokens_needed_to_reach_the_level_and_keeps_notes(tmp_path: Path) -> None:
     page = tmp_path / "learning.md"
     page.write_text("# Old\n\n## Notes\n\n- A note.\n", encoding="utf-8")
     args = argparse.Namespace(

@@ -87,7 +87,7 @@ def test_answer_and_reference_are_read_separately(tmp_path: Path) -> None:
     assert (one.answer, one.reference) == ("6", "5")
 
 
-def test_prompts_and_repeated_questions_are_kept_or_counted_as_dropped(tmp_path: Path) -> None:
+def test_dropped_prompts_and_repeated_questions_are_counted(tmp_path: Path) -> None:
     row = said(("A", "a"), ("B", "b"))
     row["messages"] = [
         {"role": "system", "content": "Both of you"},

@@ -138,7 +138,7 @@ def test_invalid_loops_are_rejected(change, expected: str) -> None:
     assert any(fault.startswith(expected) for fault in caught.value.faults), caught.value.faults
 
 
-def test_cycle_without_max_turns_is_rejected_and_the_fix_is_named() -> None:
+def test_cycle_without_max_turns_is_rejected_with_a_suggested_fix() -> None:
     config = {key: value for key, value in REVIEW.items() if key != "max_turns"}
     with pytest.raises(ConfigError, match=r"a cycle, Writer -> Critic -> Writer: .* set max_turns"):
         load_mas(config)

@@ -152,7 +152,7 @@ def test_top_and_bottom_do_not_overlap_and_ties_form_no_pair(values: list[int]) 
     assert bool(found) == (len(set(values)) > 1)
 
 
-def test_last_step_compares_only_terminal_children() -> None:
+def test_last_step_pairs_contain_only_terminal_children() -> None:
     model = Dynamics(other_graph())
     tree = Tree(model.initial_state("q"))
     for text, value in (("18", 1.0), ("17", -1.0)):
@@ -244,7 +244,7 @@ def test_rules_are_equivalence_relations(rule: str, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("one", "two"), [("CORRECT", "INCORRECT"), ("1: 2", "3: 2"), ("Final Answer: 4", "4")])
-def test_opening_rule_ignores_only_one_word(one: str, two: str) -> None:
+def test_opening_rule_ignores_at_most_one_word_before_a_colon(one: str, two: str) -> None:
     assert not same_after_opening(one, two)
 
 
@@ -321,7 +321,7 @@ def ended(reward: float, name: str) -> LabelledTree:
 @pytest.mark.parametrize(
     ("reward", "which", "remedy"), [(1.0, "only successes", "harder"), (-1.0, "only failures", "easier")]
 )
-def test_trees_with_one_outcome_are_rejected_and_the_fix_is_named(reward: float, which: str, remedy: str) -> None:
+def test_trees_with_one_outcome_are_rejected_with_a_suggested_fix(reward: float, which: str, remedy: str) -> None:
     trees = [ended(reward, f"problem-{i}") for i in range(7)]
     with pytest.raises(DataError, match=rf"7 with {which} \(problem-0, .*\.\.\.\)") as error:
         collect(trees, "pairs")

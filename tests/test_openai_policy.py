@@ -144,7 +144,7 @@ def test_rejected_parameters_are_omitted_and_logged(name: str) -> None:
 
 
 @pytest.mark.parametrize("longest", [20, 500])
-def test_lower_token_limit_of_the_server_is_respected(longest: int) -> None:
+def test_token_limit_of_the_server_is_respected_if_it_is_smaller(longest: int) -> None:
     with serving(app := make_app(hash_policy(), longest=longest)) as base:
         policy = policy_at(base + "/v1")
         long = replace(request(n=1), max_new_tokens=1024)
@@ -227,7 +227,7 @@ def test_server_without_replies_ends_the_run(url: str) -> None:
             ask(policy, [request()])
 
 
-def test_run_continues_when_the_server_returns() -> None:
+def test_request_waits_until_the_server_is_reachable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -301,7 +301,7 @@ def test_transient_faults_are_retried_until_the_time_limit(
     assert proxy.seen[fault] > 2
 
 
-def test_only_unusable_replies_of_one_kind_count_towards_max_attempts(
+def test_max_attempts_bounds_consecutive_unusable_replies_of_one_kind(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mas_gym.policies.openai.delay", lambda made, wait, rng: 0.0)

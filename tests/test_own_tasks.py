@@ -66,7 +66,7 @@ def capitals() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["my.csv", "my.jsonl", "my.parquet", "my.json"])
-def test_every_file_format_gives_equal_problems(rows: Rows, name: str) -> None:
+def test_every_file_format_yields_the_same_problems(rows: Rows, name: str) -> None:
     task = load_task(rows(capitals(), name))
     assert [(problem.question, problem.answer, problem.kind) for problem in task] == [(*c, "text") for c in CAPITALS]
     assert (task.name, task.split, int(task[2].metadata["level"])) == ("my", "test", 2)
@@ -249,7 +249,7 @@ def shouting(problem: Problem, text: str) -> bool:
     return problem.answer.upper() in text
 
 
-def test_grader_survives_slices_copies_and_pickling(rows: Rows) -> None:
+def test_grader_survives_slicing_copying_and_pickling(rows: Rows) -> None:
     task = load_task(rows(capitals()), grader=shouting)
     problem = task[1]
     parts = [

@@ -245,7 +245,7 @@ def test_dynamic_graph_has_a_separate_critic(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critics_transfer_to_another_task(lab: Lab) -> None:
+def test_critic_transfer_to_another_task_is_measured(lab: Lab) -> None:
     text = text_of(lab, tasks.run(lab))
     assert "Hit@1 on ordering (logic)" in text
     assert len(figures(text, "MASPRM of ordering")) == 3
@@ -255,7 +255,7 @@ def test_critics_transfer_to_another_task(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critics_transfer_to_other_agents(lab: Lab) -> None:
+def test_critic_transfer_to_other_agents_is_measured(lab: Lab) -> None:
     text = text_of(lab, agents.run(lab))
     assert text.count("| mcts:10,3 | ") == 4
     assert "MASPRM mcts:10,3 over bon:" in text
@@ -264,7 +264,7 @@ def test_critics_transfer_to_other_agents(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_critics_transfer_to_another_wording(lab: Lab) -> None:
+def test_critic_transfer_to_another_wording_is_measured(lab: Lab) -> None:
     text = text_of(lab, wordings.run(lab))
     assert len(figures(text, "MASPRM of retold-3")) == 3
     assert_rivals(text, "arithmetic: ")
@@ -436,7 +436,7 @@ def test_pages_have_the_digest_of_the_shipped_weights() -> None:
         assert f"- {weights(Options(**given))}\n" in text, f"{page.name} was made with other weights: make it again"
 
 
-def test_tiny_natural_pages_state_the_digest_of_the_model_weights() -> None:
+def test_pages_of_tiny_natural_state_the_digest_of_its_weights() -> None:
     agents_folder = claims.PAGES.parent / "tiny" / "tiny-natural"
     card = (agents_folder / "README.md").read_text(encoding="utf-8")
     # This page has the model's card, the others its figures.
@@ -502,7 +502,7 @@ def passes(values: Mapping[str, tuple[float, ...]]) -> list[Pass]:
     ]
 
 
-def test_blame_selects_the_largest_fall_in_value_and_splits_ties() -> None:
+def test_blame_selects_the_largest_drop_in_value_and_divides_it_among_ties() -> None:
     assert largest_drop([0.5, -0.5, -0.6], 0.4).tolist() == [0, 1, 0]
     assert largest_drop([0.2, 0.1, 0.1], 0.9).tolist() == [1, 0, 0]
     assert largest_drop([0.5, 0.25, 0.0], 0.5).tolist() == [0, 0.5, 0.5]

@@ -56,7 +56,7 @@ def test_search_with_parallel_1_equals_the_serial_search(values: Any, leaf: Any,
     st.integers(2, 12),
     st.integers(0, 99),
 )
-def test_visits_sum_to_the_simulations_and_no_request_is_repeated(
+def test_visits_sum_to_the_number_of_simulations_without_repeated_requests(
     values: Any, leaf: Any, n: int, c: int, parallel: int, seed: int
 ) -> None:
     at = world(seed)

@@ -111,7 +111,7 @@ def test_golden_trees_are_unchanged(path: Path) -> None:
     ],
     ids=["single", "sc-5", "bon-5", "sbs-5-1", "sbs-5-3"],
 )
-def test_agent_calls_equal_the_papers_formula(planner: Any, calls: Any, depth: int) -> None:
+def test_number_of_agent_calls_equals_the_formula_of_the_paper(planner: Any, calls: Any, depth: int) -> None:
     world = World(depth)
     world.plan(planner)
     assert world.calls == calls(depth)
@@ -415,7 +415,7 @@ def test_beam_keeps_states_that_end_early() -> None:
     assert early.calls == 2 + 2 * 2 + 4 * 2 + 4 * 2
 
 
-def test_beam_ties_prefer_the_likelier_message() -> None:
+def test_beam_ties_are_broken_in_favor_of_the_likelier_message() -> None:
     class Likelihoods(World):
         def propose(self, state: Any, n: int) -> Any:
             return [p._replace(logprob=-3.0 + i) for i, p in enumerate(super().propose(state, n))]

@@ -300,7 +300,7 @@ def test_sample_key_depends_on_every_request_field(tmp_path: Path) -> None:
             replay.sample([other])
 
 
-def test_missing_recorded_request_is_reported_and_the_fix_is_named(tmp_path: Path) -> None:
+def test_missing_recorded_request_is_reported_with_a_suggested_fix(tmp_path: Path) -> None:
     record(tmp_path / "r.jsonl")
     with pytest.raises(PolicyError, match=r"'Solver' for seed 999 .*another one.*RecordingPolicy"):
         RecordedPolicy(tmp_path / "r.jsonl").sample([request("another one", (999,))])

@@ -104,7 +104,7 @@ def write(path: Path, tree: dict[str, Any]) -> None:
 
 @settings(max_examples=25)
 @given(st.dictionaries(names, trees, max_size=4), st.dictionaries(names, trees, max_size=4))
-def test_restoring_a_folder_over_any_other_gives_its_exact_content(one: dict[str, Any], two: dict[str, Any]) -> None:
+def test_restored_folder_equals_the_snapshot(one: dict[str, Any], two: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as at:
         write(Path(at) / "one", one)
         write(Path(at) / "two", two)

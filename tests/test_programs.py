@@ -135,7 +135,7 @@ def test_program_with_a_mas_uses_the_agents_and_edges_of_the_mas() -> None:
     assert found == native
 
 
-def test_every_form_of_a_program_gives_equal_plans() -> None:
+def test_every_form_of_a_program_gives_the_same_plans() -> None:
     policies = [Echo() for _ in range(3)]
     found = [
         searched(program, "mcts:8,3", policy=p)

@@ -78,7 +78,7 @@ def test_selection_rules_give_the_scores_computed_by_hand(samples: choosing.Samp
     assert choosing.right(draw, choosing.at_random(draw)) == pytest.approx(2 / 5)
 
 
-def test_draw_excludes_assertions_of_test_sets_that_are_not_drawn(samples: choosing.Samples) -> None:
+def test_draw_contains_only_assertions_of_drawn_test_sets(samples: choosing.Samples) -> None:
     draw = samples.draw(np.array([4, 0]), np.array([1]))
     assert draw.correct.tolist() == [False, True] and draw.tests.tolist() == [1, 1]
     empty = samples.draw(np.array([4, 0]), np.array([2]))

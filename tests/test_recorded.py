@@ -230,7 +230,7 @@ def test_stored_searches_depend_on_the_recorded_content(store: Path, tmp_path: P
         assert len(opened.runs()) == 3 and info.run in {one.run for one in opened.runs()}
 
 
-def test_search_of_a_recorded_run_can_use_the_store_of_this_run(store: Path) -> None:
+def test_search_of_a_recorded_run_can_write_to_the_same_store(store: Path) -> None:
     first = by_problem(search.run("sc:3", recorded=store, store=store))
     assert first == by_problem(search.run("sc:3", recorded=store, store=store))
     with search.open_store(store) as opened:
@@ -281,7 +281,9 @@ def test_majority_right_is_the_mean_over_all_draws(answered: list[tuple[str | No
 
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.booleans()), min_size=1, max_size=6), st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
-def test_best_right_and_any_right_equal_the_means_over_all_draws(scored: list[tuple[float, bool]], k: int) -> None:
+def test_best_right_and_any_right_functions_equal_enumeration_over_all_draws(
+    scored: list[tuple[float, bool]], k: int
+) -> None:
     k = min(k, len(scored))
     draws = [[scored[i] for i in draw] for draw in itertools.permutations(range(len(scored)), k)]
     best = [max(draw, key=lambda one: one[0])[1] for draw in draws]

@@ -109,7 +109,7 @@ def test_pairing_removes_the_variance_between_problems() -> None:
 
 @pytest.mark.parametrize("problems", [2, 5, 10, 20, 100])
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_identical_planners_are_rarely_reported_as_different_at_any_number_of_problems(
+def test_identical_planners_are_rarely_reported_as_different_for_any_number_of_problems(
     problems: int, seeds: int
 ) -> None:
     assert max(intervals.false_alarms(problems, seeds, p, runs=1000) for p in (0.05, 0.5, 0.95)) <= 0.06
@@ -290,7 +290,7 @@ def test_markup_in_names_and_reasons_is_escaped() -> None:
     assert "[bold]boom[/bold] [link=x]" in text
 
 
-def test_csv_json_and_markdown_contain_equal_numbers() -> None:
+def test_csv_json_and_markdown_contain_the_same_numbers() -> None:
     rows = summarise(outcomes())
     lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
     document = json.loads(to_json(rows, {"task": "arithmetic"}))
@@ -371,7 +371,7 @@ def test_rows_of_different_problems_are_marked_in_every_format() -> None:
     assert "too few problems, 2 common problems" in rendered(rows, 160)
 
 
-def test_rows_of_the_same_problems_have_no_problem_set_mark() -> None:
+def test_rows_over_the_same_problems_have_no_problem_set_label() -> None:
     rows = summarise(outcomes())
     for text in (rendered(rows, 160), to_markdown(rows), to_latex(rows)):
         assert "S1" not in text and "Problems" not in text

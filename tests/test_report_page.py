@@ -129,7 +129,7 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     assert "<script" not in (tmp_path / "r.html").read_text() and "\x1b[31m" not in output
 
 
-def test_blamed_message_has_the_largest_fall_in_value(store: Path, tmp_path: Path) -> None:
+def test_blamed_message_has_the_largest_drop_in_value(store: Path, tmp_path: Path) -> None:
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plans = [plan for plan in opened.plans(run.run) if not plan.correct]
@@ -180,7 +180,7 @@ def test_calibration_is_shown_by_depth(store: Path) -> None:
     assert scored.bins() == expected.bins() and len(scored.bins()) == 3
 
 
-def test_anytime_curve_has_intervals_and_ends_at_the_result() -> None:
+def test_anytime_curve_has_confidence_intervals_and_ends_at_the_final_accuracy() -> None:
     group = [
         Outcome(
             "mcts", "", seed, f"p{i}", correct=i % 2 == 0, tokens=100 + i, anytime=((20, False), (60 + i, i % 2 == 0))

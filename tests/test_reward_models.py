@@ -325,7 +325,7 @@ def test_invalid_settings_are_rejected_with_a_reason(models: dict[str, Path]) ->
         load_critic("prm:/no/such/folder")
 
 
-def test_too_long_transcripts_are_rejected(models: dict[str, Path]) -> None:
+def test_overlong_transcripts_are_rejected(models: dict[str, Path]) -> None:
     critic = load_critic(f"prm:{models['qwen']}#max_length=100")
     with pytest.raises(CriticError, match="at most 100 tokens"):
         critic.score([context("a " * 200)])

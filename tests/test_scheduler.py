@@ -423,7 +423,7 @@ class Loop:
             yield self.requests(root)
 
 
-def test_yielding_a_request_outside_a_list_is_an_error_that_names_the_fix() -> None:
+def test_yielding_a_request_outside_a_list_raises_an_error_that_suggests_a_fix() -> None:
     [plan] = search.run(Loop(search.Propose), problems(1), mas=RPSV, policy=talker())
     assert "got Propose; write `yield [request]`" in (plan.error or "")
 

@@ -93,7 +93,7 @@ def test_invalid_result_error_names_the_critic_and_the_mismatch(case: str) -> No
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "0.5", True, [0.5], np.array([0.5]), 10**400])
 @pytest.mark.parametrize("free", [True, False])
-def test_wrong_value_fails_only_its_search(value: Any, free: bool) -> None:
+def test_invalid_critic_value_fails_only_the_search_that_requested_it(value: Any, free: bool) -> None:
     class One(search.Critic):
         def score(self, contexts: Sequence[ScoringContext]) -> list[Any]:
             return [value if "Question 1:" in c.state.question else 0.5 for c in contexts]

@@ -441,7 +441,7 @@ def test_budget_header_rejects_invalid_budgets(url: str, header: str) -> None:
 
 
 @pytest.mark.parametrize("planner", ["single", "sbs:3,2", "bon:3", "mcts:5,3"])
-def test_time_budget_spent_before_the_first_answer_returns_a_gateway_timeout(planner: str) -> None:
+def test_request_without_an_answer_within_its_time_budget_returns_504(planner: str) -> None:
     app = app_of(SlowPolicy(), planner, critic=load_critic("policy-likelihood"))
     with client_of(app) as client, pytest.raises(openai.InternalServerError, match="within the budget") as caught:
         ask(client, extra_headers={"X-MAS-Budget": "seconds=0.05"})
@@ -540,7 +540,7 @@ def test_canary_selects_its_share_of_the_requests_deterministically() -> None:
 
 
 @pytest.mark.parametrize(("planner", "share"), [("sc:5", 0.5), ("sc:5,stop=0.8", 1.5), ("sc:5,stop=0.8", float("nan"))])
-def test_canary_rejects_bad_shares_and_planners_that_never_stop(planner: str, share: float) -> None:
+def test_canary_rejects_invalid_fractions_and_planners_that_never_stop(planner: str, share: float) -> None:
     with pytest.raises(ConfigError, match="canary: "):
         app_of(hash_policy(), planner, canary=share)
 
@@ -575,7 +575,7 @@ def test_stopping_the_server_ends_open_searches() -> None:
     sock.close()
 
 
-def test_too_long_questions_are_rejected_before_tokenization(tmp_path: Path) -> None:
+def test_overlong_questions_are_rejected_before_tokenization(tmp_path: Path) -> None:
     # They exceed the bundled model's window even without --max-question and with a cache.
     tiny = load_policy("tiny")
     for policy in (

@@ -128,7 +128,7 @@ def test_expected_excess_agrees_with_sampling(mean: float, deviation: float, lev
     assert expected_excess(mean, deviation, level) == pytest.approx(sampled, abs=5 * deviation / math.sqrt(draws))
 
 
-def test_settled_rule_counts_equal_answers_of_different_states() -> None:
+def test_settled_rule_stops_at_equal_answers_from_different_states() -> None:
     # Every pass ends in the same text by another way.
     world = World(2, messages=lambda path, index: f"m{index}" if not path else "same")
     plan = world.plan(load_planner("bon:12,stop=settled:3"))

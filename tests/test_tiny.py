@@ -442,7 +442,7 @@ def arguments(out: Path) -> argparse.Namespace:
     return parser().parse_args(text.split())
 
 
-def test_interrupted_training_resumes_to_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_training_resumes_with_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
@@ -509,7 +509,7 @@ def test_natural_model_is_trained_only_on_correct_transcripts(
     assert f"| {agent} | {kind} |" in natural.card("agents", setting, [level], "command")
 
 
-def test_reworded_stories_mix_wordings_and_facts_with_the_same_operation_are_equal() -> None:
+def test_reworded_stories_use_unseen_verbs_and_equivalent_facts_are_accepted() -> None:
     from benchmarks.tiny import stories
 
     def unseen(question: str) -> bool:
@@ -529,7 +529,7 @@ def test_reworded_stories_mix_wordings_and_facts_with_the_same_operation_are_equ
 
 
 @pytest.mark.slow
-def test_model_card_contains_command_time_loss_and_behavior(tmp_path: Path) -> None:
+def test_model_card_states_loss_behavior_cpu_time_and_command(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from benchmarks.tiny.card import loss_curve, main
 

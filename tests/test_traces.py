@@ -213,7 +213,7 @@ def body(**choice: Any) -> dict[str, Any]:
     return {"choices": [message], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 
 
-def test_server_replies_with_token_ids_become_traces() -> None:
+def test_replies_with_token_ids_become_traces() -> None:
     reply = {**body(token_ids=[5, 6]), "prompt_token_ids": [1, 2, 3]}
     [sample] = parse_reply(json.dumps(reply).encode(), 1, "chat", True, traced=True).samples
     assert sample.trace == ((1, 2, 3), (5, 6), (-0.5, -0.25))

@@ -149,7 +149,7 @@ def test_pointwise_losses_equal_the_paper(head: Any) -> None:
     assert float(found) == pytest.approx(squared if head == "mse" else entropy, rel=1e-6)
 
 
-def test_packed_rows_give_the_scores_of_whole_states(base: Path, data: RewardData) -> None:
+def test_states_packed_in_one_row_have_the_same_scores_as_separate_states(base: Path, data: RewardData) -> None:
     model, tokenizer = model_of(base)
     assert can_share(model, tokenizer.pad_token_id)
     found = trainer_module.bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)[:5]
@@ -385,7 +385,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return dict(load_file(folder / "model.safetensors"))
 
 
-def test_interrupted_training_resumes_to_the_same_result(
+def test_interrupted_training_resumes_with_the_same_result(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = trainer_module.loss_of
@@ -412,7 +412,7 @@ def test_interrupted_training_resumes_to_the_same_result(
 
 
 @pytest.mark.slow
-def test_killed_training_resumes_to_the_same_result(
+def test_killed_training_resumes_with_the_same_result(
     trained: Trained, base: Path, data: RewardData, tmp_path: Path
 ) -> None:
     out = tmp_path / "masprm"

@@ -218,7 +218,7 @@ def test_samples_of_one_prompt_share_one_prefill(folder: Path) -> None:
     assert policy.stats.tokens == sum(sample.tokens for sample in reply.samples)
 
 
-def test_shared_prompt_prefixes_are_encoded_once_with_equal_results(folder: Path) -> None:
+def test_encoding_shared_prompt_prefixes_once_does_not_change_the_results(folder: Path) -> None:
     sharing, plain = load_policy(f"transformers:{folder}"), load_policy(f"transformers:{folder}", prefix_megabytes=0)
     asked = [request(25, (i,), max_new_tokens=4 + i) for i in range(6)]
     asked += [
@@ -348,7 +348,7 @@ def _plain_draw(logits: list[float], temperature: float, top_p: float, u: float)
     st.floats(0, 1, exclude_max=True),
 )
 @example([0.0] * 5, 1.0, 0.5, 0.75)
-def test_draws_not_marked_doubtful_equal_those_of_a_reference_sampler(
+def test_draw_matches_a_reference_sampler_unless_flagged_doubtful(
     logits: list[float], temperature: float, top_p: float, u: float
 ) -> None:
     batch = torch.tensor([logits], dtype=torch.float64)
@@ -468,7 +468,7 @@ def test_lone_surrogates_are_replaced_and_pairs_are_kept() -> None:
     assert chat()._clean("\ud83d\ude00") == "\U0001f600"
 
 
-def test_too_long_prompt_is_truncated_at_the_oldest_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_overlong_prompt_loses_its_oldest_text(caplog: pytest.LogCaptureFixture) -> None:
     format_ = chat(window=80)
     oldest = " ".join(local_models.WORDS[:60])
     messages = [ChatMessage("system", "ba de"), ChatMessage("user", f"{oldest} 1234\n\nfa fe\n\ngo 56 + 78")]

@@ -111,7 +111,7 @@ def test_sub_environments_equal_single_environments(view: str, mode: AutoresetMo
 
 
 @pytest.mark.slow
-def test_tiny_agents_give_equal_replies_alone_and_in_batches() -> None:
+def test_tiny_agents_give_the_same_replies_alone_and_in_batches() -> None:
     policy = load_policy("tiny")
     envs = gym.make_vec("MAS-Arithmetic-v0", num_envs=2, policy=policy, n=2, seed=1)
     singles = [CandidateChoice(MASEnv("arithmetic", "rpsv"), policy, 2, seed=1) for _ in range(2)]
@@ -168,7 +168,7 @@ def test_step_overridden_in_a_subclass_is_called() -> None:
     assert envs.step([0])[0]["transcript"][0][-1].text == expected
 
 
-def test_actions_are_texts_without_a_policy() -> None:
+def test_vector_env_without_a_policy_takes_text_actions() -> None:
     envs = gym.make_vec("MAS-Arithmetic-Single-v0", num_envs=2)
     assert isinstance(envs, MASVectorEnv)
     envs.reset(seed=0)

@@ -103,7 +103,7 @@ def test_entropy_with_excluded_tokens_is_finite() -> None:
     assert entropy.item() == pytest.approx(math.log(2)) and certainty.item() == math.inf
 
 
-def test_uncertainty_follows_its_formulas() -> None:
+def test_uncertainty_critic_scores_equal_their_formulas() -> None:
     sure = Certainty(least=-0.5, entropy=0.25, self_certainty=4.0)
     for kind, value in (("least", math.exp(-0.5)), ("entropy", math.exp(-0.25)), ("self-certainty", 0.8)):
         critic = load_critic(f"uncertainty:{kind}")

@@ -505,7 +505,7 @@ def test_cached_tokens_of_the_server_are_charged_at_the_cached_price(server: str
     assert meter.money == pytest.approx(meter.prompt_tokens - 0.9 * meter.cached_tokens)
 
 
-def test_searches_on_a_faulty_server_give_equal_answers(server: str) -> None:
+def test_server_faults_do_not_change_the_answers_of_searches(server: str) -> None:
     pytest.importorskip("fastapi", reason="the fastapi package is not installed")
     from fault_proxy import Fault, FaultProxy, proxied
 

@@ -376,7 +376,7 @@ def test_truncation_ends_the_episode_for_all_agents() -> None:
         lambda game: game.infos,
     ],
 )
-def test_aec_use_before_reset_raises_an_error_that_names_the_fix(use: Any) -> None:
+def test_aec_use_before_reset_raises_an_error_that_suggests_a_fix(use: Any) -> None:
     game = mas_gym.aec_env(MASEnv(SUMS, "rpsv"))
     with pytest.raises(EpisodeOverError, match=r"call .*reset\(\)"):
         use(game)

@@ -14,7 +14,7 @@ from pathlib import Path
 from mas_gym.logs import LoggedMessage, Transcript
 
 _MATRIX = re.compile(r"\\begin\{[pbvV]?matrix\}.*?\\end\{[pbvV]?matrix\}", re.DOTALL)
-_ROW_END = re.compile(r"\\(?=[-\d])")
+_ROW_END = re.compile(r"(?<!\\)\\(?=[-\d])")
 
 
 def read(path: str | Path) -> Iterator[Transcript]:

@@ -94,7 +94,7 @@ def read_seeds(text: str) -> list[int]:
     except ValueError as error:
         raise ConfigError(f"expected whole-number seeds separated by commas, such as 14,24,42, got {text!r}") from error
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"expected different seeds, got {text!r}: repeating a seed adds no information")
+        raise ConfigError(f"expected distinct seeds, got {text!r}: repeating a seed adds no information")
     return seeds
 
 

@@ -133,7 +133,7 @@ def calibrated(
 
     target = choice("--on", on, TARGETS)
     if target == "labels" and run is not None:
-        raise ConfigError("--run: cannot be combined with --on labels, which uses all imported runs of the store")
+        raise ConfigError("--run: cannot be combined with --on labels, which uses all imported runs in the store")
     critics = {spec: load_critic(spec) for spec in dict.fromkeys(critic)}
     ends = any(one.terminal_only for one in critics.values())
     found = label_examples(store) if target == "labels" else recorded_states(Recorded(store, run), ends)

@@ -189,7 +189,7 @@ class Pages:
             page = int(number) if number.isdecimal() and len(number) < 9 else 0
             first, second = (_row(rows, query.get(name, "")) for name in ("a", "b"))
             if first is None:
-                raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
+                raise ConfigError(f"expected a row of the index page, got {query.get('a', '')[:80]!r}; start at /")
             second = None if second is None or second is first else self._with_cells(second)
             from search.report.store_pages import ListingQuery, problems_page
 
@@ -297,7 +297,7 @@ class Pages:
         rows, _, _ = self._listing()
         first = _row(rows, place.removeprefix(PLOT))
         if first is None:
-            raise ConfigError(f"expected {PLOT}ROW for a row of the index, got {place[:80]!r}; start at /")
+            raise ConfigError(f"expected {PLOT}ROW for a row of the index page, got {place[:80]!r}; start at /")
         key = tuple(f"{row.key} {row.result.searches}" for row in rows if row.setting == first.setting)
         with self._drawing:
             if key not in self._plots:

@@ -125,7 +125,7 @@ class Format:
         if application != self.application:
             if tables:
                 raise self.error(
-                    f"{self.name} {path}: expected a database of MAS-Gym, got one of another program; use another path"
+                    f"{self.name} {path}: expected a MAS-Gym database, got one from another program; use another path"
                 )
             return None
         if strange is not None:

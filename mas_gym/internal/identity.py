@@ -92,7 +92,7 @@ def identity_of(part: object) -> JSONValue:
         stated = _state(part, path, ())
         return _Stated(stated) if isinstance(stated, dict) else stated
     except RecursionError as error:
-        raise IdentityError(f"{path} is nested too deeply; {_REMEDY}") from error
+        raise IdentityError(f"{path} is nested too deeply; define identity() on it, or run without a store") from error
     finally:
         _read.reset(token)
 
@@ -347,7 +347,9 @@ def _content(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise IdentityError(f"the file {file} cannot be read ({error.strerror}); {_REMEDY}") from error
+        raise IdentityError(
+            f"the file {file} cannot be read ({error.strerror}); make it readable, or run without a store"
+        ) from error
 
 
 def _variables(module: str, code: Code) -> JSONObject:

@@ -114,7 +114,7 @@ def validate_transcript(transcript: Transcript) -> Transcript:
         BadRow: The transcript is invalid.
     """
     if not isinstance(transcript, Transcript):
-        raise BadRow(f"expected a Transcript or a row in the format chat, got {shown(transcript)}")
+        raise BadRow(f"expected a Transcript or a row in the chat format, got {shown(transcript)}")
     if not isinstance(transcript.question, str) or not transcript.question.strip():
         raise BadRow(f"expected a question, got {shown(transcript.question)}")
     if not transcript.messages:

@@ -396,7 +396,7 @@ class Policy(PolicyBase, ABC):
         Raises:
             PolicyError: The policy does not support this.
         """
-        raise PolicyError(f"policy {self.name!r} has no log-probabilities of first words; use a local model or vLLM")
+        raise PolicyError(f"policy {self.name!r} provides no first-word log-probabilities; use a local model or vLLM")
 
 
 class StreamingPolicy(Policy):
@@ -442,7 +442,7 @@ class AsyncPolicy(PolicyBase, ABC):
         Raises:
             PolicyError: The policy does not support this.
         """
-        raise PolicyError(f"policy {self.name!r} has no log-probabilities of first words; use a local model or vLLM")
+        raise PolicyError(f"policy {self.name!r} provides no first-word log-probabilities; use a local model or vLLM")
 
 
 class _Adapted(Adapter, PolicyBase):

@@ -111,8 +111,8 @@ class VLLMEngine:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(model=self.model, **arguments))
         except Exception as error:
             raise PolicyError(
-                f"expected vLLM to start on {self.model!r} with {arguments}, got {type(error).__name__}: {error}; "
-                "see vLLM's log above for the cause"
+                f"expected vLLM to start with the model {self.model!r} and {arguments}, got {type(error).__name__}: "
+                f"{error}; see vLLM's log above for the cause"
             ) from error
 
     def lora_request(self, folder: str) -> LoRARequest:
@@ -190,7 +190,9 @@ def _rank(folder: str) -> int:
     try:
         rank = json.loads(file.read_text(encoding="utf-8"))["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"expected a peft LoRA folder with its adapter_config.json at {folder!r}: {error}") from error
+        raise ConfigError(
+            f"expected the folder of a PEFT LoRA adapter, with adapter_config.json, at {folder!r}: {error}"
+        ) from error
     if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
         raise ConfigError(f"expected a LoRA rank from 1 to {_MAX_RANK} in {file}, got {rank!r}")
     # vLLM supports these ranks only and pads others.

@@ -180,7 +180,7 @@ class Program:
         if self._given_agents is not None:
             names = list(self._given_agents)
             if not names or not all(isinstance(name, str) and name.strip() for name in names):
-                raise ConfigError(f"agents: expected at least one name, got {shown(self._given_agents)}")
+                raise ConfigError(f"agents: expected one or more non-empty names, got {shown(self._given_agents)}")
         else:
             elsewhere = None
             if self.spec and isinstance(self.source, FunctionSource):

@@ -98,7 +98,9 @@ class FunctionSource:
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"program {self.name}: expected a function with a signature ({error})") from error
+            raise ConfigError(
+                f"program {self.name}: expected a function whose signature can be inspected ({error})"
+            ) from error
         self.named = {name for name in ("client", "base_url", "api_key", "world") if name in parameters}
         rest = [p for name, p in parameters.items() if name not in self.named and p.default is inspect.Parameter.empty]
         rest = [p for p in rest if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

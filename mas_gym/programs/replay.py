@@ -403,7 +403,9 @@ class Session:
         for link in state.path()[1:]:
             reached = self.after(reached, link.text)
         if reached != state:
-            raise DivergenceError("the program no longer reaches this state: on replay it calls other agents or ends")
+            raise DivergenceError(
+                "the program no longer reaches this state: on replay it calls different agents or ends early"
+            )
 
     def first(self) -> MASState:
         """Run the program to its first call, and wait. Raises the errors of `begin`."""

@@ -220,14 +220,14 @@ class Folder(World):
                         if size > left:
                             raise DataError(
                                 f"world: expected at most {self.max_bytes:,} bytes of files in {str(self.path)!r}, got "
-                                f"more at {os.fsdecode(name)!r}; raise max_bytes, or name large files in ignore"
+                                f"more at {os.fsdecode(name)!r}; raise max_bytes, or add large files to ignore"
                             )
                         left -= size
                         yield _Entry(name, "file", mode, digest)
                     else:
                         raise DataError(
                             f"world: expected files, folders and symbolic links, got a special file at "
-                            f"{os.fsdecode(name)!r}; remove it or name it in ignore"
+                            f"{os.fsdecode(name)!r}; remove it or add it to ignore"
                         )
 
     def _keep(self, path: bytes, most: int) -> tuple[bytes, int]:
@@ -272,7 +272,7 @@ def _target(path: bytes, name: bytes, real: bytes) -> bytes:
         raise DataError(
             f"world: expected symbolic links to relative paths inside the folder, got {os.fsdecode(name)!r} -> "
             f"{os.fsdecode(target)!r}, through which tools could change shared files; replace it with a copy, "
-            "or name it in ignore"
+            "or add it to ignore"
         )
     return target
 

@@ -247,7 +247,7 @@ class Dynamics:
             UnknownNameError: The node does not exist.
         """
         if not 0 <= agent <= self._sink:
-            raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for the sink")
+            raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for the end")
         seen: list[Message] = []
         link: MASState = state
         while link.parent is not None:

@@ -286,7 +286,7 @@ def test_retry_after_is_respected_up_to_patience(place: tuple[Server, str], stat
     assert time.monotonic() - started < 2.0
 
 
-def test_reply_with_one_bad_number_is_retried(place: tuple[Server, str]) -> None:
+def test_reply_with_one_invalid_number_is_retried(place: tuple[Server, str]) -> None:
     server, url = place
     replies = [usage(completion_tokens=10**30), logprob("-1e400"), changed()]
 

@@ -264,7 +264,9 @@ def context_window(lm: PreTrainedModel) -> int:
     if limit is None:
         return _DEFAULT_WINDOW
     if type(limit) is not int or limit not in _WINDOWS:
-        raise ValueError(f"max_position_embeddings: expected an integer of at least {_WINDOWS.start}, got {limit!r}")
+        raise ValueError(
+            f"max_position_embeddings: expected an integer from {_WINDOWS[0]} to {_WINDOWS[-1]}, got {limit!r}"
+        )
     return limit
 
 
