@@ -547,7 +547,7 @@ def test_view_errors_name_the_cause(run: Run, tmp_path: Path, store: Path, addre
         (("--mas", "rspv"), "did you mean 'rpsv'?"),
         (("--task", "gsm8k", "--data", "nope.jsonl"), "Three ways to provide it"),
         (("--seeds", "1,x"), "separated by commas"),
-        (("--seeds", "1,1"), "different seeds"),
+        (("--seeds", "1,1"), "distinct seeds"),
         (("-o", "difficulty"), "key=value"),
         (("--budget", "call=3"), "expected one of calls, tokens, seconds, usd, as in --budget seconds=60, got 'call'"),
         (("--run-budget", "calls=-3"), "expected calls to be a positive number"),

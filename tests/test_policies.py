@@ -509,5 +509,5 @@ def test_wrappers_support_the_request_fields_of_the_wrapped_policy(tmp_path: Pat
 
 
 def test_choose_raises_without_log_probabilities_of_first_words() -> None:
-    with pytest.raises(PolicyError, match="no log-probabilities of first words"):
+    with pytest.raises(PolicyError, match="no first-word log-probabilities"):
         Derived().choose([request().messages], ["yes", "no"])

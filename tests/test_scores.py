@@ -77,9 +77,9 @@ WRONG = {
     "reason": (lambda values: Scores(values, reasons="one"), "got the reasons 'one'"),
     "no reasons": (lambda values: Scores(values, reasons=None), "got the reasons None"),
     "matrix": (lambda values: np.ones((2, 3)), "got 2"),
-    "tokens": (lambda values: Scores(values, tokens=[1]), f"with tokens {COST}"),
-    "negative": (lambda values: Scores(values, unread=-1), f"with unread {COST}"),
-    "fraction": (lambda values: Scores(values, prompt_tokens=1.5), f"with prompt_tokens {COST}"),
+    "tokens": (lambda values: Scores(values, tokens=[1]), f"with Scores.tokens {COST}"),
+    "negative": (lambda values: Scores(values, unread=-1), f"with Scores.unread {COST}"),
+    "fraction": (lambda values: Scores(values, prompt_tokens=1.5), f"with Scores.prompt_tokens {COST}"),
 }
 
 

@@ -235,7 +235,7 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
         for number, value, reason in zip(found_values, values, given or [""] * len(values), strict=True)
     ]
     tokens, read, unread = (
-        _shares(f"{expected} with {name}=", cost, len(values))
+        _shares(f"{expected} with Scores.{name}", cost, len(values))
         for name, cost in (
             ("tokens", scores.tokens),
             ("prompt_tokens", scores.prompt_tokens),
