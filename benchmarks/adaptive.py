@@ -1,14 +1,14 @@
-"""Searches with stop rules, and cascades, compared with fixed sizes, with the bundled agents.
+"""Searches with stopping rules, and cascades, compared with fixed sizes, with the bundled agents.
 
     python -m benchmarks.adaptive --cache replies.db
 
 This page compares the accuracy and tokens of searches that stop early, cascades and allocated budgets with those of
-searches of fixed size. Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and
+searches of fixed size. Each planner runs once per problem to completion. Every smaller size of `bon` and `mcts`, and
 every search that stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its
-stages, and each message is counted once. All choices are made on dev. The threshold is the smallest with a dev Hit@1 of
-at least that of the complete search; for calibrated maps (`stop.json`), it is chosen on held-out probabilities. The
-fixed size is the smallest whose Hit@1 on dev is at least that of the compared rule. Intervals on test are paired over
-problems.
+stages, and each message is counted once. All choices are made on dev. The threshold is the smallest whose dev Hit@1 is
+at least that of the complete search; for calibration maps (`stop.json`), it is chosen on held-out probabilities. The
+fixed size is the smallest whose Hit@1 on dev is at least that of the compared rule. Intervals of differences are paired
+over test problems.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def family(lab: Lab, spec: str, critic: str) -> Iterator[str]:
     for name, rule in rows.items():
         yield line(name, scored(test, rule), fixed_size(dev, rule), test)
     if missed:
-        yield f"\nNo tested X keeps the Hit@1 of the complete search on dev with {' or '.join(missed)}."
+        yield f"\nWith {' or '.join(missed)}, no tested X reaches the dev Hit@1 of the complete search."
     yield from transfer_of_stops(known, test)
     size = fixed_size(dev, fixed(10**9))
     yield from bounds(size[1] if size else fixed(10**9), known, test)
@@ -257,7 +257,7 @@ def family(lab: Lab, spec: str, critic: str) -> Iterator[str]:
 def rules_chosen(dev: Sequence[Trace], known: StopMap, likelihood: bool = False) -> tuple[dict[str, Rule], list[str]]:
     """Return the rules that are compared, with the settings chosen on dev, and the forms of which no setting fits."""
     whole = fixed(10**9)
-    rows = {"whole": whole, f"stop=stop.json, threshold {known.threshold:g}": calibrated(known, known.threshold)}
+    rows = {"complete": whole, f"stop=stop.json, threshold {known.threshold:g}": calibrated(known, known.threshold)}
     missed: list[str] = []
     grids: dict[str, list[tuple[float, Rule]]] = {
         "stop={}": [(p, claimed(p, likelihood)) for p in PROBABILITIES],
@@ -306,7 +306,8 @@ def coverage(stop_map: StopMap, traces: Sequence[Trace]) -> tuple[str, ...]:
 
 def bounds(size: Rule, known: StopMap, test: Sequence[Trace], unit: str = "tokens") -> Iterator[str]:
     """Yield the savings of rules with access to the truth, compared with a fixed size."""
-    yield "\nUpper bounds on test, from rules with access to the truth, against the fixed size of the first row:\n"
+    yield "\nUpper bounds on test, from rules with access to the ground truth, against the fixed size in the first row"
+    yield "of the table above:\n"
     runs = [
         truth_bounds.Run(
             trace.problem,
@@ -327,14 +328,15 @@ def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]
     yield f"the predicted share is {expected}%."
 
 
-HEAD = "| calibrated on | used on | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
+_STOPS = "stop early, % | of these right, % | predicted, % | Hit@1 | Hit@1, complete | relative tokens |"
+HEAD = f"| calibrated on | used on | {_STOPS}"
 
 
 def transfer(lab: Lab, spec: str, critic: str, number: int) -> Iterator[str]:
     """Yield the table of thresholds that are used on other difficulties."""
     yield f"\n## A threshold on other difficulties: {spec} with {critic}\n"
     yield f"The threshold is calibrated on difficulty 3 (dev) and used on {number} test problems per difficulty.\n"
-    yield "| difficulty | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
+    yield f"| difficulty | {_STOPS}"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     known = fit(checked(lab.traces(spec, critic, "dev")), "", "").map
     for level in (2, 3, 4):
@@ -430,15 +432,16 @@ def within(tokens: float) -> Rule:
 
 
 def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
-    """Yield the table of a budget that is allocated, divided equally, or spent only by a stop rule."""
+    """Yield the table of a budget that is allocated, divided equally, or spent only by a stopping rule."""
     dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
     known, whole = fit(checked(dev), "", "").map, fmean(trace.tokens for trace in dev)
-    yield f"\n## A run budget for all questions: {spec} with {critic}\n"
+    yield f"\n## A budget shared by all problems: {spec} with {critic}\n"
     yield f"{len(dev)} dev and {len(test)} test problems. Budgets are fractions of the tokens of complete dev searches."
-    yield "Without allocation, the stop rule uses the largest threshold at which the mean number of tokens on the dev"
-    yield "problems stays within the budget."
-    yield "Differences are paired; the baseline gives each question the same budget.\n"
-    yield "| budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
+    yield "Without allocation, the stopping rule uses the largest threshold at which the mean number of tokens on the"
+    yield "dev problems stays within the budget."
+    yield "Differences are paired; the baseline gives each question the same budget."
+    yield "`stop.json@1` has no threshold, so a search stops only if the allocation ends it.\n"
+    yield "| budget per question | allocation | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---:|---|---:|---:|---:|---|"
     for share in SHARES:
         budget = share * whole
@@ -459,10 +462,10 @@ def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
 
 def allocated_runs(lab: Lab, specs: Mapping[str, str | None], number: int) -> Iterator[str]:
     """Yield the table of runs with a budget that is allocated or divided equally, for planners without traces."""
-    yield "\n## A run budget for all questions: votes and cascades\n"
+    yield "\n## A budget shared by all problems: votes and cascades\n"
     yield f"{number} test problems. Budgets are fractions of the tokens of complete searches. No setting was tuned."
     yield "Differences are paired; the baseline gives each question the same budget.\n"
-    yield "| search | budget per question | division | Hit@1 | 95% interval | TOK | against equal budgets |"
+    yield "| search | budget per question | allocation | Hit@1 | 95% interval | TOK | against equal budgets |"
     yield "|---|---:|---|---:|---:|---:|---|"
     for spec, critic in specs.items():
         guide = None if critic is None else load_critic(critic)
@@ -495,9 +498,9 @@ def best_of_n(lab: Lab) -> Iterator[str]:
     known = fit(checked(dev), "", "").map
     rule = calibrated(known, known.threshold)
     size = cheapest([(f"bon:{n}", fixed(n)) for n in range(1, 21)], passes, scored(dev, rule).hit)
-    yield "\n## MCTS with a stop rule compared with best-of-N with the ORM\n"
+    yield "\n## MCTS with a stopping rule compared with best-of-N with the ORM\n"
     yield f"{len(dev)} dev and {len(test)} test problems. N is the smallest with a dev Hit@1 of at least that of the"
-    yield "search with the stop rule.\n"
+    yield "search with the stopping rule.\n"
     yield "| rule | Hit@1 | 95% interval | TOK | best-of-N | MCTS minus best-of-N, Hit@1 and tokens |"
     yield "|---|---:|---:|---:|---|---|"
     yield line(f"mcts:20,3,stop=stop.json, {known.threshold:g}", scored(test, rule), size, test_passes)
@@ -506,8 +509,8 @@ def best_of_n(lab: Lab) -> Iterator[str]:
 def horizons(lab: Lab, spec: str, critic: str, limits: Sequence[int | None]) -> Iterator[str]:
     """Yield the table of ``horizon=budget`` against the fixed horizon, under budgets of calls."""
     yield f"\n## {spec},horizon=budget with {critic}\n"
-    yield f"{lab.sizes['test']} test problems; `--budget calls=N` for both. No setting was tuned.\n"
-    yield "| budget | horizon | Hit@1 | 95% interval | TOK | AC | budget against fixed horizon |"
+    yield f"{lab.sizes['test']} test problems; `--budget calls=N` for both horizons. No setting was tuned.\n"
+    yield "| budget | horizon | Hit@1 | 95% interval | TOK | AC | budget horizon against fixed horizon |"
     yield "|---:|---|---:|---:|---:|---:|---|"
     options: dict[str, Any] = {"mas": "rpsv", "policy": lab.policy, "critic": load_critic(critic), "seed": SEED}
     for limit in limits:
@@ -527,7 +530,7 @@ def horizons(lab: Lab, spec: str, critic: str, limits: Sequence[int | None]) -> 
 
 def game24(data: Path, spec: str) -> Iterator[str]:
     """Yield the table of a search of GPT-4's recorded trees with GPT-4's values."""
-    yield f"\n## Recorded: {spec} of GPT-4's proposals at the game of 24, with GPT-4's values\n"
+    yield f"\n## Recorded: {spec} over GPT-4's proposals for the Game of 24, with GPT-4's values\n"
     try:
         recordings = read_recordings(data)
     except DataNotFoundError as error:
@@ -546,7 +549,7 @@ def game24(data: Path, spec: str) -> Iterator[str]:
     for dev, test in (halves, halves[::-1]):
         known = fit(checked(dev), "", "").map
         for name, rule in rules_chosen(dev, known)[0].items():
-            form = "stop=stop.json" if "json" in name else name.rstrip("0123456789.")
+            form = "stop=stop.json" if "json" in name else f"{name.rstrip('0123456789.')}X"
             found[form].append(scored(test, rule))
             size = fixed_size(dev, rule)
             others[form].append(scored(test, size[1] if size else fixed(10**9)))
@@ -554,14 +557,15 @@ def game24(data: Path, spec: str) -> Iterator[str]:
         truths.append([*bounds(size[1] if size else fixed(10**9), known, test, "messages")])
     yield f"{len(traces)} puzzles; the settings of each half are chosen on the other half. Messages are counted,"
     yield "because tokens were not recorded.\n"
-    yield "| rule | Hit@1 | 95% interval | messages | against the fixed size chosen | against the whole search |"
+    yield "| rule | Hit@1 | 95% interval | messages | against the fixed size chosen | against the complete search |"
     yield "|---|---:|---:|---:|---|---|"
     whole = scored(traces, fixed(10**9))
     for form in [form for form, parts in found.items() if len(parts) == len(halves)]:
         one, other = (
             Scores(*({**a, **b} for a, b in zip(*parts, strict=True))) for parts in (found[form], others[form])
         )
-        yield f"| {form} | {' | '.join(reached(one))} | {against(one, other)} | {against(one, whole)} |"
+        gaps = (against(one, base).replace("tokens", "messages") for base in (other, whole))
+        yield f"| {form} | {' | '.join((*reached(one), *gaps))} |"
     for number, lines in enumerate(truths, 1):
         yield f"\nHalf {number}:"
         yield from lines

@@ -10,14 +10,15 @@ difficulty 3 and worse at 4 and 5. All three difficulties are included, so a thi
 model.
 
 Messages have at most 128 tokens in all rows. On stories longer than those of its training, the small model sometimes
-repeats itself up to its context window of 1,024 tokens, and the prompt of the next agent is then too long. The large
-model writes no message of more than 50 tokens, and the small one exceeds 128 in less than 1% of its messages.
+repeats itself until it fills its context window of 1,024 tokens, and the prompt of the next agent is then too long. The
+large model writes no message of more than 50 tokens, and the small one exceeds 128 in less than 1% of its messages.
 
 The cost of a search is the number of tokens that the agents read and write, each multiplied by the number of parameters
 of its model, in millions. Reward calls (RC) are not included. The reference is the large model alone with the planner
-of `PLANNERS` that has the highest Hit@1 on dev. Every other row has the largest size whose mean cost on dev is at most
-60% of the reference's, or size 1; a cascade has the thresholds and sizes with the highest Hit@1 on dev within this
-cost. Accuracy and cost on test are compared with the reference, paired over problems.
+of `PLANNERS` that has the highest Hit@1 on dev. Every other row has the largest size (simulations, samples or trials;
+at most 64) whose mean cost on dev is at most 60% of the reference's, or size 1; a cascade has the thresholds and sizes
+with the highest Hit@1 on dev within this cost. Accuracy and cost on test are compared with the reference, paired over
+problems.
 
 TreeQuest's multi-LLM ABMCTSM is measured only with `--abmctsm N`. It samples a Bayesian model at every trial, which
 took 10.4 to 15.0 CPU seconds with two arms (PyMC 5.28.5), so 10 problems of 10 trials take about 20 CPU minutes.
@@ -333,10 +334,10 @@ def page(lab: Lab, lines: Sequence[str]) -> str:
 Arithmetic of difficulties {", ".join(map(str, LEVELS))} with {lab.numbers["dev"]} dev and {lab.numbers["test"]} test
 problems each, run seed {SEED}, MAS rpsv. The critic is {PROCESS}; for `bon` it is {OUTCOME}.
 Parameters: small {small:,}, large {large:,}, a ratio of {large / small:.2f}. Weights: {stated}.
-Rows without "alone" have both arms, in turn unless `arms=` says otherwise. "In the tree" is the percentage of problems
+Rows without "alone" use both arms, in turn unless `arms=` says otherwise. "In the tree" is the percentage of problems
 with a right answer in the tree, and "new" the percentage with a right answer in this tree and none in the reference's.
-The last columns contain the share of the messages and of the chosen answers' messages that the large model wrote, and
-the paired differences on test.
+The last columns contain the large model's share of all messages and of the messages of the chosen answers, and the
+paired differences on test.
 
 {chr(10).join(lines)}
 """

@@ -425,7 +425,7 @@ def natural_critic(agents: Agents, args: argparse.Namespace) -> Agents:
 def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse.Namespace) -> None:
     """Write the page and its picture; notes below `REASONS` stay."""
     lines = [
-        "# Credit of messages against the exact credit",
+        "# Estimated and exact credit of messages",
         "",
         "This page measures how accurately each method of `search.credit` estimates the credit of a message, which is",
         "the change in expected reward due to the message. All replies of the agents are enumerated, so the exact",
@@ -437,8 +437,8 @@ def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse
         "",
         f"- {args.repeats} batches of samples per problem; test split; 95% bootstrap intervals over problems",
         "- correlation: between estimated and exact credit, over messages; `all`: the mean over agents",
-        "- variance x tokens: the variance of the estimate for a given message, rescaled to slope 1 on the exact",
-        "  credit, times the tokens per message with credit; smaller is better",
+        "- variance x tokens: the variance of the estimate for a given message, rescaled so that its slope on",
+        "  the exact credit is 1, times the tokens per credited message; smaller is better",
         "",
         "![correlation with the exact credit by method and agent](credit.png)",
     ]

@@ -107,16 +107,16 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         if args.task == "arithmetic"
         else f"# Agents that learn from search: {args.task}",
         "",
-        f"This page compares methods of agent training. The RPSV agents of {args.base} are trained on {args.task} with "
-        "each method and the same budget of generated tokens.",
+        f"This page compares methods of agent training. The RPSV agents of `{args.base}` are trained on `{args.task}` "
+        "with each method and the same budget of generated tokens.",
         "",
         "```console",
         f"python -m benchmarks.learning {args.words}".rstrip(),
         "```",
         "",
-        f"- {args.tokens:,} generated tokens of training searches per row in {args.rounds} rounds; learning rate "
-        f"{args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column `seeds` contains the number of "
-        "seeds of a row",
+        f"- {args.tokens:,} generated tokens of training searches per training run, in {args.rounds} rounds; "
+        f"learning rate {args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column `seeds` "
+        "contains the number of seeds of a row",
         f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
         f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; "
         f"run seed{'s' * (len(args.run_seeds) > 1)} {', '.join(map(str, args.run_seeds))}",

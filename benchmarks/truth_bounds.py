@@ -88,7 +88,7 @@ def table(runs: Sequence[Run], fixed: Scores, unit: str = "tokens") -> Iterator[
     number, reached = fewest(runs, fixed.hit)
     rows = {
         "stops at the first right answer": scored(runs, (first_right(run.checks) for run in runs)),
-        "as above, if the whole search ends right": scored(runs, (kept_right(run.checks) for run in runs)),
+        "as above, but only if the complete search is right": scored(runs, (kept_right(run.checks) for run in runs)),
         f"stops at the first right answer or at check {number}": reached,
     }
     yield f"| rule | Hit@1 | 95% interval | {unit} | against the fixed size |"
@@ -100,6 +100,6 @@ def table(runs: Sequence[Run], fixed: Scores, unit: str = "tokens") -> Iterator[
     wrong = [run for run in runs if not any(check.right for check in run.checks)]
     share = sum(run.checks[-1].cost for run in wrong) / sum(run.checks[-1].cost for run in runs)
     never = f"{len(wrong)} of {len(runs)} searches"
-    yield f"\nThe last row has the smallest number of checks that reaches the Hit@1 of the fixed size. {never}"
+    yield f"\nThe last row has the smallest check number that reaches the Hit@1 of the fixed size. {never}"
     yield f"never find a right answer. These use {100 * share:.0f}% of the {unit} of all complete searches. The AUC of"
     yield f"the predicted probability of a right answer, over all checks, is {separation(runs):.2f}."

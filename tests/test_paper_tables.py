@@ -346,12 +346,14 @@ def test_preference_pairs_are_counted_by_agent_and_correctness(
 @pytest.mark.slow
 def test_critic_is_replaced_for_one_agent_at_a_time(lab: Lab) -> None:
     text = text_of(lab, by_agent.run(lab))
-    rows = re.findall(r"^\| sbs:5,3 \| MASPRM, for the (\w+) (policy likelihood|the truth) \|", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| sbs:5,3 \| MASPRM, but (policy likelihood|ground truth) for the (\w+) \|", text, re.MULTILINE
+    )
     agents = [agent.name for agent in mas_gym.load_mas("rpsv").agents]
-    assert rows == [(agent, name) for name in ("policy likelihood", "the truth") for agent in agents]
+    assert rows == [(name, agent) for name in ("policy likelihood", "ground truth") for agent in agents]
     assert "- 2 problems of arithmetic, dev split; run seed 42" in text
     hits = dict(re.findall(r"^\| sbs:5,3 \| ([^|]+) \| ([\d.]+)", text, re.MULTILINE))
-    assert float(hits["the truth"]) >= float(hits["MASPRM"])
+    assert float(hits["ground truth"]) >= float(hits["MASPRM"])
 
 
 def test_rows_of_different_settings_are_separate(lab: Lab) -> None:
@@ -422,7 +424,7 @@ def test_time_and_credit_tables_need_only_the_main_critics(
     monkeypatch.setattr(confidence, "FEWEST", 1)
     text = text_of(lab, confidence.run(lab))
     assert "| search | temperature |" in text and "| rpsv: error of |" in text
-    assert "| AUC for the " in text or "Omitted, with fewer than" in text
+    assert "| AUC for the " in text or "Omitted because they have fewer than" in text
 
 
 def test_pages_have_the_digest_of_the_shipped_weights() -> None:
@@ -512,7 +514,7 @@ def test_blame_equals_a_hand_computation() -> None:
     both = passes({"a": (0.8, -0.2, -0.3), "b": (0.8, 0.7, -0.9)})
     judges = judges_of(both, ["critic"], "Solver")
     assert shares(both, judges["critic, drop"]) == {"a": 1.0, "b": 1.0}
-    assert shares(both, judges["commonest agent"]) == {"a": 0.0, "b": 1.0}
+    assert shares(both, judges["most frequent agent"]) == {"a": 0.0, "b": 1.0}
     assert shares(both, judges["chance"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3})
     matrix = blame_matrix(both, judges["critic, drop"], ["Reader", "Planner", "Solver"])
     assert matrix == [[0, 0, 0], [0, 1, 0], [0, 0, 1]]

@@ -215,7 +215,7 @@ STORY = World([("has", 10), ("finds", 12), ("times", 2), ("loses", 4)], (2, 7))
     [
         (["Facts: has 10, finds 12, 2 times, loses 4. Question: how many?"], None),
         (["Facts: has 10, 2 times, loses 4. Question: how many?"], (0, "missing fact")),
-        (["Facts: has 10, finds 12, buys 7, 2 times, loses 4."], (0, "foreign fact")),
+        (["Facts: has 10, finds 12, buys 7, 2 times, loses 4."], (0, "extraneous fact")),
         (["Facts: has 11, finds 12, 2 times, loses 4."], (0, "wrong fact")),
         (["Facts: has 10, buys 12, 2 times, loses 4."], (0, "wrong fact")),
         (["Plan: start 10, + 12, + 2, - 4."], (0, "wrong operation")),

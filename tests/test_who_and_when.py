@@ -43,7 +43,7 @@ def test_rules_blame_the_message_and_its_agent() -> None:
     assert found["random"].agents == {"A": 0.5, "B": 0.5}
     assert found["random"].steps[2] == pytest.approx(1 / 3)
     assert (found["last message"].agents, found["last message"].steps) == ({"A": 1.0}, {2: 1.0})
-    assert (found["commonest agent"].agents, found["commonest agent"].steps) == ({"A": 1.0}, {0: 1.0})
+    assert (found["most frequent agent"].agents, found["most frequent agent"].steps) == ({"A": 1.0}, {0: 1.0})
     agents, steps = scores([RUN], [found["random"]])
     assert (agents.tolist(), steps.tolist()) == ([0.5], [pytest.approx(1 / 3)])
 

@@ -12,7 +12,7 @@ from benchmarks.paper.rivals import compared, rivals
 from search.results.table_formats import to_markdown
 
 ASKS = f"""
-The agents are replaced by a different model, and the critics are unchanged. The paper replaces Qwen2.5-1.5B by
+The agents are replaced by a different model, and the critics are unchanged. The paper replaces Qwen2.5-1.5B with
 Llama-3.2-3B and finds that MASPRM-7B outperforms all other critics. In the small-scale experiment, the other agents are
 a second tiny model with a different width, trained from scratch with a different seed. The last rows are critics
 trained on rollouts of these other agents. {ORDER}

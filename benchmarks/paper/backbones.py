@@ -24,7 +24,7 @@ from benchmarks.paper.published import MAIN, shown
 from benchmarks.paper.rivals import compared, passes_at
 from rewardmodels import LearnedCritic, load_critic
 
-SMALL, SAME, BLIND, LARGE = "small", "as the agents", "without Auditor", "large"
+SMALL, SAME, BLIND, LARGE = "small", "agents' size", "without Auditor", "large"
 BACKBONES = {
     SMALL: TinyShape(128, 2),
     SAME: TinyShape(192, 4),
@@ -37,8 +37,8 @@ ASKS = """
 The paper's critics have 1.5 and 7 billion parameters, and its agents 1.5 billion. Here, backbones of three sizes are
 trained from scratch with the same method and number of steps; the large backbone has half the learning rate. On each
 backbone, a MASPRM and an ORM are trained on the same searches of the same agents. A fourth backbone, of the agents'
-size, was trained without the Auditor. The Auditor is a role that identifies the first error of a transcript; no system
-uses it. The paper's figures are for GSM8K, MATH, MMLU and LogiQA.
+size, was trained without the messages of the Auditor, a role that identifies the first error of a transcript and that
+no system uses. The paper's figures are for GSM8K, MATH, MMLU and LogiQA.
 """
 
 

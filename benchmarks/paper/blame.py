@@ -30,15 +30,15 @@ FEWEST = 20
 
 ASKS = f"""
 `mas-gym blame` names the agent whose message lowered the value of a failed transcript the most, or no agent if the fall
-is small. In a generated task the first wrong message is known, so both the coverage and the accuracy over the passes
-with a named agent can be measured. The confidence is half of the fall. The threshold of each critic is the smallest at
-which, on dev problems, at least {FEWEST} agents are named and {100 * WANTED:.0f}% of them are right.
+is small. In a generated task the first wrong message is known, so both the coverage and the accuracy among the passes
+for which an agent is named can be measured. The confidence is half of the fall. The threshold of each critic is the
+smallest at which, on dev problems, at least {FEWEST} agents are named and {100 * WANTED:.0f}% of them are right.
 Accuracy and coverage are measured on test problems.
 
-`shipped` is MASPRM with the command's default threshold, {CONFIDENT:g}. `PL` is policy likelihood.
-The ORM scores unfinished transcripts, although it was not trained on them. `judge` is the bundled agents' model, which
-returns a verdict after each message. It was not trained to judge, so its result does not show the quality of an LLM
-judge. `commonest agent` always blames the agent that errs most often on dev.
+`shipped` is MASPRM with the command's default threshold, {CONFIDENT:g}. `PL` is policy likelihood. The ORM scores
+unfinished transcripts, although it was not trained on them. `judge` is the bundled agents' model, which returns a
+verdict after each message. It was not trained to judge, so its result does not show the quality of an LLM judge.
+`most frequent agent` always blames the agent that errs most often on dev.
 """
 
 
@@ -65,8 +65,8 @@ def run(lab: Lab) -> Page:
     rows.append(_row("MASPRM, shipped", CONFIDENT, failed["test"], "MASPRM", starts["test"]["MASPRM"]))
     commonest = Counter(one.error.speaker for one in failed["dev"] if one.error).most_common(1)[0][0]
     hits = _shares(failed["test"], lambda one: one.error is not None and one.error.speaker == commonest)
-    rows.append(("commonest agent", "", *_measured(hits), percent(1.0)))
-    page.table(("blames by", "confidence at least", "right, %", "95% interval", "coverage, %"), rows)
+    rows.append(("most frequent agent", "", *_measured(hits), percent(1.0)))
+    page.table(("method", "confidence at least", "right, %", "95% interval", "coverage, %"), rows)
     page.blocks.append(
         "Accuracy is measured on the passes for which an agent is named, and averaged per problem. Intervals are over "
         "problems.\n"
@@ -93,7 +93,7 @@ def smallest(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> float
 
 def _row(label: str, threshold: float | None, failed: Sequence[Pass], critic: str, start: float) -> tuple[str, ...]:
     if threshold is None:
-        return label, "none reaches it", "", "", percent(0.0)
+        return label, f"none reaches {100 * WANTED:.0f}%", "", "", percent(0.0)
     confidence, right = judged(failed, critic, start)
     named = confidence >= threshold
     if not named.any():

@@ -64,11 +64,14 @@ class Replaced:
 def run(lab: Lab) -> Page:
     page = Page("by_agent", "Selection errors of a critic by agent", ASKS, split="dev")
     masprm = lab.critic(lab.home)
-    others: dict[str, Critic] = {"policy likelihood": load_critic(LIKELIHOOD), "the truth": lab.truth(lab.home, "dev")}
+    others: dict[str, Critic] = {
+        "policy likelihood": load_critic(LIKELIHOOD),
+        "ground truth": lab.truth(lab.home, "dev"),
+    }
     searches = [row_of(PLANNER, masprm, "MASPRM")]
     searches += [row_of(PLANNER, critic, name) for name, critic in others.items()]
     searches += [
-        row_of(PLANNER, Replaced(masprm, critic, agent.name), f"MASPRM, for the {agent.name} {name}")
+        row_of(PLANNER, Replaced(masprm, critic, agent.name), f"MASPRM, but {name} for the {agent.name}")
         for name, critic in others.items()
         for agent in load_mas(lab.home.mas).agents
     ]

@@ -1,4 +1,4 @@
-"""Wall clock: seconds per agent call and per reward call, for one search and for many concurrent searches."""
+"""Wall-clock time: seconds per agent call and per reward call, for one search and for many concurrent searches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Timed:
 
 
 def run(lab: Lab) -> Page:
-    page = Page("clock", "Wall clock", ASKS)
+    page = Page("clock", "Wall-clock time", ASKS)
     problems = min(PROBLEMS, lab.options.number)
     _measure(lab, MCTS, 2, 2)  # warm-up: the first calls of a process are slower
     costs = [
@@ -70,10 +70,10 @@ def run(lab: Lab) -> Page:
         for planner in (MCTS, "sbs:5,3")
         for concurrency in (1, lab.options.concurrency)
     ]
-    for name, clock in (("Wall clock", "wall"), ("CPU time of the process", "cpu")):
+    for name, clock in (("Wall-clock time", "wall"), ("CPU time of the process", "cpu")):
         page.blocks.append(f"{name}:\n")
         rows = [(cost.planner, cost.concurrency, *_cells(cost, *getattr(cost, clock))) for cost in costs]
-        header = ("search", "open at once", "ms per agent call", "ms per reward call", "ratio", "critic's share")
+        header = ("search", "concurrent searches", "ms per agent call", "ms per reward call", "ratio", "critic's share")
         page.table((*header, "ms per problem"), rows)
     page.blocks.append(
         "A reward call scores one state. With many concurrent searches, both kinds of calls are batched. Other work on "

@@ -26,11 +26,11 @@ agents write both right and wrong messages in a search, and that the wrong messa
 ones. The first table includes an upper bound: the same search with the ground truth about each message as the critic.
 The searches run at the agents' own temperature and at higher temperatures, with top-p 1.
 
-The second table is for messages of single passes, each after a prefix without an error. `likelihood` is the geometric
-mean of a message's token probabilities; the table gives its medians over the right and over the wrong messages. `AUC`
-is the probability that a right message has a higher value than a wrong message of the same agent, over all problems.
-The last table compares messages of the same problem after the same prefix, as a search does. It shows the share of
-pairs in trees of the dev split that a critic orders correctly, in %, with 95% intervals.
+The second table describes messages of single passes, each after a prefix without an error. `likelihood` is the
+geometric mean of a message's token probabilities; the table gives its medians over the right and over the wrong
+messages. `AUC` is the probability that a right message has a higher value than a wrong message of the same agent, over
+all problems. The last table compares messages of the same problem after the same prefix, as a search does. It shows the
+share of pairs in trees of the dev split that a critic orders correctly, in %, with 95% intervals.
 """
 
 
@@ -87,8 +87,8 @@ def run(lab: Lab) -> Page:
     page.table((*header, *(part for name in critics for part in (f"AUC of {name}", "95% interval"))), rows)
     dropped = sorted({one.agent for one in found} - set(agents))
     if dropped:
-        few = f"with fewer than {FEWEST} right messages or fewer than {FEWEST} wrong ones"
-        page.blocks.append(f"Omitted, {few}: {', '.join(dropped)}.\n")
+        few = f"because they have fewer than {FEWEST} right or fewer than {FEWEST} wrong messages"
+        page.blocks.append(f"Omitted {few}: {', '.join(dropped)}.\n")
     page.blocks.append(seen(lab, lab.home, {"MASPRM": critics["MASPRM"], "policy likelihood": critics["PL"]}))
     return page
 

@@ -1,4 +1,4 @@
-"""Credit assignment against the truth: is the largest fall of a critic's value at the first wrong message?"""
+"""Credit assignment compared with the ground truth: is a critic's largest fall in value at the first wrong message?"""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ In a generated task the first wrong message of every transcript is known. This p
 how often the largest fall in value from one prefix to the next is at the first wrong message. This cannot be measured
 on the paper's benchmarks, where only the final answers are labeled.
 
-The value after a message is compared with the value before it; for the first message, with the mean value after first
-messages. `drop` is the largest fall. `centred` is the largest fall after the mean value at each depth is subtracted, so
-that falls that are usual at a depth are ignored. The ORM scores unfinished transcripts, although it was not trained on
-them. Policy likelihood scores the message itself. `commonest agent` always blames the agent that errs most often
-according to the truth; `chance` blames each agent equally.
+The value after a message is compared with the value before it; for the first message, with the mean of the values after
+the first messages of all transcripts. `drop` is the largest fall. `centred` is the largest fall after the mean value at
+each depth is subtracted, so that falls that are usual at a depth are ignored. The ORM scores unfinished transcripts,
+although it was not trained on them. Policy likelihood scores the message itself. `most frequent agent` always blames
+the agent that errs most often according to the ground truth; `chance` blames each agent with equal probability.
 """
 
 
@@ -59,7 +59,7 @@ class Pass:
 
 
 def run(lab: Lab) -> Page:
-    page = Page("credit", "Credit assignment against the truth", ASKS)
+    page = Page("credit", "Credit assignment compared with the ground truth", ASKS)
     critics: dict[str, Any] = {
         "MASPRM": lab.critic(lab.home, MASPRM),
         "ORM": lab.critic(lab.home, ORM, prefixes=True),
@@ -121,7 +121,7 @@ def judges_of(passes: Sequence[Pass], critics: Sequence[str], commonest: str) ->
         judges[f"{name}, centred"] = lambda one, n=name, m=means: largest_drop(
             [value - mean for value, mean in zip(one.values[n], m, strict=False)], 0.0
         )
-    judges["commonest agent"] = lambda one: _share([agent == commonest for agent in one.agents])
+    judges["most frequent agent"] = lambda one: _share([agent == commonest for agent in one.agents])
     judges["chance"] = lambda one: _share([True] * len(one.agents))
     return judges
 
@@ -167,7 +167,7 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
     for name, judge in judges.items():
         found = _mean(failed, judge)
         rows.append((name, percent(found.mean), span(found.low, found.high)))
-    page.table(("blames by", "finds the erring agent, %", "95% interval"), rows)
+    page.table(("method", "finds the erring agent, %", "95% interval"), rows)
     problems = len(shares(failed, judges["chance"]))
     page.blocks.append(
         f"The figures are for {len(failed):,} failed passes on {problems:,} problems. They are averaged per "
@@ -194,7 +194,7 @@ def _grouped(
     for one in failed:
         assert one.error is not None
         groups.setdefault(key(one.error), []).append(one)
-    shown = {name: judge for name, judge in judges.items() if name not in ("commonest agent", "chance")}
+    shown = {name: judge for name, judge in judges.items() if name not in ("most frequent agent", "chance")}
     rows = [
         (name, len(group), *(_cell(group, judge) for judge in shown.values()))
         for name, group in sorted(groups.items(), key=lambda item: -len(item[1]))
@@ -217,7 +217,7 @@ def _mean(group: Sequence[Pass], judge: Judge) -> Difference:
 def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequence[str]) -> list[Claim]:
     best = {name: shares(failed, judges[f"{name}, centred"]) for name in critics}
     first, *others = critics
-    baselines = {name: shares(failed, judges[name]) for name in ("commonest agent", "chance")}
+    baselines = {name: shares(failed, judges[name]) for name in ("most frequent agent", "chance")}
     return [
         *(claim(f"{first} over {other}, centred", NEW, best[first], best[other]) for other in others),
         *(claim(f"{first}, centred, over {name}", NEW, best[first], base) for name, base in baselines.items()),

@@ -37,16 +37,16 @@ best-of-10. The baseline of every row is best-of-N with the ORM at equal tokens.
 
 There are three groups of critics:
 
-- Critics without cost: chance; policy likelihood (PL); the agents' uncertainty (mean entropy, self-certainty and the
-  least likely token of a message); agreement, the share of leaves with the same answer.
-- An LLM judge: the agents' model. In the small-scale experiment, it has two million parameters and was not trained
-  to judge, so its rows show the cost of a judge and not its quality. It judges each state individually, and in beam
-  search also by comparing siblings, which has the highest cost.
+- Cost-free critics: random scores (`random`); policy likelihood (PL); the agents' uncertainty (mean entropy,
+  self-certainty and the least likely token of a message); agreement, the share of leaves with the same answer.
+- An LLM judge: the agents' model. In the small-scale experiment, it has two million parameters and was not trained to
+  judge, so its rows show the cost of a judge and not its quality. It judges each state individually, and in beam search
+  also by comparing siblings, which has the highest cost.
 - Learned critics: ORM, MASPRM, and means of two critics. The ORM scores only finished transcripts, so MASPRM + ORM
   ranks only leaves.
 
-Agreement, and every critic that includes the ORM, cannot be used in a beam search, because they score only
-finished transcripts.
+Agreement, and every critic that includes the ORM, cannot be used in a beam search, because they score only finished
+transcripts.
 """
 
 

@@ -12,7 +12,7 @@ from mas_gym.tasks.task_classes import DEFAULT_DIFFICULTY
 
 ASKS = """
 The task has five difficulty levels, with two to six events. The critics of the main table, MASPRM and ORM, are used
-unchanged on all of them. Two more MASPRMs were trained on the easiest and on the hardest problems. This is the
+unchanged on all of them. Two more MASPRMs were trained, one on the easiest and one on the hardest problems. This is the
 small-scale equivalent of GSM8K and MATH, which have similar problems of different difficulty. The paper transfers
 critics between these two data sets and loses 3.7 to 9.3 points compared with a critic of the same data set.
 """
@@ -33,8 +33,8 @@ def run(lab: Lab, levels: Sequence[int] = ()) -> Page:
             setting,
             [
                 row_of("single"),
-                row_of(MCTS, critic, f"MASPRM of {home}"),
-                *(row_of(MCTS, other, f"MASPRM of {one}") for one, other in ends.items()),
+                row_of(MCTS, critic, f"MASPRM, difficulty {home}"),
+                *(row_of(MCTS, other, f"MASPRM, difficulty {one}") for one, other in ends.items()),
             ],
         )
         equal = rivals(lab, setting, guided, single, name=f"difficulty {level}: ", orm=judge)
@@ -42,8 +42,8 @@ def run(lab: Lab, levels: Sequence[int] = ()) -> Page:
         rows.append((str(level), *(_cell(score) for score in scores)))
         claims += [*equal.claims(), *_against_own(level, guided, dict(zip(ends, others, strict=True)))]
         keep_rows(lab, f"difficulty-{level}", scores)
-    columns = [f"MASPRM of {home}", *(f"MASPRM of {level}" for level in ends), "policy likelihood"]
-    page.table(("difficulty", "single pass", *columns, f"best-of-N, ORM of {home}"), rows)
+    columns = [f"MASPRM, difficulty {home}", *(f"MASPRM, difficulty {level}" for level in ends), "policy likelihood"]
+    page.table(("difficulty", "single pass", *columns, f"best-of-N, ORM, difficulty {home}"), rows)
     page.claims = claims
     return page
 

@@ -78,7 +78,13 @@ def _pairs(lab: Lab, rule: str) -> str:
         rows.append(
             (planner, f"{nodes / count:.1f}", f"{plain / count:.2f}", percent(twins / plain), f"{blind / count:.2f}")
         )
-    header = ("training search", "nodes per tree", "pairs per tree", "of them duplicates, %", "pairs by the rule")
+    header = (
+        "training search",
+        "nodes per tree",
+        "pairs per tree",
+        "duplicate pairs, %",
+        "pairs per tree with the rule",
+    )
     return markdown_table(header, rows)
 
 

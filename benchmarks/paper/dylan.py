@@ -8,9 +8,10 @@ from benchmarks.paper.page import Claim, Page
 from benchmarks.paper.rivals import compared, rivals
 
 ASKS = f"""
-The dynamic graph has three solvers and a Judge. If the Judge disagrees with them, three refiners and a final judge act,
-too. Each system has separate rollouts and a separate MASPRM. The paper reports a feasibility check on GSM8K: 51.2
-against 47.2 for a single pass, and 84.6 against 82.9 for MCTS(10,3), at 93.8 agent calls against 34.4.
+The dynamic graph has three solvers and a Judge. If the Judge disagrees with them, three refiners and a final judge also
+act. Each system has separate rollouts and a separate MASPRM. The paper reports a feasibility check on GSM8K: the
+dynamic schedule reaches 51.2 against 47.2 for a single pass, and 84.6 against 82.9 for MCTS(10,3), at 93.8 agent calls
+against 34.4.
 {errors.ASKS}"""
 
 

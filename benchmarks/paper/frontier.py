@@ -11,14 +11,14 @@ MERGED = (MCTS, "mcts:20,3", "mcts:40,3", "mcts:20,4", "mcts:40,4", "mcts:20,6",
 """Searches that are also run with the task's rule for equal messages."""
 
 ASKS = """
-This page compares each search with MASPRM with best-of-N with the ORM at equal tokens. The search parameters of the
+This page compares each MASPRM-guided search to best-of-N with the ORM at equal tokens. The search parameters of the
 other pages were chosen here, on the dev split, which shares no problems with the test split. `same` is the task's rule
 for equal messages.
 """
 
 
 def run(lab: Lab) -> Page:
-    page = Page("frontier", "The frontier on dev", ASKS, split="dev")
+    page = Page("frontier", "Accuracy against tokens on dev", ASKS, split="dev")
     guides, rule = lab.guides(), rule_for(lab.home)
     specs = [*SEARCHES, *(f"{spec},same={rule}" for spec in MERGED if rule != "text")]
     single, *guided = lab.measure(

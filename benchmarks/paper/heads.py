@@ -18,11 +18,10 @@ PLAIN = {"MASPRM, BT alone": Recipe(plain=True)}
 """Added if the recipe of this backbone anchors the Bradley-Terry loss to the targets."""
 
 ASKS = f"""
-This page compares MCTS(10,3) with critics trained on the same trees with different losses. In the paper, Bradley-Terry
-is best for MASPRM on all four tasks, and cross-entropy is best or tied for the ORM. {ORDER}
-The training config can anchor the Bradley-Terry loss by adding the squared error between values and targets, which
-makes values comparable across branches. In that case, a separate row shows the Bradley-Terry loss alone, as in the
-paper.
+This page compares critics in MCTS(10,3) that were trained on the same trees with different losses. In the paper,
+Bradley-Terry is best for MASPRM on all four tasks, and cross-entropy is best or tied for the ORM. {ORDER} The training
+config can anchor the Bradley-Terry loss by adding the squared error between values and targets, which makes values
+comparable across branches. In that case, a separate row shows the Bradley-Terry loss alone, as in the paper.
 """
 
 

@@ -417,11 +417,13 @@ class Lab:
         seeds = f"run seed{'s' * (len(options.seeds) > 1)} {', '.join(map(str, options.seeds))}"
         used = [Path(path).name for path in (options.masprm, options.orm) if path]
         base = Path(options.base).name if Path(options.base).is_dir() else options.base
-        learned = f"critics: base {base}, trained on {options.trees:,} training searches with MCTS(40, 3), seed {SEED}"
+        learned = (
+            f"critics: backbone `{base}`, trained on {options.trees:,} training searches with MCTS(40, 3), seed {SEED}"
+        )
         return [
             f"{options.number:,} problems of {options.task}, {split} split; {seeds}",
-            f"MAS {Path(options.system).stem}; agents {Path(options.policy).name}",
-            learned + (f"; loaded, not trained for this page: {', '.join(used)}" if used else ""),
+            f"MAS `{Path(options.system).stem}`; agents `{Path(options.policy).name}`",
+            learned + (f"; loaded instead of trained for this page: {', '.join(used)}" if used else ""),
             weights(options),
             f"mas-gym {metadata.version('mas-gym')}",
         ]

@@ -24,21 +24,21 @@ WIDE = (("mcts:20,4", "bon:7"), ("mcts:20,6", "bon:11"))
 EQUAL_TOKENS = (
     ("MASPRM MCTS(20,2) over best-of-5 with the ORM, equal tokens", NARROW, "bon:5"),
     ("MASPRM MCTS(10,3) over best-of-10 with the ORM, equal tokens", MCTS, "bon:10"),
-    ("MASPRM MCTS(10,3) over ORM MCTS(10,3) that answers by its best leaf", MCTS, BEST_LEAF),
+    ("MASPRM MCTS(10,3) over ORM MCTS(10,3) that answers with its best leaf", MCTS, BEST_LEAF),
 )
 """Comparisons that the paper does not make: claim, MASPRM's planner, the ORM's planner."""
 
 ASKS = f"""
-This page compares search methods with three critics: policy likelihood (PL), an outcome reward model of finished
-transcripts (ORM) and the process reward model of routed transcripts (MASPRM). In the paper, MASPRM outperforms policy
-likelihood in step-level search and MCTS, outperforms an ORM of the same size in MCTS, ties with it in a weighted vote,
-and has smaller gaps between Hit@1 and Hit@5. {ORDER}
+This page compares search methods, each with three critics: policy likelihood (PL), an outcome reward model of finished
+transcripts (ORM) and the process reward model of partial transcripts (MASPRM). In the paper, MASPRM outperforms policy
+likelihood in step-level search and MCTS, outperforms an ORM of the same size in MCTS and, with 7B critics, in a
+weighted vote (with 1.5B critics they are about equal), and has smaller gaps between Hit@1 and Hit@5. {ORDER}
 
-Four rows are not in the paper. Best-of-N with the ORM uses about as many tokens as a tree search with MASPRM:
-best-of-5 as many as MCTS(20,2), which was chosen on the dev split, and best-of-10 as many as MCTS(10,3). With
-`answer=best`, the search with the ORM returns the best leaf instead of the path of largest Q at each turn. For a task
-with a rule for equal messages, there are four more rows. Their planners use `same`, which merges children that differ
-only in their opening word, so that wider sets cost no more. Their sizes were also chosen on dev
+Four rows are not in the paper. Best-of-N with the ORM uses about as many tokens as a tree search with MASPRM: best-of-5
+as many as MCTS(20,2), which was chosen on the dev split, and best-of-10 as many as MCTS(10,3). With `answer=best`, the
+search with the ORM returns the best leaf instead of following the largest Q at each turn. If the task has a rule that
+states which messages are equal, there are four more rows. Their planners use `same`, which merges children that differ
+only in their opening word; the saved tokens are used for more children per state. Their sizes were also chosen on dev
 (`benchmarks.paper.frontier`).
 """
 

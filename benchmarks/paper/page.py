@@ -184,7 +184,7 @@ def _claims(claims: Sequence[Claim], others: int, variation: str) -> str:
         "`holds`: the interval overlaps the paper's range, or is positive if the paper has no range. `beyond`: the "
         "interval is above the range. `below`: it is positive and below the range. `contrary`: it is negative and "
         f"below the range. `no comparison`: one side uses more than {COMPARABLE} times the tokens of the other.\n"
-        f"\nThis page has {count} intervals with a level of 95%, so about {max(1, round(count / 20))} of them can be "
+        f"\nThis page has {count} intervals at the 95% level, so about {max(1, round(count / 20))} of them can be "
         f"expected to miss the true value. {variation}\n"
     )
     return markdown_table(header, rows) + note

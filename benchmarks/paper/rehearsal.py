@@ -80,8 +80,8 @@ run shows that every stage works, and measures the number of calls and tokens.
 
 **The labels are random.** Agents with random weights never answer correctly. Therefore one message in three is labeled
 as right, regardless of its text, and no accuracy on any page of this run is meaningful. The task's grader extracted an
-answer from {read:,} of {graded:,} final messages of the training searches; {right:,} were right.
-Messages end after at most {cap} tokens.
+answer from {read:,} of {graded:,} final messages of the training searches; {right:,} were right. Messages end after at
+most {cap} tokens.
 """
 
 
@@ -311,7 +311,7 @@ def prompt_table(page: Page, lab: Lab, settings: Mapping[str, Setting]) -> None:
     header = (
         "system",
         "agent",
-        "reads messages",
+        "messages read",
         "fixed characters",
         "fixed tokens",
         "prompt, mean",
@@ -325,8 +325,9 @@ def prompt_table(page: Page, lab: Lab, settings: Mapping[str, Setting]) -> None:
         "The fixed part of a prompt contains the agent's instructions, the question and the chat template. Tokens are "
         f"counted with the tokenizer that was trained for this run, with {VOCABULARY:,} entries; Qwen2.5's tokenizer "
         "has 151,665 entries and gives fewer tokens for the same text. "
-        f"The paper's mean message on GSM8K has {MESSAGE} tokens (0.7 thousand tokens in 4 calls). A Judge with random "
-        "weights never writes the verdict that activates the refiners, so the refiners have no prompts here.\n"
+        f"The paper's messages on GSM8K have {MESSAGE} tokens on average (0.7 thousand tokens in 4 calls). A Judge "
+        "with random weights never writes the verdict that activates the refiners, so the refiners have no prompts "
+        "here.\n"
     )
 
 
@@ -388,7 +389,7 @@ def call_table(page: Page, title: str, stores: Iterable[Path]) -> None:
                 ),
             )
         )
-    header = ("task and system", "search", "searches", "agent calls, mean", "most", "bound")
+    header = ("task and system", "search", "searches", "agent calls, mean", "maximum", "bound")
     page.blocks.append(f"## {title}\n")
     page.table((*header, "generated tokens", "prompt tokens", "reward calls"), rows, 2)
 
@@ -469,8 +470,8 @@ def memory_table(page: Page) -> None:
         "The figures are estimates, computed from the shapes of the tensors that autograd saves. Trained weights are "
         "in float32, with their gradients and two AdamW moments. A forward pass contains several examples, with at "
         "most `max_tokens` tokens in total. `--set max_tokens=2048` gives the same gradient with about one example per "
-        "pass; `--set gradient_checkpointing=true` trades time for memory. Kernels and fragmentation need additional "
-        "memory.\n"
+        "pass; `--set gradient_checkpointing=true` trades time for memory. The workspaces of kernels, "
+        "and fragmentation, need additional memory.\n"
     )
 
 

@@ -12,7 +12,7 @@ ALONE = Recipe("orm", "bce", rollouts="mcts:20,20")
 
 ASKS = f"""
 This page compares the system of the main table with a single agent that answers the question directly. The paper states
-that its comparison ignores tokens. Here, best-of-N is used to compare both at equal tokens. The single agent has its
+that its comparison ignores tokens. Here, best-of-N is used to compare the two at equal tokens. The single agent has its
 own ORM, trained on the same number of problems as the system's ORM. {ORDER}
 """
 

@@ -10,11 +10,11 @@ from rewardmodels import load_critic
 
 BEST = "best-of-N with the task's own ORM"
 ASKS = """
-This page compares MCTS(10,3) with policy likelihood, with a MASPRM trained on the same task, and with a MASPRM trained
-on the other task. The graphs may also differ. The paper transfers critics between related tasks (GSM8K and MATH; MMLU
-and LogiQA). The transferred critic is 3.7 to 9.3 points below the critic of the same task and 5.3 to 11.1 points above
-policy likelihood. The paper's figures are for the test sets of GSM8K, MATH, MMLU and LogiQA, with 7B critics. Best-of-N
-with an ORM of the same task, at equal tokens, is not in the paper.
+This page compares three critics in MCTS(10,3): policy likelihood, a MASPRM trained on the same task, and a MASPRM
+trained on the other task. The agent graphs of the tasks may also differ. The paper transfers critics between related
+tasks (GSM8K and MATH; MMLU and LogiQA). The transferred critic is 3.7 to 9.3 points below the critic of the same task
+and 5.3 to 11.1 points above policy likelihood. The paper's figures are for the test sets of GSM8K, MATH, MMLU and
+LogiQA, with 7B critics. Best-of-N with an ORM of the same task, at equal tokens, is not in the paper.
 """
 
 FOREIGN = (73.6, 47.9, 69.1, 41.8)

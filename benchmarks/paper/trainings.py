@@ -28,13 +28,12 @@ TRAININGS = (1, 2, 3)
 
 ASKS = f"""
 The critics of the main table were trained once, so its intervals do not include the variation between training seeds,
-which determine the head's initial weights and the order of the training examples. Here, each critic is trained
-{len(TRAININGS)} times on the same trees, and intervals are over problems and training runs.
-{ORDER}
+which determine the head's initial weights and the order of the training examples. Here, each of them is trained
+{len(TRAININGS)} times on the same trees, and intervals are over problems and training runs. {ORDER}
 
 In the small-scale experiment, MASPRM is also trained with the other losses: three times with regression, and twice with
-Bradley-Terry without the anchor. A tree has fewer pairs than labeled states, so the latter run for more epochs, to the
-same number of updates as the main training config.
+Bradley-Terry without the anchor. A tree has fewer pairs than labeled states, so Bradley-Terry alone is trained for more
+epochs, with the same number of updates as the main training config.
 """
 
 INCLUDED = "The intervals include the variation between the training runs of each critic."

@@ -9,7 +9,7 @@ from benchmarks.paper.published import LOCAL, MAIN, ORDER, lead, shown
 from benchmarks.paper.rivals import compared, rivals
 
 ASKS = f"""
-This page compares MCTS(10,3) with two MASPRMs. The input of one is the full transcript. The input of the other is the
+This page compares two MASPRMs in MCTS(10,3). The input of one is the full transcript. The input of the other is the
 task and the local view of the agent that wrote the scored message. In the paper, the full view is better on all four
 data sets, and the local view outperforms policy likelihood. {ORDER}
 """

@@ -111,7 +111,8 @@ class RealPage:
         for file, draw in self.files.items():
             draw(folder / file)
         stated = [
-            f"Recording: {self.source.origin} ({self.source.licence}); none of its text is part of this project.",
+            f"Recording: {self.source.origin} ({self.source.licence}), about half of its questions; none of its text "
+            "is part of this project.",
             *facts,
         ]
         parts = [f"# {self.title}\n", self.finding.strip() + "\n", f"```console\n{command}\n```\n"]

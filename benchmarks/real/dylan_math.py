@@ -248,7 +248,7 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         f"{span(*interval)}%); the goal was {100 * QUARTER:.0f}%. Against the majority of all messages it gains "
         f"{difference(critic, rows['majority, all messages'])} points."
     )
-    page.heading("What the critic needs")
+    page.heading("Kinds of critics")
     page.table(
         ("critic", "correct", "against the majority of the last round, paired"),
         [
@@ -319,7 +319,7 @@ def _words_alone(tables: Sequence[Table], debates: Sequence[Debate], part: NDArr
 
 
 def _blame(page: RealPage, debates: Sequence[Debate], made: Sequence[Change], vote: Floats, best: Floats) -> None:
-    page.heading("Which agent and round is to blame")
+    page.heading("Which agents and rounds are to blame")
     lost = [one for one, right, able in zip(debates, vote, best, strict=True) if able and not right]
     gave_up = [one for one in lost if any(said.correct for said in one.first)]
     kept = [one for one in gave_up if any(said.correct for said in one.last)]
@@ -370,8 +370,8 @@ recording lacks one of the two backslashes at the ends of matrix rows in referen
 Candidates are the distinct answers of a problem's messages, in all rounds. The critic's inputs are votes by agent and
 round, the agents that kept or changed an answer, the form of the answer and its similarity to the others, message
 length, word counts, whether simple arithmetic in the messages is correct, the level, the subject and words of the
-question. The reference is not an input. Critics are cross-validated by problem in {FOLDS} folds, and the kind of critic
-is chosen within the training folds: {{critics}}.
+question. The reference answer is not an input. Critics are cross-validated by problem in {FOLDS} folds, and the kind of
+critic is chosen within the training folds: {{critics}}.
 """
 
 

@@ -272,15 +272,16 @@ def make(given: argparse.Namespace) -> Path:
         f"`{PLANNER}` searches {PUZZLES} puzzles of the training split of the task `game24`, excluding the recorded "
         "ones. The agents make random moves, and the leaves have the true outcome. MASPRM is a decoder of two layers "
         "and width 64 with random initial weights. It is trained on the states of these trees by squared error; the "
-        "target is +1 if the search found 24 below the state and -1 otherwise. The paper's target, W / N, measures "
-        f"the success of random moves, and {percent(low)}% of the states after step 1 are below -0.9; a beam needs "
-        "the best continuation, not the mean. The features, for gradient boosting, are the remaining numbers and the "
-        "sums, differences, products and quotients of pairs. The lookup table contains the share of searches that "
-        "found 24 from the same numbers. No critic uses GPT-4's texts or values. The kind of target was chosen with "
-        "the puzzles of the development half of the recordings; nothing else was tuned."
+        "target is +1 if the search found 24 below the state and -1 otherwise. MASPRM's usual target, W / N, "
+        f"measures the success of random moves, and it is below -0.9 for {percent(low)}% of the states after step 1; a "
+        "beam needs the best continuation, not the mean. The features, for gradient boosting, are the remaining "
+        "numbers and the sums, differences, products and quotients of pairs. The lookup table contains the share of "
+        "searches that found 24 from the same numbers. No critic uses GPT-4's texts or values. The kind of target "
+        "was chosen on the puzzles of the development half of the recordings; nothing else was tuned."
     )
     facts = [
-        f"{len(recordings)} puzzles; critics trained with seeds {', '.join(map(str, given.seeds))}",
+        f"{len(recordings)} puzzles; critics trained with "
+        f"seed{'s' * (len(given.seeds) > 1)} {', '.join(map(str, given.seeds))}",
         "Intervals are over puzzles, with the training runs of a critic averaged.",
     ]
     return page.write(given.pages, "python -m benchmarks.real.game24 --data DIR --out FOLDER", facts)
@@ -301,7 +302,7 @@ def _auc(
         + "; ".join(f"{sum(map(bool, c))} of {len(c)} proposals after step {step}" for step, c in enumerate(counts, 1))
         + "."
     )
-    header = ["critic", "GPT-4 calls a value"]
+    header = ["critic", "GPT-4 calls per value"]
     for depth in range(3):
         header += [f"step {depth + 1}", "95% interval"]
     rows: list[list[object]] = []
@@ -319,8 +320,9 @@ def _auc(
     dev = dev_recordings(DEV)
     page.text(
         f"Different puzzles often have the same remaining numbers. For {new} of {len(counts[0])} proposals, the "
-        "remaining numbers do not occur in the training searches; the second column has only these. The last column "
-        f"has all moves from {DEV} puzzles of the dev split, for which there are no recordings of GPT-4."
+        'remaining numbers do not occur in the training searches; the column "unseen numbers" has only these. The '
+        f'column "dev puzzles" has all moves from {DEV} puzzles of the dev split, for which there are no recordings of '
+        "GPT-4."
     )
     learned = [name for name in critics if name != GPT4]
     rows = []
@@ -378,8 +380,8 @@ def _beams(page: RealPage, recordings: Sequence[Recording], kept: Mapping[str, K
     page.text(
         "The table shows the share of puzzles with a winning state among the five states with the highest values. "
         "GPT-4 proposed second steps only for the five states that it kept, so the first row is the upper limit after "
-        "step 2. In the last column, each critic keeps its best five states of GPT-4's first proposals and chooses "
-        "among all moves from these states."
+        'step 2. In the columns "own beam", each critic keeps its best five states of GPT-4\'s first proposals and '
+        "chooses among all moves from these states."
     )
     values = CALLS * float(np.mean([len(one.values) for one in recordings]))
     proposals = float(np.mean([1 + sum(len(level.selected) for level in one.levels[:-1]) for one in recordings]))
@@ -449,7 +451,7 @@ def _finding(
     size = len(rankings[GPT4][0].winning)
     auc = {name: float(one[0].auc(np.ones(size))) for name, one in rankings.items()}
     learned = [name for name in auc if name != GPT4]
-    listed = ", ".join(f"{name} {auc[name]:.2f}" for name in learned)
+    listed = ", ".join(f"{auc[name]:.2f} ({name})" for name in learned)
     goal = " and ".join(name for name in learned if auc[name] >= GOAL) or "none"
     best = max(learned, key=auc.__getitem__)
     own = kept[best].own
@@ -461,8 +463,8 @@ def _finding(
         "This page compares critics with the values that GPT-4 gave in its recorded searches for the game of 24. "
         "After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
         f"an AUC of {auc[GPT4]:.2f}. The other critics were trained on outcomes of random moves on other puzzles, "
-        f"without calls to GPT-4. Their AUC is {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with "
-        f"the best of them, the {best}, keeps a state that can reach 24 in {shares} (goal: 95%). "
+        f"without calls to GPT-4. Their AUCs are {listed}; the goal of {GOAL:.2f} is reached by: {goal}. A beam of "
+        f"five with the best of them, the {best}, keeps a state that can reach 24 in {shares} (goal: 95%). "
         f"GPT-4's beam keeps one in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but "
         "chooses only among GPT-4's proposals in its second step. Search over only the recorded proposals cannot show "
         "this difference, because winning states that GPT-4's search dropped have no recorded continuation. In such "

@@ -301,8 +301,8 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
     paying = [name for name, one in stops.items() if one.accuracy.mean() > _fixed(critic, one)]
     page.text(
         (f"At a confidence of {_either(paying)}, stopping is" if paying else "At no confidence is stopping")
-        + " more accurate than the same mean number of samples for every problem. At a low confidence it stops too "
-        "early, because with few samples the critic is confident in wrong programs."
+        + " more accurate than drawing the same mean number of samples for every problem. At a low confidence it stops "
+        "too early, because with few samples the critic is confident in wrong programs."
     )
     page.text(
         "The following upper bounds are from rules with access to the truth. "
@@ -320,12 +320,12 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
 
 _METHOD = f"""
 Programs and tests are truncated as in CodeT, and only the first {TESTS_PER_SAMPLE} tests of a set are used. A generated
-test has a limit of {CASE_SECONDS} seconds, as in CodeT, but of CPU time; the limit of the hidden tests is
+test has a limit of {CASE_SECONDS} seconds, as in CodeT, but in CPU time; the limit of the hidden tests is
 {TRUTH_SECONDS:g} seconds. CodeT's rule is that of its published code: consensus sets of programs that pass the same
 tests, ranked by the number of tests times the square root of the number of programs; a tie counts as the mean over the
 tied programs. "Agreement" compares the values that programs return for the calls in the generated tests. `k` samples
-are `k` programs and `k` test sets, drawn without replacement; a figure is the mean over {DRAWS} draws, the same for
-every rule.
+are `k` programs and `k` test sets, drawn without replacement; a figure is the mean over {DRAWS} draws, which are the
+same for every rule.
 
 The inputs of the outcome critic are the scores of all rules, the programs' lengths and a few word counts, and it is
 trained only on outcomes. It is cross-validated by problem in {FOLDS} folds, and its kind is chosen within the training
@@ -349,7 +349,7 @@ def _finding(plain: Floats, codet: Table, critic: Table, level: Any, better: Any
     same = "above CodeT's rule" if better.significant and better.mean > 0 else tie
     more = "above CodeT's rule" if above.significant and above.mean > 0 else tie
     return (
-        "This page compares rules that choose one of CodeGen-16B's recorded programs for each problem of HumanEval. "
+        "This page compares rules that choose one of CodeGen-16B's recorded programs for problems of HumanEval. "
         f"A random program is correct in {percent(plain.mean())}% of cases, and CodeT's rule raises this "
         f"to {percent(codet[100].mean())}% with 100 programs and 100 generated test sets. "
         f"An outcome critic on features of the same executions reaches {percent(critic[THIRD].mean())}% with {THIRD} "

@@ -364,9 +364,7 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
     common = max(set(chosen), key=chosen.count)
     show(f"ablations, with a {common}")
     others = {
-        "without the system that wrote the run": cross_validated(combined(runs, SMALL, False), FOLDS, INNER, (common,))[
-            0
-        ],
+        "without the identity of the system": cross_validated(combined(runs, SMALL, False), FOLDS, INNER, (common,))[0],
         "no judge: data set, system, position": cross_validated(combined(runs, (), True), FOLDS, INNER, (common,))[0],
         "all 20 judges": cross_validated(combined(runs, judges, True), FOLDS, INNER, (common,))[0],
     }
@@ -374,7 +372,7 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         f"best small judge: {best}": table[best],
         RIVAL: table[RIVAL],
         "plurality of the small judges": scores(runs, [plurality(run, SMALL) for run in runs]),
-        "number of small judges chosen on other folds": scores(runs, best_count(runs, SMALL).tolist()),
+        "at least k small judges, k chosen on other folds": scores(runs, best_count(runs, SMALL).tolist()),
         "combination of the small judges": scores(runs, _named(main)),
         **{f"combination, {name}": scores(runs, _named(found)) for name, found in others.items()},
     }
@@ -383,8 +381,8 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
     shares = [share / 100 for share in range(10, 101, 10)]
     curves = {
         "combination of the small judges": [coverage(runs, main, share) for share in shares],
-        "without the system that wrote the run": [
-            coverage(runs, others["without the system that wrote the run"], share) for share in shares
+        "without the identity of the system": [
+            coverage(runs, others["without the identity of the system"], share) for share in shares
         ],
         "all 20 judges": [coverage(runs, others["all 20 judges"], share) for share in shares],
     }
@@ -419,7 +417,7 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         )
     )  # fmt: skip
     page.table(
-        ("runs stated", *(f"{name}" for name in curves)),
+        ("coverage", *(f"{name}" for name in curves)),
         [
             (
                 f"{100 * share:.0f}%",
@@ -465,9 +463,9 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         ],
     )
     page.text(
-        "HotpotQA's runs, imported from their log; the judges are `recorded:STORE#judge=NAME` and `vote:...`. "
-        f"Thresholds are chosen on a fifth of the questions, and {texts[0].transcripts} runs are measured, "
-        f"{texts[0].wrong} of them with an error. The vote is the mean verdict of the eight."
+        "The runs are HotpotQA's, imported from their log; the judges are `recorded:STORE#judge=NAME` and `vote:...`. "
+        f"Thresholds are chosen on a fifth of the questions, and the critics are evaluated on {texts[0].transcripts} "
+        f"runs, {texts[0].wrong} of them with an error. The vote is the mean verdict of the eight."
     )
     page.heading("ProcessBench: a critic on features")
     page.table(
@@ -499,9 +497,9 @@ _METHOD = f"""
 The combination is a model of the probability that a step is the first wrong one, given that no earlier step is wrong.
 Its inputs are each small judge's verdicts on all steps and on the result, the step's position, the data set, and the
 number of the run among a question's five runs, which identifies the system that wrote it. It is cross-validated by
-question in {FOLDS} folds, and its kind is chosen within the training folds: {{kinds}}. The rows below
-the combination in the table use the most frequent kind. The confidence is the largest probability. For ProcessBench,
-the model is boosting, trained on three folds, with its threshold chosen on a fourth fold and evaluated on the fifth.
+question in {FOLDS} folds, and its kind is chosen within the training folds: {{kinds}}. The rows below the combination
+in the table use the most frequent kind. The confidence is the largest probability. For ProcessBench, the model is
+boosting, trained on three folds, with its threshold chosen on a fourth fold and evaluated on the fifth.
 """
 
 

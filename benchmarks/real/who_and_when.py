@@ -92,7 +92,7 @@ def at_step(run: FailedRun, step: int) -> Verdict:
     return Verdict({run.speakers[step]: 1.0}, {step: 1.0})
 
 
-def commonest_agent(run: FailedRun) -> Verdict:
+def most_frequent_agent(run: FailedRun) -> Verdict:
     """Blame the agent with the most messages, at its first one."""
     [(agent, _)] = Counter(run.speakers).most_common(1)
     return at_step(run, run.speakers.index(agent))
@@ -102,7 +102,7 @@ RULES: Mapping[str, Callable[[FailedRun], Verdict]] = {
     "random": at_random,
     "first message": lambda run: at_step(run, 0),
     "last message": lambda run: at_step(run, len(run.texts) - 1),
-    "commonest agent": commonest_agent,
+    "most frequent agent": most_frequent_agent,
 }
 
 
@@ -295,7 +295,7 @@ PLACE = [(POSITION,)]
 BLIND = [(POSITION, SPEAKER), (POSITION, SPEAKER, TEXT)]
 INFORMED = [(POSITION, SPEAKER, TRUTH), (POSITION, SPEAKER, TEXT, TRUTH)]
 MODELS = {
-    "place in the run": PLACE,
+    "position in the run": PLACE,
     "features, without the answer": BLIND,
     "features, with the answer": INFORMED,
 }
@@ -380,7 +380,7 @@ def _finding(found: Mapping[str, tuple[Array, Array]], subsets: NDArray[Any]) ->
         f"{100 * gain.mean():+.1f} points for the {name} ({_signed(mean_interval(gain, -1.0, 1.0))})"
         for name, gain in (("agent", agents), ("step", steps))
     )
-    place = found["place in the run"][1][subsets == GENERATED].mean()
+    place = found["position in the run"][1][subsets == GENERATED].mean()
     best = max(RULES, key=lambda name: found[name][0][subsets == HAND_CRAFTED].mean())
     return (
         "This page measures how often a critic finds the agent and the step that caused a run to fail, in recorded "

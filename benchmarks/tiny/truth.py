@@ -25,7 +25,7 @@ from mas_gym.tasks.generated.arithmetic import Fact, facts_of, plan_of, rival_of
 
 KINDS = (
     "missing fact",  # the Reader leaves a fact out
-    "foreign fact",  # it takes in one that does not belong
+    "extraneous fact",  # it takes in one that does not belong
     "wrong fact",  # it lists one with another kind or number
     "wrong operation",  # a plan, or work done at once, takes "3 times" for + 3 and the like
     "missing step",
@@ -163,7 +163,7 @@ def _fact_error(world: World, facts: list[Fact]) -> str:
     if plan_of(facts) == plan_of(world.facts):
         return "wrong fact"
     kind = faults(world.facts, [step_of(fact) for fact in facts] if facts and facts[0][0] == "has" else [])[0].kind
-    return {"missing": "missing fact", "extra": "foreign fact", "repeat": "foreign fact"}.get(kind, "wrong fact")
+    return {"missing": "missing fact", "extra": "extraneous fact", "repeat": "extraneous fact"}.get(kind, "wrong fact")
 
 
 def _step_kind(kind: str) -> str:
