@@ -146,7 +146,7 @@ def test_main_table_has_the_papers_rows_and_can_be_resumed(lab: Lab, options: Op
         assert f"| MASPRM {compared}" in text
     assert "SC@5: the gap from Hit@1 to Hit@5 shrinks with MASPRM | 7B: +6.6 +7.7 +12.7 +7.3 |" in text
     assert re.search(r"over a single pass .* \| no comparison: [\d.]+ times the tokens \|", text)
-    assert "This page has 34 intervals with a level of 95%" in text
+    assert "This page has 34 intervals at the 95% level" in text
     assert "python -m benchmarks.paper.main -n 2 --seeds 42 --trees 8" in text
     assert text.count("MASPRM over") == 7
     assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")

@@ -141,14 +141,14 @@ def _parts(parts: Any) -> str:
 
 
 def is_ag2(row: object) -> bool:
-    """Whether a row is a history of AG2."""
+    """Whether a row is an AG2 chat history."""
     if isinstance(row, Mapping) and isinstance(row.get("chat_history"), list):
         return True
     return isinstance(row, list) and is_history(row) and not _langchain(row)
 
 
 def langgraph(row: object) -> Transcript:
-    """Read a history of LangGraph: the messages, a state or snapshot with ``messages``, or streamed updates.
+    """Read a LangGraph history: the messages, a state or snapshot with ``messages``, or streamed updates.
 
     In updates of the form ``{"node": {"messages": [...]}}``, messages without a name belong to the node.
 
@@ -180,7 +180,7 @@ def _updated(update: object) -> list[object]:
 
 
 def is_langgraph(row: object) -> bool:
-    """Whether a row is a history of LangGraph."""
+    """Whether a row is a LangGraph history."""
     if isinstance(row, Mapping):
         values = row.get("values", row.get("channel_values"))
         if isinstance(values, Mapping):

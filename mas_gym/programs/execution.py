@@ -132,7 +132,7 @@ Outcome = Waiting | Ended | Failed
 
 
 class ScriptStep(NamedTuple):
-    """A reply of the script and its call; the call is None if unknown."""
+    """A reply from the script and its call; the call is None if unknown."""
 
     call: Call | None
     text: str

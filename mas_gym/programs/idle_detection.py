@@ -54,7 +54,7 @@ class _Watch:
             self._usage = {}
 
     def sleeps(self, busy: Iterable[Busy], seconds: float) -> bool:
-        """Whether all busy parts have slept for ``seconds``; a part that has not begun does not count as asleep."""
+        """Whether the threads of all busy parts have slept for ``seconds``; one without a thread counts as awake."""
         threads = {item.thread for item in busy if item.thread is not None}
         known = threads <= self._usage.keys()
         if known and monotonic() - min((self._usage[thread].time for thread in threads), default=0.0) < seconds:

@@ -122,7 +122,7 @@ class MAS:
         return tuple(tuple(sorted(e.target for e in self.edges if e.source == i)) for i in range(len(self.agents)))
 
     def node_name(self, node: int) -> str:
-        """Return a readable name of a node or recipient index."""
+        """Return a readable name for a node or recipient index."""
         special = {Q: "q", self.sink: "sink", self.ALL: "ALL"}
         return special.get(node) or self.agents[node].name
 

@@ -127,7 +127,7 @@ class Bench:
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
-    """Load planners and return them keyed by their names in tables.
+    """Load planners and return them keyed by the names that result tables show.
 
     Args:
         planners: Planners or their short forms, or a mapping from custom names.

@@ -266,7 +266,7 @@ def first_error_figures(
 
 
 def _states(one: Scored, last_alone: bool) -> Iterable[ScoredState]:
-    """Yield the scored prefixes; a prefix is right if it has no error."""
+    """Yield the scored prefixes; a prefix is correct if it has no error."""
     label, first = one.transcript.label, len(one.transcript.steps) if last_alone else 1
     for depth, value in enumerate(one.values, first):
         yield ScoredState(depth, value, float(label == NOBODY or depth <= label))

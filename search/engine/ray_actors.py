@@ -288,7 +288,7 @@ class ActorPool:
             self._hire()
 
     def facts(self) -> tuple[JSONObject, JSONObject | None]:
-        """Wait for the first actor to load, and return its facts about policy and critic.
+        """Wait for the first actor to load, and return its facts about the policy and the critic.
 
         If an actor raises an error before any actor has loaded, it is raised here.
         """

@@ -495,7 +495,10 @@ class Scheduler:
     # ---- from planners to engines
 
     def _send(self, entry: _Entry, calls: list[Call] | None) -> None:
-        """Submit a search's calls, or hold them if the budget does not cover them; None ends the search."""
+        """Submit a search's calls, or hold them if the budget does not cover them.
+
+        If ``calls`` is None, end the search.
+        """
         while calls:
             wanted = agent_calls(calls)
             if not self._covers(entry, wanted):

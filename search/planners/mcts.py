@@ -315,7 +315,7 @@ class Search:
         return True
 
     def room(self, node: int, count: int, drawn: bool) -> Steps[int]:
-        """Return how many of ``count`` messages can be sampled at ``node`` with enough calls left for an answer."""
+        """Return how many of ``count`` messages ``node`` may sample if enough calls must remain for an answer."""
         if self.leads[0]:
             return count
         depth = self.model.max_depth

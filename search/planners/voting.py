@@ -106,7 +106,7 @@ def passes_to_settle(answers: Sequence[str | None], stop: float, limit: int) -> 
 
 
 def scored_ends(tree: Tree, ends: Sequence[int], kind: ValueKind, first: int = 1) -> Sequence[int]:
-    """Return the nodes to score: only the ends if only outcomes have values, else all nodes from ``first`` on."""
+    """Return the nodes to score: ``ends`` if the critic values only outcomes, else all nodes from ``first`` on."""
     return ends if kind in ("outcome", "reward") else range(first, len(tree))
 
 

@@ -138,7 +138,7 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
 
 
 def run_sums(connection: sqlite3.Connection, run: str, seed: int) -> RunSums | None:
-    """Return a run's sums for its row of a table; None if a search is corrupt."""
+    """Return the sums over a run's searches that its row of a table shows; None if a search is corrupt."""
     found = _sums(connection, run)
     if found is None:
         return None

@@ -300,7 +300,7 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
 
 
 class CausalModel:
-    """A causal LM with the two calls that decoding needs, and a reference for ambiguous draws."""
+    """A causal LM with the two calls that decoding needs, and a float64 copy that resolves ambiguous samples."""
 
     def __init__(self, model: PreTrainedModel, *, exact: bool) -> None:
         """Wrap ``model``; ``exact`` enables the float64 reference."""

@@ -178,7 +178,7 @@ def draw_puzzle(rng: random.Random, difficulty: int) -> Puzzle:
 
 
 def write_question(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[str, str, int, list[str]]:
-    """Return the question text, the right letter, the requested place (from 0) and the options."""
+    """Return the question text, the label of the correct option, the requested position (from 0) and the options."""
     sentences = [
         rng.choice(TEMPLATES[phrase]).format(*rule[1:])
         for phrase, rule in zip(puzzle.phrases, puzzle.rules, strict=True)

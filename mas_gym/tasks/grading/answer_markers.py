@@ -140,7 +140,10 @@ def _line(text: str, start: int) -> str:
 
 
 def _box_content(text: str, start: int) -> str | None:
-    r"""Return the content of ``\boxed`` and a magnitude after it; None if the box is unclosed or too long."""
+    r"""Return the content of ``\boxed`` and a following magnitude, such as "million".
+
+    Return None if the box is unclosed or too long.
+    """
     start += len(text[start : start + 4]) - len(text[start : start + 4].lstrip())
     if text[start : start + 1] != "{":
         return text[start : start + 1] or None

@@ -25,13 +25,13 @@ _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3}
 
 
 def read_formula(text: str) -> str | None:
-    """Read a formula without spaces; in an equation, use the first side with an operator.
+    """Read a formula and remove its spaces; in an equation, use the first side with an operator.
 
     Args:
         text: One line or the content of a box.
 
     Returns:
-        The formula; None if no side of the text is a formula.
+        The formula; None if neither the text nor a side of its equation is a formula.
     """
     plain = _WORDS.sub(_plain, text.translate(_SIGNS)).strip().rstrip(".,;:!")
     for side in plain.split("="):
