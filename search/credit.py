@@ -142,8 +142,8 @@ def shared_outcome(rewards: ArrayLike, questions: Sequence[Hashable], *, scale: 
         scale: Whether to divide by the population standard deviation.
 
     Returns:
-        ``[G]`` advantages. The advantages of each question sum to 0; groups of one or of equal rewards have advantage
-        0.
+        ``[G]`` advantages. The advantages of each question sum to 0; a group of one, or one with equal rewards, has
+        advantage 0.
     """
     return _normalised(rewards, questions, scale)
 
@@ -194,8 +194,8 @@ def per_agent_and_turn(
 def value_differences(values: ArrayLike, parents: Sequence[int]) -> Floats:
     """Return the change in value that each node's message causes.
 
-    ``A(s_t, a_t) = V(s_{t+1}) - V(s_t)``. Source: the values of MASPRM (arXiv 2510.24803) as a potential; with the true
-    expected rewards in place of the values it is the exact credit.
+    ``A(s_t, a_t) = V(s_{t+1}) - V(s_t)``. Source: MASPRM's values (arXiv 2510.24803) used as a potential. With true
+    expected rewards in place of the values, this is the exact credit.
 
     Args:
         values: ``[N]`` value of each node's state; NaN if unknown.

@@ -59,7 +59,7 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
             * ``"recorded:STORE"`` for the values of a store, or ``"recorded:STORE#judge=NAME"`` for the recorded
               verdicts of a judge (`search.store.RecordedCritic`);
             * ``"FILE.py:NAME:SETTINGS"`` for a custom critic (see `mas_gym.plugins`);
-            * ``"org/name"`` of a critic on the Hugging Face hub (see `rewardmodels.push_to_hub`; option ``revision``);
+            * ``"org/name"`` for a critic on the Hugging Face hub (see `rewardmodels.push_to_hub`; option ``revision``);
             * ``"NAME:ARGUMENT"`` for a loader registered in the entry-point group ``mas_gym.critics``.
 
             Options may follow, as in ``"models/masprm#concurrent=true"`` or ``"prm:MODEL#aggregate=min"``.

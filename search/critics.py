@@ -133,7 +133,7 @@ class Agreement(Critic):
     """The share of the search's leaves with the same answer as the scored leaf (self-consistency, Wang et al. 2023).
 
     The value is ``2 share - 1``. The leaves are the terminal states for which the search has requested scores so far,
-    including repeats and those of the current request. For best-of-N they are all passes; for a tree search, the leaves
+    including repeats and those of the current request. For best-of-N, all passes count; for a tree search, the leaves
     found so far. A leaf without a readable answer has a share of 0.
     """
 

@@ -106,7 +106,7 @@ class ProblemGrader:
         return [self.key(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
 
     def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
-        """Return the plan with the answers of its candidates and its anytime curve extracted and graded.
+        """Extract and grade the answers of a plan's candidates and anytime curve; return the plan.
 
         A plan without a curve gets one point, at its agent calls and tokens.
         """

@@ -71,7 +71,7 @@ class AnytimePoint(NamedTuple):
 class Plan:
     """The outcome of one search.
 
-    A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if it ended early by a stop rule; the
+    A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if a stop rule ended it early; the
     scheduler fills in the rest.
 
     Attributes:

@@ -359,7 +359,7 @@ class PolicyBase:
     identical_to: Any = None
 
     def serving(self, agent: str) -> PolicyBase:
-        """Return the policy for an agent's requests: by default this policy or, for a wrapper, the wrapped policy's.
+        """Return the policy that serves an agent: this policy or, for a wrapper, what the wrapped policy returns.
 
         Raises:
             PolicyError: There is no policy for this agent.
@@ -427,7 +427,7 @@ class AsyncPolicy(PolicyBase, ABC):
     """A policy that processes single requests; up to ``max_concurrency`` of them are open at a time.
 
     Attributes:
-        max_concurrency: Preferred number of open requests.
+        max_concurrency: Maximum number of open requests.
     """
 
     max_concurrency: int = 64

@@ -144,7 +144,7 @@ class RecordedPolicy(Policy):
 
         Raises:
             DataNotFoundError: There is no such file.
-            DataError: It is not a recording, or a line before the last one is broken.
+            DataError: It is not a recording, or a line before the last one is malformed.
         """
         self.file = Path(file)
         policy, records, _ = _read(self.file)
@@ -194,7 +194,7 @@ class RecordingPolicy(Policy):
 
         Args:
             policy: The policy that generates the missing samples.
-            file: The recording; its samples are attributed to this policy if the names are equal.
+            file: The recording; an existing file must record a policy with the same name.
 
         Raises:
             ConfigError: The policy does not process batches.

@@ -210,7 +210,7 @@ class OpenAIPolicy(AsyncPolicy):
         return await on_engine_loop(self._answer(request))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return the log-probability of each word as the first one, using only the 20 most likely tokens.
+        """Return the log-probability that the reply begins with each word, from only the 20 most likely first tokens.
 
         If the server lists no tokens, each log-probability is minus infinity.
 

@@ -144,7 +144,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
         traced: Whether token ids were requested.
 
     Raises:
-        BadReply: The reply is unusable; the message is the reason.
+        BadReply: The reply is unusable; the message gives the reason.
     """
     body = load_object(raw)
     if body.get("error"):

@@ -91,7 +91,7 @@ def known_policies() -> list[str]:
 
 
 def policy_makers() -> dict[str, Callable[..., object]]:
-    """Return, by name, the callable with a policy's options in its signature: its class, else its loader."""
+    """Return, by policy name, the callable whose signature lists the policy's options: its class, else its loader."""
     return {name: _class_of(name) for name in known_policies()}
 
 

@@ -50,7 +50,7 @@ def check_price(name: str, number: object) -> None:
 
 @dataclass
 class Meter:
-    """Running totals of one policy over all answered calls, including retries.
+    """Running totals of one policy over all calls, including retries.
 
     Attributes:
         price: Prices for `money`; None if unknown.

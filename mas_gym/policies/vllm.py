@@ -51,7 +51,7 @@ _PARAMETERS = {
 
 
 class VLLMEngine:
-    """An `AsyncLLM` that starts at the first request, when all adapters are known.
+    """An `AsyncLLM` that starts on the first request, when all adapters are known.
 
     Attributes:
         model: Local folder or hub id.
@@ -203,14 +203,14 @@ _numbers = itertools.count()
 
 
 class VLLMPolicy(AsyncPolicy):
-    """A policy on vLLM's asynchronous engine, which starts at the first request.
+    """A policy on vLLM's asynchronous engine, which starts on the first request.
 
     Policies with the same model and engine arguments share one engine, even with
     different adapters, so agents with different adapters need only one copy of the weights.
 
     Attributes:
         name: Name shown in reports.
-        max_concurrency: Preferred number of open requests.
+        max_concurrency: Maximum number of open requests.
         meter: Calls and tokens so far.
         takes_extra_body: Fields of a chat request that the engine supports; vLLM's server also supports tools.
     """
@@ -288,7 +288,7 @@ class VLLMPolicy(AsyncPolicy):
         return await on_engine_loop(self._answer(request))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return the log-probability of each word as the first one, using only the 20 most likely tokens.
+        """Return the log-probability that the reply begins with each word, from only the 20 most likely first tokens.
 
         Raises:
             PolicyError: vLLM failed to process the request, or two words begin with the same token.

@@ -67,7 +67,7 @@ class Interrupt:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Run the program's code on this thread. Raises `ProgramStopped` if a stop was requested before."""
+        """Run the program's code on this thread. Raises `ProgramStopped` if a stop has already been requested."""
         self._enter(threading.get_ident())
         try:
             yield
@@ -403,7 +403,7 @@ class Execution:
 
     @property
     def waits(self) -> bool:
-        """Whether the program has open calls of which none has been chosen as the next decision yet."""
+        """Whether the program has open calls, none of which has been chosen as the next decision yet."""
         return bool(self._open) and self._parked is None and not self._over
 
     @property

@@ -320,7 +320,7 @@ def _not_json(constant: str) -> NoReturn:
 
 
 class Reply(NamedTuple):
-    """An HTTP reply of the gateway."""
+    """An HTTP response from the gateway."""
 
     status: int
     kind: str

@@ -85,7 +85,7 @@ class Program:
             settle: Seconds without a new call after which concurrent calls are ordered if further calls cannot be
                 predicted, as in commands and services; increased automatically if a call comes too late.
             parked: Maximum number of waiting executions to keep, to avoid replays; at most 16 for commands. The default
-                is 1,024 for asynchronous functions with a client and no ``base_url``, and 256 for others, because each
+                is 1,024 for async functions with ``client`` and no ``base_url``, and 256 for others, because each
                 of their executions uses a connection or a thread.
             running: Maximum number of concurrent executions, not counting waiting ones; at most 16 for commands.
             temperature: The temperature of every call, in place of the requested one. By default the requested

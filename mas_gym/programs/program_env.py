@@ -72,7 +72,7 @@ class ProgramEnv(MASEnv):
         self._runner = self._session = None
 
     def _states(self, question: str) -> Session:
-        """Return the states of the episode's question; the program is opened at first use."""
+        """Return the states of the episode's question; the program is opened on first use."""
         if self._runner is None:
             self._runner = self.program.open()
         if self._session is None or self._session[0] != question:

@@ -87,7 +87,7 @@ class FunctionSource:
     Attributes:
         function: The function.
         name: Its name in reports.
-        named: Its parameters among ``client``, ``base_url``, ``api_key`` and ``world``.
+        named: Which of the parameters ``client``, ``base_url``, ``api_key`` and ``world`` it has.
         asynchronous: Whether it is a coroutine function.
         async_client: Whether its client is an `openai.AsyncOpenAI`.
     """
@@ -132,7 +132,7 @@ class FunctionSource:
 
     @property
     def needs_key(self) -> bool:
-        """Whether the program has a parameter for the key; the base URL is also unguessable without a key."""
+        """Whether the program has a parameter for the key; even without a key, the base URL is unguessable."""
         return "api_key" in self.named or "client" in self.named
 
     def identity(self) -> object:

@@ -1,7 +1,7 @@
 """Runs a program for a search: starts, parks, continues and replays its executions.
 
 A `Runner` belongs to one run and owns its threads, its port and its parked executions. A `Session` belongs to
-one search and stores the states that the search has reached. To extend a state by a reply, the session continues the
+one search and stores the states that the search has reached. To extend a state with a reply, the session continues the
 execution that is parked there, or starts the program again and replays the earlier replies.
 """
 

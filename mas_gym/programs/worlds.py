@@ -66,7 +66,7 @@ class World:
 
     @cached_property
     def start(self) -> str:
-        """The token of the original, taken at the first access; each execution starts from it."""
+        """The token of the original, taken on first access; each execution starts from it."""
         return self.snapshot()
 
     def identity(self) -> object:
@@ -91,11 +91,11 @@ class _Entry(NamedTuple):
 
 
 class Folder(World):
-    """A folder as a program's world; copies are folders in the directory for temporary files.
+    """A folder as a program's world; copies are folders in the system's temporary directory.
 
     Files with equal content are stored once. Copies share disk blocks with the stored files if the file system
     supports it (Btrfs, XFS).
-    Contents, permissions, empty folders and symbolic links are kept; owners and times are not.
+    Contents, permissions, empty folders and symbolic links are kept; ownership and timestamps are not.
 
     Attributes:
         path: The original folder, which is never changed.

@@ -77,7 +77,7 @@ class Allocation:
         share.increments += 1
 
     def leave(self, number: int, spent: Cost) -> None:
-        """Remove a search that has ended, with its total cost."""
+        """Remove a search that has ended, given its total cost."""
         share = self._shares.pop(number)
         if share.first is None and spent.calls:
             self._observe(spent)

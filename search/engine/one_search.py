@@ -128,19 +128,19 @@ class Account:
 class ActiveSearch:
     """One planner on one problem.
 
-    `begin` runs the planner to its first requests. Requests that need a policy, critic or grader are returned as calls.
-    `take` processes the outcome of each call, and returns the next calls when no call is open.
+    `begin` runs the planner up to its first requests. Requests that need a policy, critic or grader are returned as
+    calls. `take` processes the outcome of each call, and returns the next calls when no call is open.
 
     Attributes:
         setup: The search's settings.
         problem: The problem.
-        spent: The cost so far, except the seconds.
+        spent: The cost so far, excluding elapsed time.
         waiting: Number of open calls.
         samples: The origin of each message, by its state's digest and its text.
         session: The states of an agent program; None for a MAS.
         world: The recorded messages to draw in place of a policy's messages; None if a policy writes the messages.
         plan: The graded plan, once the search has ended.
-        failure: The exception that failed the search.
+        failure: The exception that made the search fail.
         limit: The search's budget, or the budget that the run has allocated to it so far.
     """
 
@@ -254,7 +254,7 @@ class ActiveSearch:
         return [*steps] if self.waiting else self._advance()
 
     def _advance(self) -> list[Call] | None:
-        """Run the planner to its next calls; None if the search has ended. An error ends this search."""
+        """Run the planner up to its next calls; None if the search has ended. An error ends this search."""
         if self._found is not None:
             self._finish(self._found)
             return None

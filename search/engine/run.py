@@ -74,7 +74,7 @@ def run(
         policy: Writes the messages; by default the one that the MAS names under ``policies``.
         critic: Scores states; not needed by planners that request no values.
         seed: Together with the problem's id, determines every sample and every choice of a search.
-        concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
+        concurrency: Maximum number of open searches; memory grows with it, but results do not depend on it.
         training: Answer `Reward` requests with the true reward, for data generation; rejected for a test split.
         sampling: Temperature, top-p and token limit; the paper's settings by default.
         budget: Limits of each search. A search that reaches a limit returns its best plan so far, or fails.
@@ -93,7 +93,7 @@ def run(
         run_name: A name for this run in the store. Resuming a named run with different settings raises an error.
         progress: True for a bar on standard error; or a function called with a `Progress` when a search ends, and a few
             times per second in between.
-        raise_errors: Raise the exception that failed a search, with its traceback, instead of returning a plan with an
+        raise_errors: Raise the exception that ended a search, with its traceback, instead of returning a plan with an
             ``error``.
 
     Returns:
@@ -232,7 +232,7 @@ class Run(Iterator[Plan]):
             engine: Searches the problems.
             problems: The problems, read as searches start.
             journal: The run's journal, or a function that opens it when the first plan is requested.
-            raise_errors: Raise the exception that failed a search instead of returning its plan.
+            raise_errors: Raise the exception that made a search fail instead of returning its plan.
         """
         self._engine, self._problems = engine, problems
         self._exhausted, self._seen = False, set[str]()

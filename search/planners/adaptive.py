@@ -31,7 +31,7 @@ class AdaptiveBranching(Planner):
     with diverse messages and deep below good ones.
 
     A simulation descends to a terminal state, sampling one message at each new state, and backs up the value of the
-    terminal state. Decoding follows the largest Q among children. In a recorded run, the arm "new message" is closed
+    terminal state. Decoding follows the largest Q among children. In a recorded run, the arm "new message" is disabled
     at a state without further messages.
 
     Attributes:

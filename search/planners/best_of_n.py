@@ -29,7 +29,7 @@ class BestOfN(Planner):
         n: Number of passes.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
         stop: Rule for stopping once the answer is settled; see `search.planners.stop_rules`. None never stops. With a
-            rule, passes are requested one after another; they equal the first passes without a rule.
+            rule, passes are requested one after another; they match the first passes of a run without one.
     """
 
     size_setting = "n"

@@ -40,7 +40,7 @@ class Cascade(Planner):
     threshold, the cascade ends. Stages reuse messages: at each state, a stage first receives the messages drawn by
     earlier stages, then new ones.
     Before each later stage, the cascade requests `search.Continue` with the probability that its answer is wrong.
-    Without a budget, the last stage returns the same result as it does alone. Unused messages of earlier
+    Without a budget, the last stage returns the same result as when it runs alone. Unused messages of earlier
     stages are an additional cost. The plan comes from the last stage that ran, and the anytime curve has one point per
     stage.
 

@@ -68,7 +68,7 @@ class _Halving(Search):
 
 
 def considered_visits(width: int, n_simulations: int) -> Iterator[int]:
-    """Yield a visit count for each simulation, which chooses the best among the children with this count."""
+    """Yield for each simulation a visit count; the best child with this count is selected."""
     phases = max(1, (width - 1).bit_length())
     visits = [0] * width
     considered, left = width, n_simulations

@@ -1,7 +1,7 @@
 """Monte Carlo tree search over messages (paper, Eq. 1, Alg. 1 and Alg. 2).
 
 `MCTS` contains the settings and `Search` the algorithm: `Search.simulate` is the body of the
-paper's loop and `Search.select` is Eq. 1. `ParallelSearch` runs several simulations of one
+paper's loop and `Search.select` is Eq. 1. `ParallelSearch` runs several simulations in one
 tree concurrently.
 
 Notation, as in the paper: ``N`` visits and ``W`` total value of a child (of the edge that
@@ -443,7 +443,7 @@ class Search:
 
 
 class ParallelSearch(Search):
-    """Concurrent simulations of one tree, separated by virtual loss (Chaslot et al., 2008).
+    """Concurrent simulations in one tree, separated by virtual loss (Chaslot et al., 2008).
 
     Up to ``parallel`` simulations are in flight and advance in rounds: each round sends the requests of all
     simulations. Each simulation in flight adds one visit with the worst value to every edge on its path, so the next
@@ -566,7 +566,7 @@ def check_serial(planner: MCTS) -> None:
 
 
 def _resume(flight: Flight, answer: list[Any] | None) -> list[tuple[Flight, list[Request]]]:
-    """Run a simulation to its next requests; an empty list means that it has ended."""
+    """Run a simulation up to its next requests; an empty list means that it has ended."""
     try:
         return [(flight, flight.send(answer))]  # type: ignore[arg-type]
     except StopIteration:

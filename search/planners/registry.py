@@ -66,7 +66,7 @@ def load_planner(spec: str) -> Planner:
         spec: A name, then a colon and the settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
             ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each later
-            planner runs if the probability of a right answer so far is at most the number after its ``@``; or
+            planner runs if the probability that the answer so far is right is at most its ``@`` number; or
             ``"FILE.py:NAME"`` with settings in the same form (see `mas_gym.plugins`). Every other shipped planner also
             takes ``arms=``, a rule of `search.planners.chosen_arms`, and ``recipients=``, a rule of
             `search.planners.chosen_recipients`.

@@ -41,8 +41,8 @@ class SelfConsistency(Planner):
         weights: None for one vote per pass; ``"critic"`` to weight each vote by the sigmoid of its path score.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
         stop: Stop before ``k`` passes once the leading answer keeps its majority with a probability above ``stop``
-            (`search.planners.voting.majority_probability`); 1 never stops. The passes equal the first passes without
-            ``stop``, regardless of concurrency.
+            (`search.planners.voting.majority_probability`); 1 never stops. The passes match the first passes of
+            a run without ``stop``, regardless of concurrency.
         allocated: Request `search.Continue` after each pass, with the expected gain of further passes
             (`search.planners.voting.vote_gain`); set by runs that allocate their budget.
     """

@@ -1,4 +1,4 @@
-"""A tree of independent samples, for credit and training."""
+"""A tree of independent samples, for credit assignment and training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Siblings(Planner):
 
     Equal messages stay separate nodes and none is preferred, so siblings are independent samples. `search.credit`
     computes unbiased advantages from them. The answer is that of the first path, which is a single pass. With a fixed
-    schedule of D turns, AC = k + k^2 + ... + k^D. Training runs count each leaf's true reward as a visit to every
-    message on its path.
+    schedule of D turns, AC = k + k^2 + ... + k^D. Training runs back up each leaf's true reward as one visit to
+    every message on its path.
 
     ``turns`` moves samples from the last agents to the first. ``"siblings:8,turns=1"`` samples eight transcripts as
     one tree; ``"siblings:3,turns=2"`` samples three messages per state in the first two turns and one in later states.
-    ``spare`` messages are only compared by their values, with the credit method ``control-variate``.
+    The ``spare`` messages are not continued; only their values are used, by the credit method ``control-variate``.
 
     Attributes:
         k: Messages per state.

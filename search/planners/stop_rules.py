@@ -94,7 +94,7 @@ class StopMap:
         bias: Constant term of the logit.
         points: Pairs of logit and probability with increasing logit and non-decreasing probability.
         threshold: The probability above which a search stops, chosen on dev problems; 1 never stops.
-        growth: By feature, the increase in the logit per ln(1 + n) for the answer after n more checks; empty if
+        growth: By feature, the increase in the answer's logit after n more checks, per unit of ln(1 + n); empty if
             unknown.
         growth_bias: Constant term of that increase.
     """
@@ -193,7 +193,7 @@ class StopRule(ABC):
         """Return why the search should stop, such as ``"probability 0.93 above 0.9"``; None if it should not."""
 
     def further(self, evidence: Evidence) -> float:
-        """Return the expected gain per further check if the run decides on continuation, else 0.
+        """Return the expected gain per further check if the run decides whether searches continue, else 0.
 
         See `search.Continue`.
         """

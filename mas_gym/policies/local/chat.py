@@ -48,7 +48,7 @@ class ChatFormat:
     """A tokenizer with its chat conventions.
 
     Args:
-        tokenizer: Any tokenizer of transformers.
+        tokenizer: Any transformers tokenizer.
         window: Context window in tokens, for prompt and answer together.
         options: Extra variables for the chat template, such as ``{"enable_thinking": False}``.
     """
@@ -74,7 +74,7 @@ class ChatFormat:
 
     @property
     def max_prompt_bytes(self) -> int:
-        """Upper bound on the UTF-8 bytes of a message that fits the window, from the longest token."""
+        """Upper bound on the UTF-8 bytes of a message that fits the window, computed from the longest token."""
         return self.window * max(len(token.encode("utf-8", "replace")) for token in self.tokenizer.get_vocab())
 
     def _takes_system(self) -> bool:
@@ -185,7 +185,7 @@ def _newest(messages: Sequence[ChatMessage], characters: int) -> list[ChatMessag
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage], **options: Any) -> Any:
-    """Return the token ids of messages in a tokenizer's chat template, followed by the generation prompt.
+    """Return the token ids of messages rendered with a tokenizer's chat template, followed by the generation prompt.
 
     Args:
         tokenizer: A tokenizer with a chat template.

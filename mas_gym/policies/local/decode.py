@@ -1,4 +1,4 @@
-"""Continuous batching on any attention-only causal LM of transformers.
+"""Continuous batching on any attention-only transformers causal LM.
 
 A prompt is encoded once for all of its samples. Rows leave the batch when they finish, and
 waiting rows take their place. Log-probabilities are computed from the same logits as
@@ -243,7 +243,7 @@ class DecodeStats:
         prompt_tokens: Prompt tokens, counted once per prompt for any number of samples.
         reused_tokens: Prompt tokens reused from earlier prompts with the same prefix.
         steps: Decode steps.
-        row_steps: Sum of the rows over all decode steps.
+        row_steps: Number of rows, summed over all decode steps.
         tokens: Sampled tokens.
         rechecks: Single-row reference passes for exactness.
     """

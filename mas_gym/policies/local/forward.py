@@ -5,7 +5,7 @@
 `Slots` is the key/value memory for continuous batching: sequences join and leave while
 others are being decoded. Its layout is that of left padding: all sequences end at one
 common column, so positions, sliding windows and attention masks have the meaning that
-transformers models expect. Letters: L layers, N rows in use, H heads, W visible columns,
+transformers models expect. Notation: L layers, N rows in use, H heads, W visible columns,
 D head size.
 
 `PrefixStore` stores encoded prompts for reuse by prompts with the same prefix: agents
@@ -115,7 +115,7 @@ class Slots:
     """
 
     def __init__(self, most: int) -> None:
-        """Create an empty batch for up to ``most`` sequences; the first call of `admit` determines the shapes."""
+        """Create an empty batch for up to ``most`` sequences; the first call to `admit` determines the shapes."""
         self._most = most
         self.rows = self.capacity = 0
         self.n = 0

@@ -45,7 +45,7 @@ class TransformersPolicy(StreamingPolicy):
         max_batch: Sequences decoded together.
         prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
         window: Context window in tokens, for prompt and answer together; by default the model's window.
-        threads: CPU threads of torch for this model. By default one for models of up to 50 million parameters, and
+        threads: Torch CPU threads for this model. By default one for models of up to 50 million parameters, and
             torch's default for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
         exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
             copy of the model. By default on for float32 models of up to 100 million parameters that run in float64.
