@@ -15,8 +15,8 @@ can run concurrently::
 A planner should return an answer within any budget that covers one pass through the
 schedule. It can request `Remaining` first. If a request exceeds the budget, the scheduler
 raises `BudgetError` at the planner's ``yield``. A planner that catches the error returns the
-best plan so far. If no path is finished yet, the planner may finish one path with single
-messages, at most one per scheduled agent. These requests are granted while calls remain, even
+best plan so far. If no path is finished yet, the planner may finish one path by requesting
+one message at a time, at most one per scheduled agent. These requests are granted while calls remain, even
 if the token budget is exhausted.
 
 A search of a recorded run (`search.Recorded`) draws recorded messages, so a state has a limited number of messages. A
@@ -99,8 +99,8 @@ class Reward:
 class Remaining:
     """Request the number of messages left in the search's budget; the reply is an integer, or None without a limit.
 
-    The number is exact for a call limit. For a token limit, it is the number of tokens left
-    divided by the mean length of the search's messages so far, or 1 before the first message.
+    The number is exact for a call limit. For a token or USD limit, it is the amount left divided by
+    the mean of the search's messages so far; before the first message, it is 1.
     A time limit is ignored.
     """
 
@@ -181,7 +181,7 @@ class Planner(ABC):
         needs_critic: False for a planner that never requests values; it runs without a critic, and only once in
             comparisons.
         size_setting: The name of the integer attribute that scales the cost, such as ``"n_simulations"``. ``--match``
-            changes it, see `resized`; ``""`` for a planner with a fixed cost.
+            changes it (see `resized`); ``""`` for a planner with a fixed cost.
         needs_prices: True for a planner that chooses by the price of an `Arm`; a run then needs ``prices``, which
             become part of its identity.
     """

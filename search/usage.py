@@ -34,8 +34,8 @@ class Usage:
     Attributes:
         agent_calls: AC, LLM generations by agents; every sample counts, duplicates included.
         generated_tokens: TOK, generated tokens over all agent calls, duplicates included.
-        reward_calls: RC, critic forward passes: one per state and search, one per member for a combination, none for a
-            free critic.
+        reward_calls: RC, critic forward passes: one per state and search; for a combination of critics, one per member;
+            for a free critic, none.
         reward_hits: Evaluations of states that this search had already scored, without a forward pass.
         prompt_tokens: Prompt tokens, once per call to the engine: servers with one sample per call process the prompt
             once per sample, others once per request.
@@ -47,7 +47,7 @@ class Usage:
         grader_tokens: Tokens that a judge generated to grade the answers; not included in TOK.
         grader_prompt_tokens: Prompt tokens that the judge read to generate them.
         unrecorded: Messages that a planner requested beyond those of a recorded run (`search.Recorded`).
-        seconds: Wall-clock seconds from start to end; added up in sums.
+        seconds: Wall-clock seconds from start to end; ``+`` adds them up.
         arms: The usage of each arm, sorted by name; empty for a policy without arms.
     """
 

@@ -229,5 +229,5 @@ def test_incompatible_arguments_are_rejected() -> None:
 def test_critics_of_another_graph_are_rejected() -> None:
     critic = load_critic("tiny-masprm")
     for wrapper in (DenseReward, CandidateFeatures):
-        with pytest.raises(CriticError, match="trained on the graph"):
+        with pytest.raises(CriticError, match="trained on rpsv"):
             wrapper(choices("logic"), critic)

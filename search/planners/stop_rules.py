@@ -261,7 +261,7 @@ class Confident(StopRule):
 
 @dataclass(frozen=True)
 class Settled(StopRule):
-    """Stops when the answer was the same at several consecutive checks.
+    """Stops when the answer has been the same at several consecutive checks.
 
     Attributes:
         checks: Number of checks, at least 2.
@@ -287,7 +287,7 @@ class Settled(StopRule):
 
 @dataclass(frozen=True)
 class Gain(StopRule):
-    """Stops when the expected gain of another pass or simulation is below its price (value of information).
+    """Stops when the expected gain of another pass or simulation (its value of information) is below its price.
 
     Attributes:
         price: Price of a pass or simulation in units of the probability of a right answer: c / W if a right answer is
@@ -461,8 +461,8 @@ def expected_excess(mean: float, deviation: float, level: float) -> float:
 def pass_gain(scores: Sequence[float]) -> float:
     """Return the expected gain of one more pass over the best of ``scores``, assuming normally distributed scores.
 
-    This is the optimal stopping rule of search with recall (Weitzman, 1979). The gain is infinite for fewer than two
-    passes.
+    Stopping when it is below the price is optimal for search with recall (Weitzman, 1979). The gain is infinite for
+    fewer than two passes.
     """
     if len(scores) < 2:
         return math.inf

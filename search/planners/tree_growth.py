@@ -49,7 +49,7 @@ def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps[None]:
 
 
 def turns_left(model: Model, state: MASState) -> int:
-    """Return an upper bound on the messages from a state to the end of its episode."""
+    """Return an upper bound on the number of messages from a state to the end of its episode."""
     return max(1, model.max_depth - state.depth)
 
 

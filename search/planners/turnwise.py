@@ -1,4 +1,4 @@
-"""Shared code of planners that extend several states by one message per turn, scored by step values."""
+"""Shared code for planners that extend several states by one message per turn, scored by step values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TurnByTurn(Planner):
 
     Attributes:
         stop: Rule for continuing only the best state, with one message per turn, once that state is settled; see
-            `search.planners.stop_rules`. None never stops.
+            `search.planners.stop_rules`. None always extends all states.
     """
 
     stop: Stop = field(default=None, kw_only=True, metadata={ADDED: True})

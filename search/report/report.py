@@ -41,7 +41,7 @@ def write_report(
 
     Args:
         store: The store; None for a page about only a service.
-        path: The page.
+        path: The HTML file to write.
         runs: As for `read_reports`.
         baseline: As for `read_reports`.
         figures: Folder for PNG files of the figures; None writes no PNG files.

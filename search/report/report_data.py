@@ -27,7 +27,7 @@ class SettingReport:
     Attributes:
         setting: The runs.
         comparison: Comparison table of the runs.
-        calibration: Bins by the last agent, for each row that has critic values.
+        calibration: Calibration bins by the agent that wrote the last message, for each row that has critic values.
         blamed: Number of wrong answers by blamed agent, or "nobody", for each row whose critic values are stored.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.

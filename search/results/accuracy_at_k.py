@@ -177,8 +177,8 @@ def majority_right(answered: Sequence[tuple[str | None, bool]], k: int) -> float
 def _wins(count: int, counts: Sequence[int], silent: int, k: int) -> float:
     """Return the probability that an answer with ``count`` samples wins the vote of ``k`` drawn samples.
 
-    Each sample is drawn independently with probability ``k / n``, conditional on a total of ``k``. This equals drawing
-    without replacement, but its terms do not overflow.
+    Each sample is drawn independently with probability ``k / n``, conditional on a total of ``k``. This is the same as
+    drawing without replacement, but its terms do not overflow.
     """
     n = sum(counts) + silent
     rate = k / n

@@ -91,7 +91,7 @@ def wilson(correct: ArrayLike) -> Interval:
         correct: Whether each problem was solved.
 
     Returns:
-        The interval; ``(0, 1)`` without problems.
+        The interval; ``(0, 1)`` if there are no problems.
     """
     values = _bounded(correct, 0.0, 1.0)
     if not (size := values.size):
@@ -109,7 +109,7 @@ def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
     One pseudo-problem is added at each end of the range, and Student's t quantile is taken with ``n - 1`` degrees of
     freedom. For differences of single answers this is the adjusted Wald interval of Bonett and Price (2012, JEBS
     37:479) with the t quantile in place of the normal one. The pseudo-problems keep the width above zero if all values
-    are equal. A percentile bootstrap then has width zero, and it is too narrow for few problems.
+    are equal. In that case, a percentile bootstrap has width zero; it is also too narrow for few problems.
 
     Args:
         values: One number per problem.

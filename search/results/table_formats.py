@@ -128,7 +128,7 @@ def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
 
 
 def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool, tuple[str, ...]]:
-    """Return the table for a terminal of ``width`` characters, whether it has deviations, and the omitted columns.
+    """Return the table for ``width`` characters, whether it has standard deviations, and the omitted columns.
 
     The best Hit@1 is bold.
 
@@ -289,7 +289,7 @@ def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -
 
 
 def to_markdown(rows: Sequence[ResultRow]) -> str:
-    """Return the table as GitHub Markdown, with a remark if the rows ran on different problems."""
+    """Return the table as GitHub Markdown, with a note if the rows ran on different problems."""
     remark = "\n" + PROBLEM_MARKS.replace("*", r"\*") + "\n" if marked_problems(rows) else ""
     return markdown_table(_fixed_columns(rows), left=2) + remark
 

@@ -68,8 +68,8 @@ def make_app(
 ) -> FastAPI:
     """Return the service as an ASGI app.
 
-    Without a key, the app answers only requests with ``Host`` and ``Origin`` of this machine, so that no web page can
-    use it, not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels all open searches;
+    Without a key, the app answers only requests with a local ``Host`` and ``Origin``, so that no web page can use it,
+    not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels all open searches;
     their clients get status 503.
 
     Args:
@@ -78,7 +78,7 @@ def make_app(
         seed: The seed of requests without a seed.
         key: The required bearer token; None for no authentication.
         max_body: Largest request body, in bytes.
-        max_question: Longest question, in UTF-8 bytes; None: only those of the body and context window apply.
+        max_question: Longest question, in UTF-8 bytes; None: only the limits of body and context window apply.
     """
     pool = SearchPool(service)
     bounds = [n for n in (max_question, service.policy.max_prompt_bytes) if n is not None]

@@ -61,7 +61,7 @@ class ChatTurn(BaseModel):
 
     @property
     def text(self) -> str:
-        """The content as one text, prefixed with the speaker's name if there is one."""
+        """The content as one string, prefixed with the speaker's name if there is one."""
         parts = self.content
         text = (parts if isinstance(parts, str) else "".join(part.text for part in parts)).strip()
         return f"{self.name}: {text}" if self.name and text else text

@@ -101,7 +101,7 @@ def metrics(port: int | None) -> Iterator[Watch]:
 
 @contextlib.contextmanager
 def traces(target: str, content: bool = False) -> Iterator[None]:
-    """Send the spans of all searches to a file, one JSON object per line, or for ``"otlp"`` to a collector.
+    """Send the spans of all searches to a file, one JSON object per line, or, for ``"otlp"``, to a collector.
 
     The collector's address and headers are read from the standard ``OTEL_EXPORTER_OTLP_*`` variables.
 

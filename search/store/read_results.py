@@ -1,7 +1,7 @@
 """The results of stored searches for tables and reports, read in batches and without the trees.
 
 Each value equals that in the plan that `Store.plans` would return. The row of a search contains everything that a
-table needs; grades and tree values also need its content. All data is verified by its checksum.
+table needs; grades and tree values also need its tree, candidates and curve. All data is verified by its checksum.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
 
 
 def run_sums(connection: sqlite3.Connection, run: str, seed: int) -> RunSums | None:
-    """Return the sums over a run's searches that its row of a table shows; None if a search is corrupt."""
+    """Return the sums over a run's searches, as shown in its table row; None if a search is corrupt."""
     found = _sums(connection, run)
     if found is None:
         return None

@@ -184,7 +184,7 @@ class Store:
     ) -> Iterator[Outcome]:
         """Read the outcomes of one run's searches, including failed ones, in order of problem id.
 
-        The outcomes equal those of the plans, but trees are read only with a grading.
+        The outcomes equal those of the plans, but trees are read only if a grading is given.
 
         Args:
             run: As in `find`.
