@@ -149,9 +149,9 @@ class Allowance:
     A search starts only if the remaining budget is expected to cover it completely. Otherwise too many concurrent
     searches would share the budget, and none would finish.
 
-    The expected cost of a search is that of the most expensive search so far. Until a search ends, only one search runs
-    at a time, unless the limits of each search bound its cost. Concurrent searches are granted a margin, which shrinks
-    as more searches end. The unused part returns to the budget.
+    The expected cost of a search is that of the most expensive search so far. Until one has ended, only one search
+    runs at a time, unless the limits of each search bound its cost. Concurrent searches are granted a margin, which
+    shrinks as more searches end. The unused part returns to the budget.
 
     Attributes:
         limited: Whether the run has a budget of calls, tokens or USD.
@@ -176,7 +176,7 @@ class Allowance:
         return Cost(*(min(margin * cost, bound) for cost, bound in zip(self.expected, self._bound, strict=True)))
 
     def cost(self, usage: Usage) -> Cost:
-        """Convert a usage to the units of budgets."""
+        """Convert usage to the units of budgets."""
         return Cost(usage.agent_calls, usage.generated_tokens, self._budget.cost(usage))
 
     def observe(self, cost: Cost) -> None:

@@ -206,7 +206,7 @@ class _Stage:
         return self.out / f"generation-{self.number}" / "masprm"
 
     def evaluate(self, earlier: Sequence[Round]) -> Round:
-        """Evaluate a single pass, and search with the critic, on the held-out problems."""
+        """Evaluate both a single pass and search with the critic on the held-out problems."""
         self.log(f"evaluating on {len(self.held_out):,} held-out problems")
         critic = load_critic(str(self.critic))
         planners = named_planners(["single", self.config.search])

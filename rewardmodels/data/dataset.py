@@ -49,7 +49,7 @@ class LabelledTree(NamedTuple):
         task: The task's name.
         problem_id: The problem.
         seed: Seed of the run; one problem may occur in several runs.
-        recorded: Whether its episodes were imported, so that ``N`` counts recorded continuations.
+        recorded: Whether its episodes were imported, in which case ``N`` counts recorded continuations.
     """
 
     tree: Tree
@@ -298,7 +298,7 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
 
 
 def histogram(data: RewardData) -> dict[str, dict[str, int]]:
-    """Count examples by depth and by agent; both counts are in order of depth."""
+    """Count examples by depth and by agent; depths in ascending order, agents by MAS and depth."""
     ordered = sorted(data.examples, key=lambda example: (example.mas, example.depth))
     return {
         "depth": dict(Counter(str(example.depth) for example in sorted(ordered, key=lambda e: e.depth))),
@@ -315,7 +315,7 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
         mas: The expected MAS; None accepts any.
 
     Yields:
-        The trees, run by run in order of start, and by problem id within a run.
+        The trees, run by run in the order in which the runs started, and by problem id within a run.
 
     Raises:
         StoreError: There is no store, it has a different schema, or there is no such run.

@@ -61,7 +61,7 @@ _HEADER = re.compile(r"(?m)^(?=[0-9]+>[0-9,]*: )")
 
 
 def escape_message(text: str) -> str:
-    """Return a text that cannot be mistaken for another message's header or a special token.
+    """Return text that cannot be mistaken for another message's header or a special token.
 
     Line breaks of every kind become newlines, a line that looks like a header gets a leading space, ``<|``
     becomes ``< |``, and lone surrogates, which tokenizers reject, become ``?``.

@@ -250,7 +250,7 @@ def probe(model: PreTrainedModel) -> list[list[tuple[int, ...]]]:
 def can_share(model: PreTrainedModel, pad: int) -> bool:
     """Return whether the model computes equal logits for packed and separate states, and can be trained on packed ones.
 
-    This holds for decoders with full causal attention; this is tested, not assumed.
+    Decoders with full causal attention satisfy this; it is tested, not assumed.
     """
     import torch
 

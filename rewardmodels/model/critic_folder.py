@@ -172,7 +172,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Reject a folder that would make transformers run code, or load weights, from outside it.
+    """Reject a folder that would make transformers run code or load weights from elsewhere.
 
     Raises:
         DataError: There is no config, or it is damaged.
@@ -331,7 +331,7 @@ _TARGETS = {
 
 
 def model_card(info: CriticInfo) -> str:
-    """Return the card as Markdown, with the metadata header of model hubs."""
+    """Return the card as Markdown, with the metadata header that model hubs read."""
     name = {"masprm": "A process reward model (MASPRM)", "orm": "An outcome reward model (ORM)"}[info.kind]
     sees = (
         "the whole routed transcript"

@@ -153,7 +153,7 @@ def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
 def enable_parts(model: PreTrainedModel, pad: int) -> bool:
     """Enable part-by-part attention in a model if it gives equal results for shared prefixes and for whole states.
 
-    This holds for decoders with full causal attention; this is tested, not assumed. Other models are not changed.
+    Decoders with full causal attention satisfy this; it is tested, not assumed. Other models are not changed.
     """
     from transformers import AttentionInterface
 
@@ -256,7 +256,7 @@ class PrefixScorer:
 
         Args:
             states: Distinct states.
-            open_end: For each state, whether it may be continued, so that its last part is worth caching.
+            open_end: For each state, whether it may be continued, in which case its last part is worth caching.
         """
         self.counts.states += len(states)
         self.counts.whole += sum(state.length for state in states)

@@ -134,7 +134,7 @@ def open_backbone(
         overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, depending on the backbone's size.
 
     Returns:
-        The model on the device, its tokenizer, and the config with ``max_length`` limited to the backbone's window.
+        The model on the device, its tokenizer, and the config, with ``max_length`` limited to its context window.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -355,7 +355,7 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
 
 
 def grown(bench: Bench) -> list[RunInfo]:
-    """Return the training runs of the bench's store with its policy, sampling and seed.
+    """Return the training runs in the bench's store that match its policy, sampling and seed.
 
     Raises:
         DataError: There is no such run.

@@ -115,7 +115,7 @@ class JudgeCritic(Critic):
     Attributes:
         name: ``"judge:POLICY"``.
         free: False: each state is one reward call. Its tokens are counted as ``critic_tokens``, separately from TOK.
-        concurrent: True if the policy is asynchronous, so that scoring overlaps with generation.
+        concurrent: True if the policy is asynchronous, in which case scoring overlaps with generation.
         max_batch: Preferred number of states per call.
         reads_peers: True for comparisons.
 

@@ -129,7 +129,7 @@ class _Published(ModelCritic):
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _clean(self, text: str, *tags: str) -> str:
-        """Break special tokens and step tags in a text with a space, so that messages cannot contain step tags."""
+        """Insert a space into special tokens and step tags in a text, so that messages cannot contain step tags."""
         text = text.encode("utf-8", "replace").decode("utf-8").strip()
         # Other added tokens are words that the tokenizer does not split.
         marks = {tag for tag in self._tokenizer.get_added_vocab() if _MARK.fullmatch(tag.strip())}
@@ -172,7 +172,7 @@ class StepRewardModel(_Published):
         device: ``"cpu"``, ``"cuda"``, ...; None uses a GPU if there is one.
         dtype: ``"float32"``, ``"bfloat16"``, ...; None means float32 on a CPU, bfloat16 on a GPU.
         max_batch: Preferred number of states per call.
-        max_length: Longest transcript, in tokens; by default the model's window.
+        max_length: Longest transcript, in tokens; by default the model's context window.
 
     Attributes:
         name: ``"prm:FOLDER"``.

@@ -31,7 +31,7 @@ class ServerCritic(Critic):
     ==============  ==========================================================  ==========================
     endpoint        sends                                                       value
     ==============  ==========================================================  ==========================
-    ``/pooling``    the transcript as ``format`` writes it (step reward model,  ``2 p - 1`` of the
+    ``/pooling``    the transcript in the ``format`` given (step reward model,  ``2 p - 1`` of the
                     served with step pooling: one row per step)                 aggregate of the steps
     ``/classify``   a chat of question and answer (scalar reward model)         ``tanh(logit / scale)``
     ``/score``      question and answer as a pair (cross-encoder)               ``2 p - 1``
@@ -129,7 +129,7 @@ class ServerCritic(Critic):
             return math.nan, f"{self._url}: {error}"
 
     def _clean(self, text: str) -> str:
-        """Break step marks and chat markup in a text with a space."""
+        """Insert a space into step tags and chat markup in a text."""
         from mas_gym.policies.openai_format import defuse
 
         mark = STEP_MARKS[self._format]

@@ -85,8 +85,8 @@ def compare(
         progress: True for a bar per run; or a function of row label, seed and `Progress`.
 
     Raises:
-        ConfigError: No planner can run with these critics, or an argument is out of its range.
-        MASGymError: A run ended early, such as when an engine is unavailable; finished searches are in the store.
+        ConfigError: No planner can run with these critics, or an argument is out of range.
+        MASGymError: A run ended early, for example if an engine is unavailable; finished searches are in the store.
     """
     recording = None if recorded is None else as_recorded(recorded)
     source = recording if problems is None else problems

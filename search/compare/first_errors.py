@@ -4,7 +4,7 @@
 et al. 2024). A critic scores every prefix (`search.compare.transcripts`). One of two rules converts values to a
 prediction:
 
-* ``"value"``: the first step after which the value is below a threshold, as ProcessBench does for reward models;
+* ``"value"``: the first step after which the value is below a threshold, as in ProcessBench for reward models;
 * ``"fall"``: the step with the largest fall in value, if half of the fall reaches a threshold, as in `mas-gym blame`.
 
 The rule and its threshold are chosen on separate transcripts.
@@ -158,7 +158,7 @@ class FirstErrorFigures:
 
     Attributes:
         critic: Name of the critic.
-        terminal_only: Whether the critic scores only whole transcripts, so that it predicts no step.
+        terminal_only: Whether the critic scores only whole transcripts and thus predicts no step.
         transcripts: Number of measured transcripts.
         wrong: Number of measured transcripts with an error.
         failed: Number of transcripts without values, by reason; they count as wrong predictions.

@@ -1,11 +1,11 @@
 """Calibration of stop rules on dev problems.
 
-Searches run to their end, with a rule that only records the evidence at every check. The label of a check is whether
+Searches run to completion, with a rule that only records the evidence at every check. The label of a check is whether
 the answer at that point is right. A turn-by-turn search has no answer yet at a check, so the search is run once more
 per check and stopped there. With the same seed, these runs draw the same messages.
 
-Thresholds are chosen on held-out probabilities: those of each of five folds of the problems come from a map fitted on
-the other four folds. The map in the file is fitted on all problems.
+Thresholds are chosen on held-out probabilities: those for each of five folds of problems come from a map fitted on the
+other four folds. The map in the file is fitted on all problems.
 """
 
 from __future__ import annotations

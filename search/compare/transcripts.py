@@ -227,7 +227,7 @@ def score_transcripts(
 ) -> tuple[list[Scored], ScoringCost]:
     """Score every prefix of every transcript; for outcome critics only whole transcripts.
 
-    If the critic cannot score a transcript, the result's ``error`` has the reason.
+    If the critic cannot score a transcript, the result's ``error`` states the reason.
 
     Args:
         transcripts: The transcripts.
