@@ -6,8 +6,7 @@ This page compares searches that use two models to write the messages with searc
 models are part of this repository, so no training is needed. The small one (`benchmarks/tiny/tiny-natural`) has no
 designed errors, but it was trained only on stories of up to four events. The large one (`mas_gym/tiny/weights`) makes
 errors by design at all difficulties. In single passes on dev, the small model is better than the large one at
-difficulty 3 and worse at 4 and 5. All three difficulties are included, so a third of the problems favors the small
-model.
+difficulty 3 and worse at 4 and 5. All three difficulties are included, so one problem in three favors the small model.
 
 Messages have at most 128 tokens in all rows. On stories longer than those of its training, the small model sometimes
 repeats itself until it fills its context window of 1,024 tokens, and the prompt of the next agent is then too long. The
@@ -331,13 +330,13 @@ def page(lab: Lab, lines: Sequence[str]) -> str:
 {facts}
 ```
 
-Arithmetic of difficulties {", ".join(map(str, LEVELS))} with {lab.numbers["dev"]} dev and {lab.numbers["test"]} test
+Arithmetic at difficulties {", ".join(map(str, LEVELS))} with {lab.numbers["dev"]} dev and {lab.numbers["test"]} test
 problems each, run seed {SEED}, MAS rpsv. The critic is {PROCESS}; for `bon` it is {OUTCOME}.
 Parameters: small {small:,}, large {large:,}, a ratio of {large / small:.2f}. Weights: {stated}.
 Rows without "alone" use both arms, in turn unless `arms=` says otherwise. "In the tree" is the percentage of problems
-with a right answer in the tree, and "new" the percentage with a right answer in this tree and none in the reference's.
-The last columns contain the large model's share of all messages and of the messages of the chosen answers, and the
-paired differences on test.
+with a right answer in the tree, and "new" the percentage with a right answer in this tree but not in that of the
+reference. The last columns contain the large model's share of all messages and of the messages of the chosen answers,
+and the paired differences on test.
 
 {chr(10).join(lines)}
 """

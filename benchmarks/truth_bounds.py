@@ -100,6 +100,7 @@ def table(runs: Sequence[Run], fixed: Scores, unit: str = "tokens") -> Iterator[
     wrong = [run for run in runs if not any(check.right for check in run.checks)]
     share = sum(run.checks[-1].cost for run in wrong) / sum(run.checks[-1].cost for run in runs)
     never = f"{len(wrong)} of {len(runs)} searches"
-    yield f"\nThe last row has the smallest check number that reaches the Hit@1 of the fixed size. {never}"
-    yield f"never find a right answer. These use {100 * share:.0f}% of the {unit} of all complete searches. The AUC of"
-    yield f"the predicted probability of a right answer, over all checks, is {separation(runs):.2f}."
+    yield "\nIn the last row, the number of the check is the smallest with which the rule reaches the Hit@1 of the"
+    yield f"fixed size. {never} never find a right answer. These use {100 * share:.0f}% of the {unit} of all"
+    yield "complete searches. The AUC of the predicted probability of a right answer, over all checks, is "
+    yield f"{separation(runs):.2f}."

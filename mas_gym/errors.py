@@ -66,7 +66,7 @@ class PolicyError(MASGymError, RuntimeError):
 
 
 class PromptTooLongError(PolicyError):
-    """A prompt does not fit the model's context window, even after it is shortened."""
+    """A prompt does not fit in the model's context window, even after it is shortened."""
 
 
 class EngineUnavailableError(PolicyError):

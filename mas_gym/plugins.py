@@ -9,7 +9,7 @@ All kinds of components use one grammar, in Python and on the command line::
 
 ``NAME`` is a built-in component, a component of an installed package (an entry point in the group of its kind), or a
 class or function at the top level of a Python file. The argument of planners, tasks, graders and programs is a list of
-settings. The argument of critics and policies is one text, such as a model, an address or other specs. Settings are
+settings. The argument of critics and policies is one string, such as a model name, an address or specs. Settings are
 parsed as integers, decimals, ``true``, ``false`` or ``none``, otherwise as text. Options are keyword arguments with
 YAML values.
 
@@ -93,7 +93,7 @@ class Spec(NamedTuple):
             full: Maps an abbreviated name to the full one.
 
         Raises:
-            ConfigError: The text does not fit the grammar, or a name occurs twice.
+            ConfigError: The text does not follow the grammar, or a name occurs twice.
         """
         args, kwargs = read_settings(f"{str(self)!r}", self.argument, full)
         options = self.options()
@@ -206,7 +206,7 @@ class Registry:
         kind: The kind, for messages, such as ``"planner"``.
         group: The entry-point group in which packages add names.
         shipped: Built-in names with the component's factory, or its ``"module:attribute"``, which is imported on use.
-        settings: Whether the argument of a name is a list of settings; otherwise it is one text.
+        settings: Whether the argument of a name is a list of settings; otherwise it is one string.
     """
 
     kind: str
@@ -280,7 +280,7 @@ class Registry:
         """Call an object returned by `find`.
 
         Raises:
-            ConfigError: The arguments do not fit.
+            ConfigError: The object does not accept the arguments.
             UserCodeError: Code in the user's file raised an error; the message contains the line.
         """
         self.check(spec, make, *args, **kwargs)

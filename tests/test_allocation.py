@@ -136,7 +136,7 @@ def test_allocation_of_votes_and_cascades_never_exceeds_its_call_budget(limit: i
 
 
 @pytest.mark.parametrize("spec", [VOTE, "sc:9", CASCADE])
-def test_votes_and_cascades_with_a_sufficient_budget_equal_complete_searches(spec: str) -> None:
+def test_sufficient_budget_does_not_change_votes_and_cascades(spec: str) -> None:
     chosen = load_planner(spec)
     found, whole = (
         by_problem(run(Budget(calls=10_000), spec=chosen)),

@@ -77,7 +77,7 @@ def test_searches_covered_by_the_run_budget_run_concurrently(tmp_path: Path) -> 
     assert policy.most >= 15
 
 
-def test_bounded_searches_covered_by_the_run_budget_start_together() -> None:
+def test_bounded_searches_start_together_if_the_run_budget_covers_them() -> None:
     policy = Watched()
     options: dict[str, Any] = {"policy": policy, "budget": Budget(calls=12)}
     assert len(list(run("sc:3", 24, run_budget=Budget(calls=150), **options))) == 12

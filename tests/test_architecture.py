@@ -221,7 +221,7 @@ def absent_without_extras() -> list[str]:
     "words",
     ["--help", "envs", "critics", "policies", "planners", "tasks", "demo -n 1", "eval -n 1", "critics --help"],
 )
-def test_commands_run_without_extras_or_name_the_missing_extra(words: str, tmp_path: Path) -> None:
+def test_commands_without_extras_run_or_raise_an_error_with_the_missing_extra(words: str, tmp_path: Path) -> None:
     absent = absent_without_extras()
     assert {"torch", "transformers", "pytest"} <= set(absent)
     code = (

@@ -185,7 +185,7 @@ def test_sequential_halving_runs_exactly_n_simulations(spec: str) -> None:
         assert plan.tree.visits[0] - virtual == search.load_planner(spec).n_simulations  # type: ignore[attr-defined]
 
 
-def test_budget_horizon_narrows_nodes_as_the_budget_runs_out() -> None:
+def test_budget_horizon_reduces_children_per_node_as_the_budget_runs_out() -> None:
     world = World(4)
     plan = world.plan(search.load_planner("mcts:30,6,horizon=budget"))
     assert plan.tree is not None

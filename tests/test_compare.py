@@ -131,7 +131,7 @@ def test_repeated_match_makes_no_new_calls(tmp_path: Path) -> None:
     assert (tmp_path / "runs.calibration.db").exists()
 
 
-def test_few_calibration_problems_are_reported() -> None:
+def test_too_few_calibration_problems_are_reported() -> None:
     few = compare(["sc:2"], problems(3), mas=chain(1), policy=talker(), match="calls=5")
     assert few.calibrated[0].problems == 3
     assert "sizes chosen on 3 problems; with fewer than 30 the costs are uncertain" in str(few)

@@ -359,7 +359,7 @@ def test_speaker_name_is_sent_to_the_server(policy: OpenAIPolicy, bodies: list[A
     assert bodies[0]["messages"][1]["content"] == "Add 2 and 2"
 
 
-def test_policies_without_names_receive_the_speaker_in_the_text(tmp_path: Path) -> None:
+def test_policies_without_names_receive_the_name_of_the_speaker_in_the_text(tmp_path: Path) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         reply = await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
         return str(reply.choices[0].message.content)

@@ -386,7 +386,7 @@ def test_recorded_tool_is_not_repeated_and_its_changes_to_the_world_are_restored
     assert len(runs) < len(states) + 2 * 6 * ROUNDS
 
 
-def test_prompt_with_the_path_of_the_world_copy_fails_with_the_reason(repository: Path) -> None:
+def test_prompt_that_contains_the_path_of_a_world_copy_fails_with_an_explanation(repository: Path) -> None:
     def solve(question: str, client: OpenAI, world: str) -> str:
         return ask(client, f"{question} in {world}")
 
@@ -515,7 +515,7 @@ def test_uncopyable_world_fails_its_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_repair_example_repairs_at_least_as_many_modules_with_mcts_as_with_single(
+def test_repair_example_with_mcts_repairs_at_least_as_many_modules_as_a_single_pass(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = Path(__file__).parents[1] / "examples" / "worlds" / "repair.py"

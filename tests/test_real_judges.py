@@ -35,7 +35,7 @@ def test_votes_select_the_step_chosen_by_most_judges() -> None:
     assert [process_judges.counted(run, JUDGES, least) for least in (1, 2)] == [0, 3]
 
 
-def test_scores_count_runs_without_an_error() -> None:
+def test_scores_function_counts_error_free_runs() -> None:
     right = rows(1, 0, {"human": {"2": 1}, "A": {"2": 1}})
     runs = process_judges.read_judged([*GIVEN, *right])
     found = process_judges.scores(runs, [1, 1])

@@ -103,7 +103,7 @@ def test_store_contains_the_reason_for_stopping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", [2, 3, 7, 12, 17])
-def test_searches_with_stop_return_an_answer_within_a_budget(calls: int) -> None:
+def test_searches_with_a_stopping_rule_answer_within_a_budget(calls: int) -> None:
     plans = list(
         search.run(
             "sc:12,stop=0.9",

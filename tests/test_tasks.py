@@ -132,7 +132,7 @@ def test_limit_takes_the_first_problems_after_the_shuffle(tmp_path: Path) -> Non
     assert list(load_task("gsm8k", "train", data=file, limit=3)) == list(train[:3])
 
 
-def test_held_out_test_set_and_pool_partition_the_problems() -> None:
+def test_each_problem_is_in_either_the_pool_or_the_held_out_test_set() -> None:
     test, pool = hold_out_test(100, 20)
     assert (len(test), sorted(test + pool)) == (20, list(range(100)))
 

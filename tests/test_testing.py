@@ -175,7 +175,7 @@ class Streaming(Careful):
         return Session()
 
 
-def test_sessions_and_sample_must_return_the_same_samples() -> None:
+def test_policy_check_requires_the_same_samples_from_sessions_and_sample() -> None:
     check_policy(Streaming())
     twisted = Streaming()
     twisted.twist = "!"

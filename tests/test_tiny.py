@@ -69,7 +69,7 @@ def test_written_messages_are_parsed_back(
     assert language.read_hints(language.write_hints(advice)) == advice
 
 
-def test_messages_with_varied_labels_are_parsed_equally() -> None:
+def test_messages_with_varied_labels_are_parsed_identically() -> None:
     rng = random.Random(0)
     plain = {
         language.read_facts: language.write_facts(FACTS),
@@ -166,7 +166,7 @@ def test_without_misconceptions_every_message_is_correct(graph: str) -> None:
 
 
 @pytest.mark.parametrize("graph", SHIPPED)
-def test_with_misconceptions_a_failure_has_a_first_error(graph: str) -> None:
+def test_failed_transcripts_of_agents_with_misconceptions_have_a_first_error(graph: str) -> None:
     task = Ordering("train") if graph in graphs.ORDERING_GRAPHS else Arithmetic("train")
     failures, speakers = 0, set()
     for problem in task[:150]:
@@ -480,7 +480,7 @@ def test_interrupted_training_resumes_with_the_same_model(tmp_path: Path, monkey
         module.train(changed)
 
 
-def test_natural_model_is_trained_only_on_correct_transcripts(
+def test_tiny_natural_is_trained_only_on_correct_transcripts(
     tokenizer: Any,
 ) -> None:
     pytest.importorskip("torch")

@@ -198,7 +198,7 @@ def test_traces_through_a_server_equal_those_of_the_engine(policy: Any, tmp_path
         assert (sample.text, sample.trace) == (node.state.text, found.find(seeds[node.id]).trace)
 
 
-def test_traces_of_a_server_without_ids_have_its_logprobs(policy: Any, tmp_path: Path) -> None:
+def test_traces_from_a_server_without_token_ids_contain_logprobs(policy: Any, tmp_path: Path) -> None:
     with serving(make_app(policy, frozenset({"return_token_ids"}))) as url:
         remote: Any = traced(load_policy(f"openai:served@{url}/v1"), tmp_path)
         [plan] = search.run("single", TASK[:1], mas="rpsv", policy=remote)
@@ -269,7 +269,7 @@ def test_siblings_planner_with_turns_or_spare_has_the_expected_widths(
     assert planner_spec(load_planner(spec)) == spec
 
 
-def test_spare_messages_do_not_change_the_other_seeds(policy: Any) -> None:
+def test_spare_option_of_siblings_does_not_change_the_other_messages(policy: Any) -> None:
     found = []
     for spec in ("siblings:2", "siblings:2,spare=2"):
         [plan] = search.run(spec, TASK[:1], mas="rpsv", policy=policy, training=True)

@@ -123,7 +123,7 @@ def model_of(base: Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("bt_on", ["tanh", "raw"])
 @pytest.mark.parametrize("anchor", [0.0, 0.5])
-def test_bradley_terry_loss_equals_the_paper(bt_on: Any, anchor: float) -> None:
+def test_bradley_terry_loss_equals_the_equation_of_the_paper(bt_on: Any, anchor: float) -> None:
     z, t = np.array([0.3, -1.2, 2.0, 0.0, 0.7]), 0.25
     tensors = {
         "better": torch.tensor([0, 2]),

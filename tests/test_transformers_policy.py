@@ -544,7 +544,7 @@ def test_options_are_accepted_in_the_spec(folder: Path) -> None:
     assert (policy.max_batch, policy.name, policy.format.window) == (5, "Solo", 100)
 
 
-def test_bfloat16_runs_without_the_exact_reference(folder: Path) -> None:
+def test_bfloat16_model_runs_without_the_float64_copy(folder: Path) -> None:
     policy = load_policy(f"transformers:{folder}", dtype="bfloat16")
     assert not policy._model.exact
     assert policy.sample([request(5)])[0].samples[0].tokens >= 1

@@ -185,7 +185,7 @@ def test_unknown_name_error_explains_how_to_add_a_component(load: Any, group: st
         load("nonsense")
 
 
-def test_names_a_file_requires_a_python_file_and_a_name() -> None:
+def test_names_a_file_function_requires_a_python_file_and_a_name() -> None:
     assert not any(map(names_a_file, ["mcts:10,3", "my.py", "recorded:FILE", "models/x.python:1", "", ":", ".py:x"]))
 
 

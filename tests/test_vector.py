@@ -252,7 +252,7 @@ def numbers(num_envs: int = 3, **options: Any) -> MASVectorEnv:
 
 
 @pytest.mark.slow
-def test_sb3_adapter_equals_the_vector_environment() -> None:
+def test_sb3_adapter_returns_the_same_steps_as_the_vector_environment() -> None:
     pytest.importorskip("sb3_contrib", reason="the adapter needs Stable-Baselines3")
     from sb3_contrib import MaskablePPO
     from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported

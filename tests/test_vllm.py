@@ -108,7 +108,7 @@ def test_cpu_engine_runs_in_one_process(both: tuple[VLLMPolicy, ...]) -> None:
     assert not any("Worker" in name for name in names)
 
 
-def test_greedy_messages_and_logprobs_equal_transformers(folder: Path, both: tuple[VLLMPolicy, ...]) -> None:
+def test_greedy_messages_and_logprobs_equal_those_of_transformers(folder: Path, both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i, 1, temperature=0.0) for i in range(12)]
     ours = ask(both[0], requests)
     theirs = TransformersPolicy(folder).sample(requests)

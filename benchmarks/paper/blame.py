@@ -30,15 +30,15 @@ FEWEST = 20
 
 ASKS = f"""
 `mas-gym blame` names the agent whose message lowered the value of a failed transcript the most, or no agent if the fall
-is small. In a generated task the first wrong message is known, so both the coverage and the accuracy among the passes
-for which an agent is named can be measured. The confidence is half of the fall. The threshold of each critic is the
-smallest at which, on dev problems, at least {FEWEST} agents are named and {100 * WANTED:.0f}% of them are right.
-Accuracy and coverage are measured on test problems.
+is small. In a generated task the first wrong message is known, so it is possible to measure how many failed passes an
+agent is named for (coverage) and how often it is the right one (accuracy). The confidence is half of the fall. The
+threshold of each critic is the smallest at which, on dev problems, at least {FEWEST} agents are named and {
+    100 * WANTED:.0f}% of them are right. Accuracy and coverage are measured on test problems.
 
 `shipped` is MASPRM with the command's default threshold, {CONFIDENT:g}. `PL` is policy likelihood. The ORM scores
 unfinished transcripts, although it was not trained on them. `judge` is the bundled agents' model, which returns a
-verdict after each message. It was not trained to judge, so its result does not show the quality of an LLM judge.
-`most frequent agent` always blames the agent that errs most often on dev.
+verdict after each message. It was not trained to judge, so its result does not show the quality of an LLM judge. `most
+frequent agent` always blames the agent that errs most often on dev.
 """
 
 

@@ -199,7 +199,7 @@ def _grouped(
         (name, len(group), *(_cell(group, judge) for judge in shown.values()))
         for name, group in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
-    page.blocks.append(f"Errors found, by {what}, in % with 95% intervals:\n")
+    page.blocks.append(f"Percentage of errors that are found, by {what}, with 95% intervals:\n")
     page.table((what, "passes", *shown), rows)
 
 

@@ -45,8 +45,8 @@ There are three groups of critics:
 - Learned critics: ORM, MASPRM, and means of two critics. The ORM scores only finished transcripts, so MASPRM + ORM
   ranks only leaves.
 
-Agreement, and every critic that includes the ORM, cannot be used in a beam search, because they score only finished
-transcripts.
+The agreement critic and every critic that includes the ORM cannot be used in a beam search, because they score only
+finished transcripts.
 """
 
 

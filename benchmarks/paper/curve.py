@@ -19,9 +19,9 @@ FEWEST = 4
 """Trees; fewer may leave one side of the split without pairs."""
 
 ASKS = """
-These learning curves show whether more data would improve MASPRM with the Bradley-Terry loss: it is trained on fewer
-trees, and on fewer pairs per tree. The pairs for evaluation are from the dev split and are the same for every point.
-The paper has no such curve.
+These learning curves show whether more data would improve MASPRM with the Bradley-Terry loss. MASPRM is trained on
+several numbers of trees, and of pairs per tree. The pairs for evaluation are from the dev split and are the same for
+every point. The paper has no such curve.
 """
 
 
@@ -59,7 +59,7 @@ def run(lab: Lab) -> Page:
     single, *scores = lab.measure(lab.home, searches, seeds)
     equal = rivals(lab, lab.home, scores[-1], single, seeds=seeds)
     likelihood = equal.likelihood
-    lab.notes.append(f"searches with run seed {seeds[0]} only")
+    lab.notes.append(f"all searches of this page use run seed {seeds[0]}")
     points = [
         _point(lab, series, recipe, critic, score)
         for (series, recipe), critic, score in zip(recipes, critics, scores, strict=True)

@@ -9,11 +9,11 @@ from mas_gym.tasks.task_classes import DEFAULT_DIFFICULTY
 
 ASKS = """
 This page compares three critics in MCTS(10,3): policy likelihood, a MASPRM trained on the same wording, and a MASPRM
-trained on the other wording. The wordings are the stories of Arithmetic, and stories with the same kinds of facts and
-the same difficulty but with every sentence reworded (`retold`). Agents and graph are the same, and the agents were
-trained on both wordings. Together with [difficulty](difficulty.md), this is the small-scale equivalent of the paper's
-transfer between GSM8K and MATH, where the transferred critic is 3.7 to 9.3 points below the critic of the same data set
-and 5.3 to 11.1 above policy likelihood.
+trained on the other wording. The two wordings are the stories of Arithmetic and `retold` stories, which have the same
+kinds of facts and the same difficulty, but every sentence is reworded. Agents and graph are the same, and the agents
+were trained on both wordings. Together with [difficulty](difficulty.md), this is the small-scale equivalent of the
+paper's transfer between GSM8K and MATH, where the transferred critic is 3.7 to 9.3 points below the critic of the same
+data set and 5.3 to 11.1 above policy likelihood.
 """
 
 

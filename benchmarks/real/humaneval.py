@@ -273,9 +273,9 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
     )
     page.heading("Stopping early")
     page.text(
-        "Sampling stops at the first of the sizes above at which the critic gives one program at least the stated "
-        "probability. The comparison is the critic's accuracy with the same number of samples for every problem, "
-        "interpolated between sizes."
+        "Sampling stops at the smallest of the sizes above for which the critic gives one program at least "
+        "the stated probability. The comparison is the critic's accuracy with the same number of samples for "
+        "every problem, interpolated between sizes."
     )
     page.table(
         (
@@ -329,7 +329,7 @@ same for every rule.
 
 The inputs of the outcome critic are the scores of all rules, the programs' lengths and a few word counts, and it is
 trained only on outcomes. It is cross-validated by problem in {FOLDS} folds, and its kind is chosen within the training
-folds: {{critics}}. No confidence for stopping is chosen; all are shown.
+folds: {{critics}}. The table shows all tested confidence thresholds for stopping; none was selected.
 """
 
 
@@ -352,8 +352,9 @@ def _finding(plain: Floats, codet: Table, critic: Table, level: Any, better: Any
         "This page compares rules that choose one of CodeGen-16B's recorded programs for problems of HumanEval. "
         f"A random program is correct in {percent(plain.mean())}% of cases, and CodeT's rule raises this "
         f"to {percent(codet[100].mean())}% with 100 programs and 100 generated test sets. "
-        f"An outcome critic on features of the same executions reaches {percent(critic[THIRD].mean())}% with {THIRD} "
-        f"of each, which is {goal} CodeT's {percent(codet[100].mean())}% with 100 (difference "
+        f"An outcome critic on features of the executions of the programs on the tests reaches "
+        f"{percent(critic[THIRD].mean())}% with {THIRD} of each, which is {goal} CodeT's "
+        f"{percent(codet[100].mean())}% with 100 (difference "
         f"{100 * level.mean:+.1f} points, {100 * level.low:+.1f} to {100 * level.high:+.1f}). "
         f"With {THIRD} samples for both, the critic is {same} ({100 * better.mean:+.1f} points, "
         f"{100 * better.low:+.1f} to {100 * better.high:+.1f}); with 100 for both, the critic is {more} "

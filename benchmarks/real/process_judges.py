@@ -463,9 +463,10 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         ],
     )
     page.text(
-        "The runs are HotpotQA's, imported from their log; the judges are `recorded:STORE#judge=NAME` and `vote:...`. "
+        "The runs are those of the HotpotQA part, imported from its log; the judges are `recorded:STORE#judge=NAME` "
+        "and `vote:...`. "
         f"Thresholds are chosen on a fifth of the questions, and the critics are evaluated on {texts[0].transcripts} "
-        f"runs, {texts[0].wrong} of them with an error. The vote is the mean verdict of the eight."
+        f"runs, {texts[0].wrong} of them with an error. The vote is the mean verdict of the eight small judges."
     )
     page.heading("ProcessBench: a critic on features")
     page.table(

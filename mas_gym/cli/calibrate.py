@@ -32,7 +32,7 @@ def calibrate(
     ] = "logistic",
     concurrency: opt.Concurrency = 64,
 ) -> None:
-    """Fit the probability that a search's answer is right, and choose the threshold for stopping.
+    """Fit a model of the probability that a search's answer is right, and choose the threshold for stopping.
 
     The threshold is the smallest at which Hit@1 on held-out dev problems is at least that of complete searches.
     """

@@ -1,7 +1,7 @@
 """The commands of ``mas-gym``, the options that precede a command, and the entry point.
 
-Each command has a module, which is imported when the command is used and imports large packages only when the command
-runs.
+Each command has a module, which is imported when the command is first accessed; large packages are imported only when
+the command runs.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def front(
         bool, typer.Option("--trace-content", help="With --traces: also record prompts and messages.")
     ] = False,
 ) -> None:
-    """Build, train and compare test-time search over multi-agent LLM systems."""
+    """Build multi-agent LLM systems, train reward models for them and compare test-time search."""
     if traces is not None:
         from mas_gym.cli.option_values import check_folder
         from search.service.telemetry import traces as recorded_traces

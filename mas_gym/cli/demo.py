@@ -82,7 +82,7 @@ def demo(
 
 
 def _rows(specs: Sequence[str]) -> list[Row]:
-    """Pair the paper's planners with all critics, and best-of-N with outcome critics (all critics if none exist)."""
+    """Pair the paper's planners with all critics, and best-of-N with outcome critics (or all, if there are none)."""
     from search.compare.comparison_runs import PAPER_PLANNERS, named_critics, named_planners, pair
 
     critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
@@ -123,7 +123,7 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
 
 
 class _BestTree:
-    """Selects a tree of the last MCTS row: the largest that is right where ``single`` is wrong, or else the largest."""
+    """Selects the last MCTS row's largest tree whose answer is right where ``single`` is wrong, or else its largest."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.row = [row for row in rows if row.name.startswith("mcts")][-1]

@@ -81,7 +81,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tuple[str, ...]]]) -> Table:
-    """Return a table of runs: ``words`` columns of words, including the run, then columns of numbers."""
+    """Return a table of runs: ``words`` text columns, the first for the run, then numeric columns."""
     lines = []
     for run, cells in rows:
         label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")

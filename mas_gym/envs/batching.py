@@ -97,7 +97,7 @@ def answered(step: Asking[T]) -> T:
 
 
 def score(critic: Critic, contexts: Mapping[int, Sequence[ScoringContext]]) -> dict[int, list[float] | Exception]:
-    """Return, for each environment, the critic's values, or the error if the critic cannot score it.
+    """Return the critic's values for each environment's states, or the error if the critic cannot score them.
 
     Environments are scored together, in batches of about ``critic.max_batch`` states.
 

@@ -333,7 +333,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         """Return a snapshot of the episode in constant time.
 
         Args:
-            include_rng: Include the state of the generator that chooses problems, so that later resets repeat.
+            include_rng: Include the random generator's state, so that later resets choose the same problems.
 
         Raises:
             EpisodeOverError: No episode has started.

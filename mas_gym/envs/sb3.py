@@ -53,7 +53,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> object:
-        """Start an episode in every sub-environment, with the seeds and options set before."""
+        """Start an episode in every sub-environment, with the previously set seeds and options."""
         options = [dict(own) for own in self._options]
         if any(own != options[0] for own in options):
             raise ConfigError("set_options: expected the same options for every environment")

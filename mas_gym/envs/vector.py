@@ -104,7 +104,7 @@ class MASVectorEnv(SyncVectorEnv):
     raised from `step` with a note that names the sub-environment; afterwards only `reset()` is valid.
 
     Args:
-        env_fns: Functions that build the sub-environments, each a `MASEnv` in any wrappers. `CandidateChoice`,
+        env_fns: Functions that build the sub-environments, each a `MASEnv` with any wrappers. `CandidateChoice`,
             `CandidateFeatures` and `DenseReward` batch their requests unless they are inside another kind of wrapper.
         autoreset_mode: When a sub-environment starts its next episode.
 

@@ -84,7 +84,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         seed: With a seed, proposals depend only on it and on the transcript, so each problem is one fixed tree.
             Without one, each episode draws a seed from the environment's random generator.
         temperature: Sampling temperature.
-        top_p: Nucleus sampling mass.
+        top_p: Probability mass for nucleus sampling.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class CandidateFeatures(AskingWrapper):
 
         Args:
             env: A `CandidateChoice`, or a wrapper around one that does not change its observations.
-            critic: Scores the state after each candidate individually; one call scores all candidates of a turn.
+            critic: Scores the state after each candidate, independently of the others; one call scores a whole turn.
 
         Raises:
             ConfigError: There is no `CandidateChoice`, or the critic scores only finished states or compares states.

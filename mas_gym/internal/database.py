@@ -26,7 +26,7 @@ class Format:
         tables: The SQL statements that create the tables, each terminated by ``;`` and a line break.
         error: The error class for every problem with a file.
         origin: How such a file is created, for the error about a missing file.
-        functions: Deterministic SQL functions of any number of columns, by name.
+        functions: Deterministic SQL functions with any number of arguments, by name.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Format:
             create: Create the file if it is missing or empty. If False, the file may be in a read-only folder.
 
         Raises:
-            MASGymError: The file is missing, has another kind or schema, or cannot be opened. The class is `error`.
+            MASGymError: The file is missing, is of another kind or schema, or cannot be opened. The class is `error`.
         """
         if not create and not path.is_file():
             raise self.error(f"{self.name} {path}: no such file; {self.origin}")

@@ -52,7 +52,7 @@ def run_jobs(
 
     Returns:
         The reason for an early end: Ctrl-C, an error in a job, or a process that died; None if all jobs are complete.
-        In this case, the other processes also end their jobs early, and their messages are still handled.
+        After an early end, the other processes also end their jobs early, and their messages are still handled.
 
     Raises:
         ConfigError: ``prepare`` or a job cannot be pickled.

@@ -64,7 +64,7 @@ def who_and_when(row: Any) -> Transcript:
 
 
 def processbench(row: Any) -> Transcript:
-    """Read a solution of ProcessBench (Zheng et al. 2024, arXiv:2412.06559), optionally with ``agents``, one per step.
+    """Read a solution from ProcessBench (Zheng et al. 2024, arXiv:2412.06559), with optional ``agents``, one per step.
 
     Raises:
         BadRow: The row has another format.
@@ -97,7 +97,7 @@ def _first_error_label(place: int, label: int) -> int | None:
 
 
 def agent_processbench(row: Any) -> Transcript:
-    """Read a run of AgentProcessBench: a tool-using agent whose steps have labels of 1, 0 or -1.
+    """Read a run from AgentProcessBench, of a tool-using agent whose steps are labeled 1, 0 or -1.
 
     Raises:
         BadRow: The row has another format.

@@ -161,7 +161,7 @@ def number(value: object, what: str) -> float | None:
 
 
 def truth(value: object, what: str = "correct") -> bool | None:
-    """Return a truth value in a log, which is a boolean, 1, 0, -1 or a word such as "yes"; None for None.
+    """Parse a truth value from a log: a boolean, 1, 0, -1 or a word such as "yes"; None for None.
 
     Raises:
         BadRow: The value has another type or is out of range.

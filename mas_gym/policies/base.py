@@ -94,7 +94,7 @@ class SamplingRequest:
         seeds: One seed in ``[0, 2**63)`` per sample.
         max_new_tokens: Limit on generated tokens per sample.
         temperature: Softmax temperature; 0 and values below `MIN_TEMPERATURE` mean greedy decoding.
-        top_p: Nucleus mass in ``(0, 1]``.
+        top_p: Probability mass for nucleus sampling, in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
             ``messages`` holds further fields of each message. A policy receives only supported fields (see `fitted`).
@@ -190,7 +190,7 @@ class Sample(NamedTuple):
     """One sampled message.
 
     Attributes:
-        text: The message, without special tokens, stripped.
+        text: The message, without special tokens or surrounding whitespace.
         tokens: Generated tokens, the end token included.
         logprob: Sum over the generated tokens of the policy's log-probability at temperature 1 (nats); None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
@@ -218,7 +218,7 @@ class SamplingReply(NamedTuple):
         samples: In the order of the request's seeds.
         prompt_tokens: Prompt tokens that the engine processed; the prompt is counted once per call to the engine.
         cached_tokens: Prompt tokens that the engine had cached.
-        dropped_tokens: Tokens cut from the oldest input because the prompt did not fit the context window.
+        dropped_tokens: Tokens cut from the oldest input because the prompt did not fit in the context window.
     """
 
     samples: tuple[Sample, ...]
@@ -342,7 +342,7 @@ class PolicyBase:
             returns all samples of a request, which a response cache then keeps together; None if each sample depends
             only on its seed, but may not be a separate call.
         chooses: Whether the policy provides log-probabilities of first words through ``choose`` or ``choose_async``.
-        max_prompt_bytes: An upper bound on the UTF-8 bytes of a message that fits the context window; None if unknown.
+        max_prompt_bytes: Upper bound on the UTF-8 bytes of a message that fits in the context window; None if unknown.
         meters: Calls, tokens and cost so far, by engine; empty for local models.
         made_for: The tasks and systems that the policy was trained for; None for a general-purpose policy.
         identical_to: For a wrapper that does not change samples, such as a cache: the wrapped policy. The wrapper has

@@ -273,7 +273,7 @@ class VLLMPolicy(AsyncPolicy):
         """Return digests of the model's and the adapter's files and the settings that affect samples.
 
         Raises:
-            PolicyError: The files cannot be found, or changed after the policy was created.
+            PolicyError: A file cannot be found or has changed since the policy was created.
         """
         adapter = None if self._adapter is None else self._adapter.identity()
         return {"model": self._source.identity(), "adapter": adapter, **self._settings}

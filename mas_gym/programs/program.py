@@ -129,7 +129,7 @@ class Program:
         }  # fmt: skip
 
     def _limit(self, parked: int | None, running: int) -> None:
-        """Set the maximum numbers of executions."""
+        """Set how many executions may wait and how many may run."""
         light = isinstance(self.source, FunctionSource) and self.source.light
         default = _PARKED_LIGHT if light else _PARKED
         self.parked = default if parked is None else whole_number("parked", parked, at_least=0)
@@ -258,7 +258,7 @@ def _is_function(source: str) -> bool:
 
 
 def _named(source: str) -> Any:
-    """Return the function or program of ``FILE.py:NAME`` or of a package's name."""
+    """Return the function or program that ``FILE.py:NAME`` or a name from a package refers to."""
     spec = PROGRAMS.parse(source)
     if spec.argument or spec.fragment:
         raise ConfigError(f"program {source!r}: expected FILE.py:NAME without settings")

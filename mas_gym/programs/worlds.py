@@ -333,7 +333,7 @@ def _remove_store(path: str, lock: int, owner: int) -> None:
 
 
 def _lock(path: str) -> int:
-    """Return the descriptor of a new lock file, or of an old unlocked one. Raises `OSError`."""
+    """Lock a new or existing lock file and return its descriptor. Raises `OSError` if it is already locked."""
     import fcntl
 
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -346,7 +346,7 @@ def _lock(path: str) -> int:
 
 
 def _remove_abandoned() -> None:
-    """Remove the stores of this user's ended processes."""
+    """Remove the stores of this user's processes that have ended."""
     for item in os.scandir(tempfile.gettempdir()):
         if item.name.startswith(_STORE):
             with suppress(OSError):

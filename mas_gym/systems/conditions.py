@@ -1,6 +1,6 @@
 """Conditions of edges, which test the text of a message.
 
-Regular expressions have RE2's syntax and are matched in time linear in the text. Messages come from models and may be
+Regular expressions use RE2's syntax and are matched in time linear in the text. Messages come from models and may be
 malicious, so conditions never use a backtracking matcher.
 """
 
@@ -56,7 +56,7 @@ class Condition:
 
 @lru_cache(maxsize=256)
 def matcher(pattern: str) -> Callable[[str], bool]:
-    r"""Return a function that tests whether a pattern occurs in a text, in time linear in its length.
+    r"""Return a function that tests whether a pattern occurs in a text, in time linear in the text's length.
 
     Args:
         pattern: A regular expression in RE2's syntax (https://github.com/google/re2/wiki/Syntax). ``\d``, ``\s``,

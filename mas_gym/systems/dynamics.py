@@ -104,7 +104,7 @@ class Dynamics:
         In a dynamic graph the conditions depend on the text, so a recipient listed here
         may still be rejected for a given text; `ALL` is always accepted. For an agent with
         ``route: message``, `ALL` stands for the recipient that the message names, and
-        another recipient overrides it. The result is empty in a terminal state.
+        any other choice overrides it. The result is empty in a terminal state.
         """
         if state.acting == self._sink:
             return ()

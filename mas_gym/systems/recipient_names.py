@@ -29,7 +29,7 @@ _LONGEST_LABEL = 40
 
 
 def folded(name: str) -> str:
-    """Return the form in which names are compared: letters and digits, without case.
+    """Return the form in which names are compared: only its letters and digits, case-folded.
 
     >>> folded("**Number Theorist**")
     'numbertheorist'
@@ -57,7 +57,7 @@ def named_recipient(text: str) -> str | None:
 
 
 def current_answer(text: str) -> str | None:
-    r"""Return the text after the last ``CURRENT ANSWER:`` at the beginning of a line; None without that field.
+    r"""Return the text after the last ``CURRENT ANSWER:`` at the beginning of a line; None if there is no such field.
 
     >>> current_answer("RECIPIENT: Critic\nCURRENT ANSWER: 18")
     '18'

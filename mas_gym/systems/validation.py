@@ -184,7 +184,7 @@ class _Reader:
         self.fault(place, f"{name} has no unconditional edge to {goal}: {remedy}")
 
     def distinct_names(self, agents: Sequence[Agent | None]) -> None:
-        """Report agent names that are equal once folded, so that a message could not tell them apart."""
+        """Report agent names that are equal once folded and so could not be told apart in a message."""
         seen = {folded(name): name for name in RESERVED}
         for i, agent in enumerate(agents):
             if agent is None:
@@ -360,7 +360,8 @@ def _or(options: Iterable[str]) -> str:
 def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge], loops: bool) -> Iterator[tuple[Place, str]]:
     """Yield the errors of the graph as a whole; with ``loops``, edges may go in any direction.
 
-    A node that could not be read is None: its error is already reported, and the other end of the edge is accepted.
+    If a node of an edge could not be read, it is None, and its error is already reported; the node at the other end
+    counts as connected.
     """
     sink = len(names)
     yield from _edge_faults(edges, sink)
@@ -404,7 +405,7 @@ def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, 
 
 
 def _cycles(edges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield cycles that share no edges, each starting at its first agent."""
+    """Yield cycles that share no edges, each starting at its first listed agent."""
     left = dict.fromkeys(edges)
     while True:
         sorter = TopologicalSorter[int]()

@@ -151,7 +151,7 @@ class Grader(Protocol):
 class Task(Sequence[Problem], ABC):
     """The problems of one split, as a sequence that also grades answers; slices are tasks too.
 
-    A subclass defines ``__len__``, ``__getitem__``, `extract` and `grade`; the rest has defaults. An object that only
+    A subclass defines ``__len__``, ``__getitem__``, `extract` and `grade`; the rest have defaults. An object that only
     has these methods is adapted on loading (`as_task`). `mas_gym.tasks.ProblemTask.of` builds a task from problems.
 
     Attributes:
@@ -321,7 +321,7 @@ TASK_RULES: Mapping[str, str] = MappingProxyType({"arithmetic": "opening", "orde
 
 
 def same_rule(rule: str | Same) -> Same:
-    """Return the rule for equal messages with this name; a function is returned unchanged.
+    """Return the rule of this name for equal messages; a function is returned unchanged.
 
     Raises:
         UnknownNameError: There is no rule with that name.

@@ -54,7 +54,7 @@ def read_rows(what: str, rows: Sequence[RawRow], read: Callable[[int, JSONMappin
 
 
 def first_of(row: Mapping[str, object], names: Sequence[str]) -> Any:
-    """Return the value of the first of several fields that a row has; None if it has none of them."""
+    """Return the value of the first of the given fields that the row has; None if it has none of them."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 

@@ -56,7 +56,7 @@ def read_hub(hub: Hub, partition: str, name: str) -> list[RawRow]:
 
 
 def _reachable(endpoint: str) -> bool:
-    """Return whether the hub responds; probes it in a thread, because name resolution has no timeout."""
+    """Return whether the hub responds, probing it in a thread, because name resolution has no timeout."""
     import urllib.error
     import urllib.request
 

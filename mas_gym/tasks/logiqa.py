@@ -17,7 +17,7 @@ _INSIDE = re.compile(r"(?<![A-Za-z])([A-D])[.\uff0e]")
 
 
 def logiqa_block(lines: Sequence[str]) -> JSONMapping:
-    """Read one block of LogiQA's release: the right letter, the passage, the question and four options.
+    """Read one block of LogiQA's release: the correct option's letter, the passage, the question and four options.
 
     The letter names an option by its label. Some blocks list their options out
     of order (A, C, B, D), and in others the translation moved a label into its

@@ -38,7 +38,7 @@ class Table:
 
 
 class ProblemSequence(Task):
-    """The base class of this library's tasks, with a grader and with slices that change only the rows.
+    """The base class of this library's tasks, with a grader; slices differ only in their rows.
 
     Attributes:
         rows: The part of the split that this sequence covers.

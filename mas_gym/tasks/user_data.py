@@ -419,7 +419,7 @@ def _label(answer: str, options: Sequence[str]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value of another column in JSON-serializable form."""
+    """Return a metadata value in JSON-serializable form."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -47,7 +47,7 @@ def check_critic(
         critic: The critic.
         mas: The system of the states to score.
         question: A question suitable for the critic.
-        tolerance: Maximum change of a value caused by batching.
+        tolerance: Maximum change in a value caused by batching.
         seed: Seed of the episodes.
         other: Another instance, such as one with other weights. If its values differ, it must have another
             identity, because a run store treats two critics with the same identity as one.

@@ -29,7 +29,7 @@ def check_policy(
     batch_invariant: bool = True,
     other: Policy | AsyncPolicy | None = None,
 ) -> None:
-    """Check a policy: its replies, seeds, token caps, batching, unusual prompts, and its identity.
+    """Check a policy: its replies, seeds, token limits, batching, handling of unusual prompts, and identity.
 
     The policy samples about forty messages of at most 16 tokens.
 

@@ -105,7 +105,7 @@ def stated(findings: Findings, part: object) -> str:
 
 
 def check_steady(findings: Findings, part: object, before: str) -> None:
-    """Check that a component's identity is the same before and after its work."""
+    """Check that a component's identity is the same before and after it is used."""
     if before:
         fault = "its identity changed during use: leave counters, caches and generators out of identity()"
         findings.expect(stated(findings, part) == before, fault)

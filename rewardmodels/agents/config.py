@@ -31,7 +31,7 @@ class AgentConfig:
         credit: How ``"grpo"`` computes advantages: a method of `search.credit`.
         adapters: ``"shared"`` trains one model for all agents, ``"per-agent"`` one model per agent.
         best: ``"sft"``: number of transcripts per problem, in descending order of the mean reward of their messages.
-        least: ``"dpo"``: smallest difference between the mean rewards of two siblings, in ``(0, 2]``.
+        least: ``"dpo"``: minimum difference between the mean rewards of two siblings, in ``(0, 2]``.
         beta: ``"dpo"``: the factor of the log-ratios in the loss.
         clip: ``"grpo"``: bound on the relative change of a token's probability within one run (PPO's epsilon).
         max_drift: ``"grpo"``: a warning is logged above this mean difference (nats per token) between the

@@ -156,7 +156,7 @@ def sibling_pairs(path: str | Path, least: float, run: str | None = None) -> lis
 
     Args:
         path: The store.
-        least: Smallest difference between their mean rewards, in ``(0, 2]``.
+        least: Minimum difference between their mean rewards, in ``(0, 2]``.
         run: One training run; None reads all training runs.
 
     Raises:

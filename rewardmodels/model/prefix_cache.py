@@ -296,7 +296,7 @@ class PrefixScorer:
         return sum(1 for _ in takewhile(self.cache.__contains__, path))
 
     def _forward(self, trie: Trie, keys: list[Key], nodes: list[int], closed: set[int]) -> dict[int, float]:
-        """Compute nodes, each after its ancestors, and cache those that may be continued."""
+        """Run the model on nodes, each after its ancestors, and cache those that may be continued."""
         places = {node: i for i, node in enumerate(nodes)}
         joined: dict[tuple[Key, ...], torch.Tensor] = {}
         parts = []

@@ -32,7 +32,7 @@ _WIDTH = 120
 
 @dataclass(frozen=True)
 class Selection:
-    """Curves of selection among recorded samples; ``print(selection)`` shows them.
+    """Accuracy of selection among recorded samples, by number of samples; ``print(selection)`` shows them.
 
     The curves are the majority vote, the best sample according to each critic, and the upper bound, which is right if
     any sample is right.

@@ -295,7 +295,7 @@ class ActiveSearch:
         return None
 
     def _grading(self, texts: Iterable[str]) -> list[Call]:
-        """Return the call that grades ungraded messages; empty if the grader is fast."""
+        """Return a list with the call that grades ungraded messages; empty if the grader is fast."""
         wanted = self.grader.ungraded(texts) if self.grader.threads else []
         return [GradingCall(self.grader, wanted)] if wanted else []
 

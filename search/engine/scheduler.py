@@ -382,7 +382,7 @@ class Scheduler:
         self._send(entry, calls)
 
     def _allocate(self, allocation: Allocation) -> bool:
-        """Resume this round's searches, or start the next round when no search runs; return whether any was resumed.
+        """Resume this round's searches, or start the next round if none is running; return whether any was resumed.
 
         If the remaining budget covers no increment, the waiting searches end.
         """

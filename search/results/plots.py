@@ -195,7 +195,7 @@ _TWO_COLUMNS = 48
 def _legend_handles(
     colours: dict[str, str], markers: dict[str, Marker], sizes: dict[str, float], lines: Mapping[str, dict[str, Any]]
 ) -> tuple[list[Artist], int]:
-    """Return the legend entries (searches, then critics and line meanings) and the number of columns."""
+    """Return the legend entries (searches, then critics and line styles) and the number of columns."""
     from matplotlib.lines import Line2D
 
     def entry(label: str, **look: Any) -> Artist:

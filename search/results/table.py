@@ -66,7 +66,7 @@ class Comparison:
     calibrated: tuple[CalibratedSize, ...] = ()
 
     def differences(self) -> dict[str, Difference]:
-        """Return, by label, each other row's Hit@1 minus the baseline's, paired by problem."""
+        """Return, by label, the Hit@1 of every row but the baseline minus the baseline's, paired by problem."""
         return {row.label: gap for row, _, gap in hit_differences(self.rows, self.baseline)} if self.rows else {}
 
     def __getitem__(self, label: str) -> ResultRow:

@@ -1,8 +1,8 @@
 """Regrading of stored searches without model calls. The new grades are stored in addition to those of the run.
 
-A grading is the result of `regrade` with one grader: the grader's identity and, for each search, the grade of the
-final message of each candidate and anytime point. The grades of the run itself never change, and resuming a run ignores
-gradings. If a search is repeated, its grades in all gradings are deleted.
+A grading is the result of `regrade` with one grader: the grader's identity and, for each search, the grade of the final
+message of each candidate and of each point of the anytime curve. The grades of the run itself never change, and
+resuming a run ignores gradings. If a search is repeated, its grades in all gradings are deleted.
 """
 
 from __future__ import annotations

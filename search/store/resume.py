@@ -212,7 +212,7 @@ class RunRecord:
             raise
 
     def save_all(self, searches: Iterable[tuple[Problem, Plan]]) -> None:
-        """Write new searches without a cost in one transaction."""
+        """Write new searches, with no cost, in one transaction."""
         with explained(self.path), transaction(self._connection):
             for problem, plan in searches:
                 self._writer.search(self.run, problem, plan, {})

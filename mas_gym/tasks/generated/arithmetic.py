@@ -127,7 +127,7 @@ def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]
 
 
 def apply_reader_slips(facts: list[Fact], rival: tuple[int, int] | None, slips: list[Slip]) -> list[Fact]:
-    """Return the facts as a Reader with these slips lists them."""
+    """Return the facts as listed by a Reader who makes these slips."""
     dropped = {place for kind, place in slips if kind == "drop"}
     out: list[Fact] = []
     for i, fact in enumerate(facts):
@@ -232,7 +232,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Level(NamedTuple):
-    """The parameters of one difficulty.
+    """The parameters of one difficulty level.
 
     Attributes:
         events: Minimum and maximum number of events after the first fact.
@@ -277,7 +277,7 @@ class Story(NamedTuple):
 
 
 def draw_story(rng: random.Random, level: Level) -> Story:
-    """Sample a story of a level, without checking that its numbers stay in range."""
+    """Sample a story of the given level, without checking that its numbers stay in range."""
     facts: list[Fact] = [("has", rng.randint(4, 30))]
     kinds, weights = list(EVENT_WEIGHTS), list(EVENT_WEIGHTS.values())
     for _ in range(rng.randint(*level.events)):

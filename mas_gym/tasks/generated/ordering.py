@@ -78,7 +78,7 @@ def apply_reader_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
 
 
 def builder_slips(rules: list[Rule]) -> list[Slip]:
-    """List the errors that a builder may make: placing a person last, not "after" another, or first, not "last"."""
+    """List a builder's possible errors: placing a person last instead of "after" one, or first instead of "last"."""
     states = states_of(rules) or []
     slips: list[Slip] = []
     for i, rule in enumerate(rules[: len(states)]):
@@ -131,7 +131,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Level(NamedTuple):
-    """The parameters of one difficulty.
+    """The parameters of one difficulty level.
 
     Attributes:
         people: Number of people in the queue.
@@ -196,7 +196,7 @@ def write_question(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[st
 
 
 def is_sound(rules: list[Rule], phrases: list[str], place: int) -> bool:
-    """Return whether every misreading puts another person at the requested place."""
+    """Return whether every misreading puts a different person at the requested position."""
     order = (states_of(rules) or [()])[-1]
     misread = misread_states(rules, phrases)
     return bool(order) and all(state is not None and state[place] != order[place] for state in misread)

@@ -323,7 +323,7 @@ def _is_letter(right: str, given: str) -> bool:
 
 
 def _without_name(right: str, given: str) -> tuple[str, str] | None:
-    """Drop ``x =`` or ``x in`` if one side begins with it or both begin alike; None if there is nothing to drop."""
+    """Remove a leading ``x =`` or ``x in`` that one expression or both have; None if there is nothing to remove."""
     a, b = _NAMED.fullmatch(right), _NAMED.fullmatch(given)
     if a is not None and b is not None:
         return (a["value"], b["value"]) if a["name"] == b["name"] else None
@@ -335,7 +335,7 @@ def _without_name(right: str, given: str) -> tuple[str, str] | None:
 
 
 def _parts(text: str) -> tuple[str, list[str]] | None:
-    """Split an expression into its shape and cells; None if it is a single expression."""
+    """Split a matrix, a union or another compound expression into its shape and cells; None for any other."""
     matrix = _MATRIX.fullmatch(text)
     if matrix is not None:
         rows = [_split(row, "&") for row in _split(matrix[2], "\\\\") if row]

@@ -265,7 +265,7 @@ def call(function: Function, problem: Problem, text: str, answer: str | None) ->
 
 
 def _function(spec: str) -> Function:
-    """Return the function that a spec names, or the instance if it names a class or has settings."""
+    """Return the function that a spec names, or the object that it creates if it names a class or has settings."""
     parsed = GRADERS.parse(spec)
     value = GRADERS.find(parsed)
     args, kwargs = GRADERS.arguments(parsed)

@@ -419,7 +419,7 @@ def _asserted_token(text: str) -> re.Match[str] | None:
 
 
 def _with_parts(text: str, match: re.Match[str], value: Fraction) -> tuple[Fraction, int]:
-    """Add the smaller parts of a quantity, as in "5 feet 6 inches", to its number; also return the parts' end.
+    """Add the smaller parts of a quantity, as in "5 feet 6 inches", to its number; also return where the parts end.
 
     The parts of a quantity have the same dimension, and each part is smaller than the one before.
     """

@@ -1,8 +1,8 @@
 r"""Extraction and equality exactly as in the paper's App. "Answer extraction and normalization".
 
-This mode reproduces the paper's figures and shows the errors of its literal rules:
+This mode reproduces the paper's results and shows the errors of its literal rules:
 the first match of the tag is used, so "the answer is the larger one. ... Final
-Answer: 7" does not give 7; there are no rules for boxes, fractions and LaTeX; and the
+Answer: 7" does not give 7; there are no rules for boxes, fractions or LaTeX; and the
 first standalone "a" of a message is option A.
 
 Where the paper is silent, this mode decides as follows: a number-like token is a decimal with an optional

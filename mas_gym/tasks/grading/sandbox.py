@@ -295,7 +295,7 @@ def _cannot_isolate(sandbox: Sandbox, reason: str) -> ConfigError:
 
 
 def _interpreter() -> str:
-    """Return the Python executable that the environment is based on; an environment's executable is a link to it."""
+    """Return the base Python executable of the virtual environment, whose own executable is a link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -305,7 +305,7 @@ def _packages() -> list[str]:
 
 
 def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
-    """Return the process's report, and whether it timed out ``seconds`` after it started the code."""
+    """Return the process's report, and whether it was still incomplete ``seconds`` after the code started."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     while said.count(b"\n") <= lines and len(said) <= _RESULT_BYTES * lines:
