@@ -132,7 +132,7 @@ def _show(entries: Sequence[Entry], json: bool, usage: str, own: str) -> None:
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:
-    """Return the specs of registered environments from any package, by id; by default only those that are a `MASEnv`."""
+    """Return the specs of registered environments from any package, by id; by default only those of `MASEnv`."""
     from gymnasium.envs.registration import registry
 
     import mas_gym  # noqa: F401 - registers the environments

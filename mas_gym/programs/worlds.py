@@ -333,7 +333,7 @@ def _remove_store(path: str, lock: int, owner: int) -> None:
 
 
 def _lock(path: str) -> int:
-    """Lock a new or existing lock file and return its descriptor. Raises `OSError` if it is already locked."""
+    """Lock a new or existing lock file and return its descriptor. Raises `OSError` if it cannot be locked."""
     import fcntl
 
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -126,7 +126,7 @@ class Dynamics:
 
         The result is empty, so that the message reaches no agent, in two cases: `ALL` is chosen,
         but no condition holds and other agents can still act; or the message must name its
-        recipient but names no legal one.
+        recipient but names no legal one, and its agent has no legal ``fallback``.
 
         Raises:
             EpisodeOverError: The state is terminal.
@@ -182,7 +182,7 @@ class Dynamics:
         return self.mas.agents[state.acting].route == "message"
 
     def _named_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
-        """Return the recipient of an agent with ``route: message``; empty if the message names no legal recipient."""
+        """Return the recipient of an agent with ``route: message``: the named one or the fallback; empty if illegal."""
         conditions, legal = self._out[state.acting], nameable(self.mas, state)
         alone = len(legal) == 1
         enabled = [t for t in legal if alone or (condition := conditions.get(t)) is None or condition.holds(text)]
@@ -212,7 +212,8 @@ class Dynamics:
     def transition(self, state: MASState, action: tuple[str, int]) -> MASState:
         """Return the successor ``next(s, a)``.
 
-        A message that must name its recipient but names no legal one ends the episode; see `failure`.
+        A message that must name its recipient ends the episode if neither this name nor the agent's
+        ``fallback`` is legal; see `failure`.
 
         Args:
             state: A non-terminal state.

@@ -158,5 +158,5 @@ def _any_case(name: str) -> str:
 
 
 def _in_order(properties: JSONObject, keys: tuple[str, ...]) -> JSONObject:
-    """Return the properties in the order of the validation keys; both must have the same names."""
+    """Return the properties, with the validation keys first, in their order; each key must be a property."""
     return {key: properties.pop(key) for key in keys} | {key: properties[key] for key in properties}

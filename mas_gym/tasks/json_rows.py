@@ -1,4 +1,4 @@
-"""Read the rows of JSON files: JSON Lines, an array, or one or more documents; also compressed with gzip."""
+"""Read the rows of JSON files: JSON Lines, an array, or one or more documents. A file may be compressed with gzip."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class Statement(NamedTuple):
     Attributes:
         span: The text that contains the answer, one line or the content of a box; may be empty.
         firm: Whether this clearly states the answer; other statements are used only if no firm one can be parsed.
-        declared: Whether a marker such as "Final Answer:" declares it. Then, if its span cannot be parsed, no answer
-            is guessed.
+        declared: Whether a box or a marker such as "Final Answer:" declares it. Then, if its span cannot be parsed,
+            no answer is guessed.
     """
 
     span: str

@@ -305,7 +305,7 @@ def _packages() -> list[str]:
 
 
 def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
-    """Return the process's report, and whether it was still incomplete ``seconds`` after the code started."""
+    """Return the process's report, and whether it is incomplete because the process or its code took too long."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     while said.count(b"\n") <= lines and len(said) <= _RESULT_BYTES * lines:
