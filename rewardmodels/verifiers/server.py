@@ -129,7 +129,7 @@ class ServerCritic(Critic):
             return math.nan, f"{self._url}: {error}"
 
     def _clean(self, text: str) -> str:
-        """Insert a space into step tags and chat markup in a text."""
+        """Insert a space into step tags and chat markup in a text; replace line breaks that are step tags by spaces."""
         from mas_gym.policies.openai_format import defuse
 
         mark = STEP_MARKS[self._format]
