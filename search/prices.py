@@ -60,7 +60,9 @@ class ModelPrice:
             check_price(name, number)
         rest = {name: given.pop(name) for name in ("forward", "second") if name in given}
         if given and not {"prompt", "generated"} <= given.keys():
-            raise ConfigError(f"expected prompt and generated together, got {', '.join(given)}; write 0 if one is free")
+            raise ConfigError(
+                f"expected prices for both prompt and generated, got {', '.join(given)}; write 0 if one is free"
+            )
         tokens = Price(given["prompt"], given.get("cached", given["prompt"]), given["generated"]) if given else None
         return cls(tokens, **rest)
 

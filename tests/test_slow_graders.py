@@ -170,7 +170,7 @@ BAD_GRADES = [
     ("Grade(True, tokens=10**30)", "expected tokens to be an int from 0 to 1,000,000,000,000, got 1000"),
     ("Grade(True, prompt_tokens=-1)", "expected prompt_tokens to be an int from 0 to 1,000,000,000,000, got -1"),
     ("Grade(0.7)", "expected correct to be True or False, got 0.7; compare a score with a threshold"),
-    ("Grade(True, 5)", "expected extracted to be a str or None, got 5"),
+    ("Grade(True, 5)", "Grade.extracted: expected a str or None, got 5"),
     ("Grade(True, '5', None)", "expected reason to be a str, got None"),
     ("None", "Grade, got None"),
 ]

@@ -112,7 +112,7 @@ class _Log:
         if sample.trace is None:
             raise PolicyError(
                 f"{self._policy.name}: expected replies with token traces, got none; trace a local model, vLLM, or a "
-                "server that returns log-probabilities, and leave out cache= and recorded policies"
+                "server that returns log-probabilities, and leave out cache= and policies that replay a recording"
             )
         return {
             "seed": seed,

@@ -114,7 +114,7 @@ class Grade(_Grade):
                 f"Grade: expected correct to be True or False, got {shown(correct)}; compare a score with a threshold"
             )
         if not isinstance(extracted, str | None):
-            raise ConfigError(f"Grade: expected extracted to be a str or None, got {shown(extracted)}; use str()")
+            raise ConfigError(f"Grade.extracted: expected a str or None, got {shown(extracted)}; use str()")
         if not isinstance(reason, str):
             raise ConfigError(f"Grade: expected reason to be a str, got {shown(reason)}; use str()")
         counts = _count("tokens", tokens), _count("prompt_tokens", prompt_tokens)

@@ -121,8 +121,8 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
             cells = next(reader, None)
         except csv.Error as error:
             raise DataError(
-                f"{path}:{begin}: expected cells of at most {csv.field_size_limit()} characters, with closed quotes, "
-                f"in the row that begins here; reading it failed: {error}"
+                f"{path}:{begin}: expected cells of at most {csv.field_size_limit()} characters and "
+                f"balanced quotes in the row that begins here; reading it failed: {error}"
             ) from None
         if cells is None:
             return

@@ -210,8 +210,8 @@ class Encoder:
         if room < min(_LEAST_QUESTION, len(fitted.parts[1])):
             newest = len(fitted.parts[-1]) if len(fitted.parts) > 2 else 0
             raise CriticError(
-                f"expected the newest message to leave room for a question in {self.max_length} tokens, got a message "
-                f"of {newest} tokens, which is never truncated; lower the agent's max_new_tokens, or use a critic that "
+                f"expected the newest message and a question to fit in {self.max_length} tokens, got a message of "
+                f"{newest} tokens, which is never truncated; lower the agent's max_new_tokens, or use a critic that "
                 "was trained with a larger max_length"
             )
         parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])

@@ -280,7 +280,7 @@ class _PoolingScorer:
             self._llm = LLM(folder, runner="pooling", **without_spinning(arguments))
         except Exception as error:
             raise CriticError(
-                f"expected vLLM to start with the critic {folder!r} with {arguments}, got "
+                f"expected vLLM to start with the critic's model {folder!r} and {arguments}, got "
                 f"{type(error).__name__}: {error}; see vLLM's log above for the cause"
             ) from error
         self.counts = Counts()

@@ -230,7 +230,8 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
         which = "with right answers" if right.any() else "with wrong answers"
         got = f"{len(pairs):,} checks, all {which}" if pairs else "none, because the searches end at their first answer"
         raise ConfigError(
-            f"expected checks with right and with wrong answers, got {got}; use more or different dev problems"
+            "expected right answers at some checks (points at which a search may stop) and wrong answers at others, "
+            f"got {got}; use more or different dev problems"
         )
     rows: NDArray[np.float64] = np.array([check.features for check, _ in pairs])
     # Each search has the same total weight, independent of its number of checks.

@@ -427,7 +427,7 @@ class Store:
             )
         if mas.program:
             raise StoreError(
-                f"store {self.path}: expected a run of a MAS, got one of the program {mas.name} (prompts not stored)"
+                f"store {self.path}: expected a run of a MAS, got a run of the program {mas.name} (prompts not stored)"
             )
         rule = same_rule(rule_of(str(info.facts.get("task"))) if same is None else same)
         rows = []

@@ -45,7 +45,7 @@ def test_parquet_values_of_every_type_are_read(tmp_path: Path) -> None:
 
 BROKEN = {
     "an open quote": (b'question,answer\n"Capital,Vienna\nOf Peru?,Lima\n', r"expected 2 cells"),
-    "an open quote over everything": (b'question,answer\n"' + b"x" * 200_000, "with closed quotes"),
+    "an open quote over everything": (b'question,answer\n"' + b"x" * 200_000, "balanced quotes"),
     "quotes inside": (b'question,answer\na"b"c,"d""e"f"\n', ""),
     "UTF-16": ("question,answer\nWien?,ja\n".encode("utf-16"), "convert the file to UTF-8"),
     "UTF-16 without a mark": ("question,answer\nWien?,ja\n".encode("utf-16-le"), "no column 'question'"),
