@@ -404,7 +404,7 @@ def test_intervals_include_variance_over_problems_and_training_runs(lab: Lab, mo
 
 
 @pytest.mark.slow
-def test_learning_curves_have_one_row_per_size(lab: Lab, options: Options) -> None:
+def test_learning_curve_table_has_one_row_per_number_of_trees(lab: Lab, options: Options) -> None:
     text = text_of(lab, curve.run(lab))
     assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["4", "8"]
     assert (options.folder / "curve.png").exists()
@@ -510,7 +510,7 @@ def test_blame_selects_the_largest_drop_in_value_and_divides_it_among_ties() -> 
     assert largest_drop([0.5, 0.25, 0.0], 0.5).tolist() == [0, 0.5, 0.5]
 
 
-def test_blame_equals_a_hand_computation() -> None:
+def test_blame_equals_hand_computed_values() -> None:
     both = passes({"a": (0.8, -0.2, -0.3), "b": (0.8, 0.7, -0.9)})
     judges = judges_of(both, ["critic"], "Solver")
     assert shares(both, judges["critic, drop"]) == {"a": 1.0, "b": 1.0}
@@ -533,7 +533,7 @@ def test_messages_after_the_first_error_are_excluded() -> None:
     ]
 
 
-def test_auc_over_all_pairs_equals_auc_of_one_list() -> None:
+def test_auc_of_grouped_values_equals_auc_of_the_concatenated_values() -> None:
     rng = np.random.default_rng(0)
     truth = [rng.random(size) < 0.5 for size in (3, 1, 4, 2)]
     values = [rng.integers(0, 4, len(one)).astype(float) for one in truth]
@@ -567,7 +567,7 @@ def test_claim_verdict_follows_its_interval() -> None:
     assert sure._replace(tokens=(640.0, 675.0)).verdict == "holds"
 
 
-def test_figures_of_the_paper_cover_its_four_data_sets() -> None:
+def test_published_differences_cover_the_papers_four_datasets() -> None:
     assert lead("mcts:10,3", "MASPRM", "PL") == "1.5B: +7.3 +4.8 +8.3 +5.7; 7B: +20.4 +9.3 +14.7 +9.0"
     assert lead("sc:5,weights=critic", "MASPRM", "ORM") == "1.5B: -1.2 -0.6 -0.2 +0.0; 7B: +1.2 +1.4 +4.1 +1.4"
     assert narrowing("mcts:10,3") == "7B: +14.3 +9.4 +8.6 +8.9"
@@ -591,7 +591,7 @@ def test_verdict_uses_the_range_of_the_papers_differences(paper: str, low: float
     assert Claim("x", paper, Difference((low + high) / 2, low, high, 100)).verdict == verdict
 
 
-def test_verdict_without_a_range_uses_the_sign() -> None:
+def test_claim_without_a_published_range_is_judged_by_its_sign() -> None:
     assert Claim("x", "+5.5", Difference(0.4, 0.3, 0.5, 100)).verdict == "holds"
     assert Claim("x", "not compared", Difference(0.4, 0.3, 0.5, 100)).verdict == "holds"
     # A range on both sides of zero claims no sign, so a small negative difference agrees with it.

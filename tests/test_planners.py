@@ -159,7 +159,7 @@ def rollout_bound(simulations: int, children: int, depth: int) -> int:
     leaf=st.sampled_from(["rollout", "bootstrap"]),
     seed=st.integers(0, 10**6),
 )
-def test_mcts_stays_within_the_bound_of_its_leaf_rule(
+def test_mcts_agent_calls_are_within_the_bound_for_each_leaf_setting(
     simulations: int, children: int, depth: int, c: float, leaf: Any, seed: int
 ) -> None:
     world = World(depth, value=lambda path: noise(seed, path))
@@ -287,7 +287,7 @@ def test_training_uses_the_papers_configuration() -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["rollout", "bootstrap"]), st.sampled_from(["process", "likelihood"]))
-def test_decoding_returns_only_terminal_messages(seed: int, leaf: Any, values: Any) -> None:
+def test_decoding_returns_only_terminal_states(seed: int, leaf: Any, values: Any) -> None:
     # Values that rise towards the root make the greedy path end as early as possible.
     world = World(4, value=lambda path: noise(seed, path) + 3 - path.count("/"))
     plan = world.plan(MCTS(10, 3, 0.5, leaf, values=values))
@@ -559,7 +559,7 @@ def test_sequential_halving_selects_its_answer_among_the_finalists() -> None:
     assert plan.anytime[-1].node == plan.best.node
 
 
-def test_puct_visits_are_even_for_equal_likelihoods_and_follow_unequal_ones() -> None:
+def test_puct_visits_are_even_for_equal_likelihoods_and_favor_likelier_children() -> None:
     class Likely(World):
         def propose(self, state: Any, n: int) -> Any:
             return [p._replace(logprob=-9.0 if i else -0.1) for i, p in enumerate(super().propose(state, n))]
@@ -640,7 +640,7 @@ def test_invalid_settings_are_rejected(make: Any) -> None:
         make()
 
 
-def test_planners_adapt_to_the_kind_of_critic() -> None:
+def test_planners_choose_their_value_type_by_the_kind_of_critic() -> None:
     assert MCTS().for_run(HashCritic(), False).values == "process"
     assert MCTS().for_run(HashCritic(terminal_only=True), False).values == "outcome"
     assert MCTS().for_run(search.PolicyLikelihood(), False).values == "likelihood"

@@ -253,7 +253,7 @@ def test_package_components_work_on_the_command_line(tmp_path: Path) -> None:
     assert (row["hit@1"], row["failed"]) == (1.0, 0)
 
 
-def test_task_of_a_file_is_loaded_with_its_settings(tmp_path: Path) -> None:
+def test_task_from_a_file_is_loaded_with_its_settings(tmp_path: Path) -> None:
     file = tmp_path / "my.py"
     file.write_text(textwrap.dedent(PACKAGE))
     task = mas_gym.load_task(f"{file}:task:size=3", split="train")

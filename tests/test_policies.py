@@ -108,7 +108,7 @@ def test_seed_depends_on_the_boundaries_between_fields() -> None:
         ({"seeds": (2**63,)}, "seeds in"),
     ],
 )
-def test_impossible_request_is_rejected(changes: dict[str, Any], match: str) -> None:
+def test_request_with_invalid_fields_is_rejected(changes: dict[str, Any], match: str) -> None:
     fields: dict[str, Any] = {"messages": request().messages, "seeds": (1,)}
     with pytest.raises(ConfigError, match=match):
         SamplingRequest(**{**fields, **changes})
@@ -226,7 +226,7 @@ def test_batch_policy_receives_full_batches() -> None:
     assert sizes == [6, 3, 20, 1, 8]
 
 
-def test_invalid_request_of_a_batch_fails_only_itself() -> None:
+def test_invalid_request_in_a_batch_does_not_affect_other_requests() -> None:
     def script(request: SamplingRequest, seed: int) -> str:
         if "bad" in request.messages[-1].content:
             raise PolicyError("no")

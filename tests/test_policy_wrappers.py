@@ -84,7 +84,7 @@ class TestAsAsync:
         view = as_async(Counting())
         assert as_async(view) is view
 
-    def test_invalid_request_fails_only_itself(self) -> None:
+    def test_invalid_request_does_not_affect_other_requests(self) -> None:
         policy = Counting()
         policy.fail["question 1"] = PolicyError("no")
         replies = ask(as_async(policy), [request(i) for i in range(3)])
@@ -92,7 +92,7 @@ class TestAsAsync:
         assert [replies[0], replies[2]] == ScriptedPolicy(say).sample([request(0), request(2)])
 
     @pytest.mark.parametrize("error", [EngineUnavailableError("gone"), ZeroDivisionError()])
-    def test_broken_engine_fails_its_requests_and_is_retried(self, error: Exception) -> None:
+    def test_engine_failure_fails_the_requests_and_the_next_call_is_retried(self, error: Exception) -> None:
         policy = Counting()
         policy.fail["question 1"] = error
         view = as_async(policy)

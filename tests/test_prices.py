@@ -208,7 +208,7 @@ def test_usd_budget_requires_prices() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_usd_run_budget_covers_whole_searches(concurrency: int, tmp_path: Path) -> None:
+def test_run_stops_near_its_usd_budget_and_resumes_with_a_larger_one(concurrency: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prices": PRICES, "store": tmp_path / "runs.db", "concurrency": concurrency}
     plans = run("sc:3", 40, run_budget=Budget(usd=0.5), **options)
     ended = list(plans)

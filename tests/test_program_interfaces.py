@@ -89,7 +89,7 @@ def run(*words: str) -> str:
     return result.output
 
 
-def test_program_pages_show_the_run_without_local_views(folder: Path) -> None:
+def test_tree_page_of_a_program_contains_its_facts_and_agents(folder: Path) -> None:
     run("eval", *COMMON, "-n", "2", "--planner", "bon:3", "--critic", "policy-likelihood", "--store", "runs.db")
     with search.open_store(folder / "runs.db") as store:
         [shown] = store.runs()

@@ -300,7 +300,7 @@ def test_agents_not_reached_by_the_dry_run_are_reported_once(caplog: pytest.LogC
 # ---- nodes of a graph
 
 
-def test_agents_without_a_system_prompt_are_named_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_without_a_system_prompt_are_named_after_their_langgraph_node(monkeypatch: pytest.MonkeyPatch) -> None:
     running: ContextVar[dict[str, Any] | None] = ContextVar("running", default=None)
     module = SimpleNamespace(var_child_runnable_config=running)
     monkeypatch.setitem(sys.modules, "langchain_core.runnables.config", module)

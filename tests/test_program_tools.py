@@ -291,7 +291,7 @@ async def ask(client: Any, system: str, **asked: Any) -> Any:
     return await client.chat.completions.create(model="m", messages=messages, **asked)
 
 
-def test_only_options_other_than_the_defaults_are_forwarded(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_only_non_default_options_are_forwarded(policy: OpenAIPolicy, bodies: list[Any]) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         reply = await ask(client, "You are the Solver.", response_format={"type": "json_object"}, seed=3, user="me")
         await ask(client, "You are the Solver.", stop=" Final", presence_penalty=0.5, extra_body={"top_k": 5})
@@ -370,7 +370,7 @@ def test_policies_without_names_receive_the_name_of_the_speaker_in_the_text(tmp_
         assert best is not None and best.text == "Planner: Add 2 and 2"
 
 
-def test_environment_shows_the_speaker(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_environment_observation_contains_the_speaker_name(policy: OpenAIPolicy, bodies: list[Any]) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
         await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
         return "4"

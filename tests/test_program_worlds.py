@@ -506,7 +506,7 @@ class Full(Notes):
         raise OSError(28, "No space left on device")
 
 
-def test_uncopyable_world_fails_its_search(tmp_path: Path) -> None:
+def test_search_fails_if_its_world_cannot_be_copied(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "original.db") as database:
         database.execute("CREATE TABLE notes (text TEXT)")
     database.close()

@@ -135,7 +135,7 @@ def test_program_with_a_mas_uses_the_agents_and_edges_of_the_mas() -> None:
     assert found == native
 
 
-def test_every_form_of_a_program_gives_the_same_plans() -> None:
+def test_async_threaded_and_url_programs_give_the_same_plans() -> None:
     policies = [Echo() for _ in range(3)]
     found = [
         searched(program, "mcts:8,3", policy=p)
@@ -423,7 +423,7 @@ def test_program_that_holds_the_gil_is_terminated() -> None:
     assert "blocked its event loop" in done.stdout, done.stdout + done.stderr
 
 
-def test_programs_have_separate_contexts() -> None:
+def test_program_executions_have_separate_context_variables() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         found = SEEN.get()
         SEEN.set(question)
@@ -611,7 +611,7 @@ def test_program_without_calls_is_rejected() -> None:
 # ---- the environment
 
 
-def test_environment_steps_through_a_program_with_snapshots() -> None:
+def test_program_environment_supports_steps_and_snapshots() -> None:
     env = gym.make(
         "MAS-Program-v0", program=chained, task="arithmetic", program_options={"agents": ["Reader", "Solver"]}
     )

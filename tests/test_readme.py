@@ -39,7 +39,7 @@ def test_readme_has_at_most_120_lines() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_environment_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_code_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(python_block(ROOT / "docs" / "howto" / "reinforcement-learning.md", "14 + 3*6"), names)
     assert names["reward"] == 0.0
@@ -47,7 +47,7 @@ def test_environment_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_search_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_code_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"question": f"What is {n} plus 1?", "answer": f"It is.\n#### {n + 1}"} for n in range(3)]
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -94,7 +94,7 @@ class Chances:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_distribution_sums_to_one(chances: list[float]) -> None:
+def test_first_error_distribution_sums_to_one(chances: list[float]) -> None:
     run = first_step.Run("q", np.zeros((len(chances), 1)), 0)
     found = first_step.distribution(Chances(chances), run)
     assert len(found) == len(chances) + 1 and found.min() >= 0 and found.sum() == pytest.approx(1)

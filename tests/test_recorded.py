@@ -270,7 +270,9 @@ ANSWERED = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.boolean
 
 @given(ANSWERED, st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
-def test_majority_right_is_the_mean_over_all_draws(answered: list[tuple[str | None, bool]], k: int) -> None:
+def test_majority_right_function_equals_enumeration_over_all_draws(
+    answered: list[tuple[str | None, bool]], k: int
+) -> None:
     k = min(k, len(answered))
     votes = [
         answered[draw[vote([answered[i][0] for i in draw], [1.0] * k)]][1]

@@ -57,7 +57,7 @@ def test_recorded_value_applies_until_the_next_value(tmp_path: Path) -> None:
     assert values_on(store, RecordedCritic(store, judge="labels")) == {"a": 1, "a/tool": 1, "a/tool/b": 1}
 
 
-def test_recorded_values_of_a_shared_beginning_are_averaged(tmp_path: Path) -> None:
+def test_recorded_values_of_a_shared_prefix_are_averaged(tmp_path: Path) -> None:
     both = [[{"text": "a", "verdicts": {"j": verdict}}, {"text": str(verdict), "verdicts": {"j": verdict}}]
             for verdict in (1, -1, -1)]  # fmt: skip
     found = values_on(judged(tmp_path, *both), load_critic(f"recorded:{tmp_path}/runs.db#judge=j"))
@@ -180,7 +180,7 @@ def test_calibration_is_cross_validated_by_question(method: Any, tmp_path: Path)
     assert combined.score([fresh]).values != other.score([fresh]).values
 
 
-def test_calibrated_folder_loads_and_rejects_code(tmp_path: Path) -> None:
+def test_calibrated_critic_loads_from_its_folder_and_rejects_code(tmp_path: Path) -> None:
     rows = examples()
     write_calibrated(calibrate_critics({"constant:1": search.ConstantCritic(1), "random": load_critic("random")}, rows),
                      tmp_path / "c")  # fmt: skip

@@ -54,7 +54,7 @@ def options(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
 # ------------------------------------------------------------------ the options of a full size
 
 
-def test_papers_recipe_is_the_default_and_can_be_changed() -> None:
+def test_paper_recipe_has_the_papers_settings_unless_overridden() -> None:
     paper = {name: value for name, value in PAPER.to_dict().items() if name not in ("kind", "head", "view")}
     assert Options(recipe="paper").training() == paper
     assert Options(recipe="paper", settings=("epochs=1",)).training() == {**paper, "epochs": 1}
@@ -186,7 +186,7 @@ def test_interrupted_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: 
         ("mcts:20,20", 1, 20),
     ],
 )
-def test_agent_calls_are_within_their_bounds(planner: str, depth: int, calls: int) -> None:
+def test_most_calls_returns_the_maximum_number_of_agent_calls(planner: str, depth: int, calls: int) -> None:
     assert rehearsal.most_calls(load_planner(planner), depth) == calls
 
 

@@ -123,7 +123,7 @@ def test_interval_of_the_paired_difference_covers_the_true_value_for_accuracies_
     assert intervals.coverage(problems, 1, *pair, runs=1000) >= 0.93
 
 
-def test_paired_difference_of_few_problems_has_no_verdict() -> None:
+def test_paired_difference_over_few_problems_is_undecided() -> None:
     better, worse = ({str(i): share for i in range(FEWEST_PROBLEMS)} for share in (1.0, 0.0))
     assert paired_difference(better, worse).verdict == "excludes 0"
     del better["0"]
@@ -132,7 +132,7 @@ def test_paired_difference_of_few_problems_has_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(("problems", "student"), [(5, 2.7764), (6, 2.5706), (10, 2.2622), (100, 1.9842)])
-def test_mean_interval_of_equal_values_has_student_quantiles(problems: int, student: float) -> None:
+def test_mean_interval_of_equal_values_uses_student_t_quantiles(problems: int, student: float) -> None:
     half = student * math.sqrt(2) / (problems + 2)
     assert mean_interval(np.zeros(problems), -1, 1) == pytest.approx((-half, half), rel=2e-3)
 
@@ -305,13 +305,13 @@ def test_csv_json_and_markdown_contain_the_same_numbers() -> None:
 # The picture
 
 
-def test_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
+def test_plot_format_follows_the_file_extension(tmp_path: Path) -> None:
     rows = summarise(outcomes())
     assert save_tradeoff(rows, tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in save_tradeoff(rows, tmp_path / "plot.svg").read_text(encoding="utf-8")
 
 
-def test_plot_explains_every_line() -> None:
+def test_plot_legend_explains_every_line() -> None:
     [row] = summarise([Outcome("mcts:4", "orm", 1, "p", True, tokens=100, anytime=((20, False), (60, True)))])
     said = [text.get_text() for text in tradeoff_figure([row]).legends[0].get_texts()]
     assert {"95% interval", "search if stopped earlier"} <= set(said)
@@ -325,7 +325,7 @@ def test_plot_shows_every_marker_of_critics_with_equal_results() -> None:
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
 
 
-def test_plot_has_one_marker_per_search() -> None:
+def test_every_search_has_a_distinct_marker_in_the_plot() -> None:
     searches = [f"bon:{size}" for size in range(1, 17)]
     rows = summarise([Outcome(search, "orm", 1, "p", correct=True, tokens=50) for search in searches])
     figure = tradeoff_figure(rows)
@@ -356,7 +356,7 @@ def uneven_rows() -> list[ResultRow]:
     return summarise(made)
 
 
-def test_rows_of_different_problems_are_marked_in_every_format() -> None:
+def test_rows_with_different_problem_sets_are_marked_in_every_format() -> None:
     rows, note = uneven_rows(), "ran on different sets of problems"
     table = Comparison(tuple(rows), baseline="single")
     for text in (rendered(rows, 160), rendered(rows, 40), table.to_markdown(), table.to_latex(), table._repr_html_()):

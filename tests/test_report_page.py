@@ -267,7 +267,7 @@ def test_figures_follow_the_color_scheme(store: Path, tmp_path: Path) -> None:
         assert not re.search(r"(fill|stroke): #(ffffff|22262b|000000)", drawn)
 
 
-def test_index_and_problem_pages_mark_rows_of_different_problems(tmp_path: Path) -> None:
+def test_index_and_problem_pages_mark_rows_with_different_problem_sets(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": path}
     search.compare(["single", "sc:2"], problems(8), seeds=(1,), **options)

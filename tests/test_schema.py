@@ -54,7 +54,7 @@ def loads(config: Any) -> bool:
     return True
 
 
-def test_schema_is_valid_and_has_the_validated_keys() -> None:
+def test_schema_is_valid_and_has_the_keys_that_validation_accepts() -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema())
     assert tuple(json_schema()["properties"]) == CONFIG_KEYS
     assert tuple(json_schema()["$defs"]["agent"]["properties"]) == AGENT_KEYS
@@ -160,7 +160,7 @@ AGENTS = st.lists(
         },
     )
 )
-def test_loadable_config_conforms(config: dict[str, Any]) -> None:
+def test_every_config_that_loads_conforms_to_the_schema(config: dict[str, Any]) -> None:
     if loads(config):
         CHECK.validate(config)
 

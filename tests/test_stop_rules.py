@@ -108,7 +108,7 @@ def test_searches_with_stop_rules_return_an_answer_within_a_budget(spec: str, ca
 
 
 @pytest.mark.parametrize("spec", ["bon:5", "mcts:6,2", "sbs:3,2", "adaptive:6"])
-def test_nan_values_do_not_settle_an_answer(spec: str) -> None:
+def test_nan_values_do_not_stop_a_search(spec: str) -> None:
     world = World(2, value=lambda path: math.nan)
     for rule in ("stop=0.0", "stop=gain:1e9") if spec == "bon:5" else ("stop=0.0",):
         plan = world.plan(with_stop(spec, rule))

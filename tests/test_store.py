@@ -176,7 +176,7 @@ def test_more_problems_extend_a_run(tmp_path: Path) -> None:
         assert [info.searches for info in store.runs()] == [8]
 
 
-def test_run_stores_its_number_of_searches(tmp_path: Path) -> None:
+def test_run_stores_its_number_of_problems(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
 
     def wanted() -> tuple[int | None, int]:
@@ -198,7 +198,7 @@ def test_run_stores_its_number_of_searches(tmp_path: Path) -> None:
     assert wanted() == (20, 20)
 
 
-def test_run_over_an_iterator_has_no_total(tmp_path: Path) -> None:
+def test_run_over_an_iterator_stores_no_number_of_problems(tmp_path: Path) -> None:
     list(search.run(SinglePass(), iter(problems(3)), mas=RPSV, policy=talker(), store=tmp_path / "a.db"))
     with open_store(tmp_path / "a.db") as store:
         assert store.find().facts["problems"] is None

@@ -150,7 +150,7 @@ def test_totals_of_a_run_without_searches_are_zero(store: Path) -> None:
     assert (found.right, found.active, found.last) == (0, 0.0, None)
 
 
-def test_grading_changes_outcomes(whole: Path) -> None:
+def test_outcomes_depend_on_the_selected_grading(whole: Path) -> None:
     with open_store(whole) as store:
         for info in store.runs():
             assert list(store.outcomes(info.run)) != list(store.outcomes(info.run, grading="odd"))

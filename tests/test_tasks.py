@@ -107,7 +107,7 @@ def test_shuffle_equals_the_datasets_library() -> None:
     assert list(rows["row"]) == shuffled(7_473)
 
 
-def test_shuffle_is_pinned() -> None:
+def test_shuffle_returns_a_fixed_order() -> None:
     # published splits hang on these numbers
     assert shuffled(7_473)[:5] == [3082, 2184, 5897, 2437, 6330]
     assert sorted(shuffled(100)) == list(range(100))

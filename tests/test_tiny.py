@@ -60,7 +60,7 @@ hints = st.one_of(
 
 
 @given(st.lists(facts, min_size=1), st.lists(steps, min_size=1), st.lists(equations, min_size=1), st.lists(hints))
-def test_written_messages_are_parsed_back(
+def test_parsing_a_written_message_returns_its_content(
     some_facts: list[Any], plan: list[Any], work: list[Any], advice: list[Any]
 ) -> None:
     assert language.read_facts(language.write_facts(some_facts)) == some_facts
@@ -380,7 +380,7 @@ def test_message_cannot_imitate_a_role(tokenizer: Any) -> None:
 # --- training
 
 
-def test_packed_row_has_the_logits_of_its_separate_prompts(tokenizer: Any) -> None:
+def test_packed_row_has_the_same_logits_as_separately_encoded_prompts(tokenizer: Any) -> None:
     torch = pytest.importorskip("torch")
     from benchmarks.tiny.data import IGNORED, collate, pack
     from benchmarks.tiny.train import build_model

@@ -220,13 +220,13 @@ def test_replies_with_token_ids_become_traces() -> None:
     assert parse_reply(json.dumps(reply).encode(), 1, "chat", True).samples[0].trace is None
 
 
-def test_server_replies_without_ids_keep_their_logprobs() -> None:
+def test_server_replies_without_token_ids_keep_their_logprobs() -> None:
     [sample] = parse_reply(json.dumps(body()).encode(), 1, "chat", True, traced=True).samples
     assert sample.trace == ((), (), (-0.5, -0.25))
 
 
 @pytest.mark.parametrize("ids", ["5", [5], [5, -1], [5, 1.5]])
-def test_server_replies_with_broken_ids_raise_bad_reply(ids: Any) -> None:
+def test_server_replies_with_invalid_token_ids_raise_bad_reply(ids: Any) -> None:
     reply = {**body(token_ids=ids), "prompt_token_ids": [1]}
     with pytest.raises(BadReply, match="token"):
         parse_reply(json.dumps(reply).encode(), 1, "chat", True, traced=True)
@@ -259,7 +259,7 @@ def test_siblings_planner_needs_no_critic_and_no_reward_outside_training(policy:
     ("spec", "widths", "answers"),
     [("siblings:3,turns=2", [1, 3, 9, 9, 9], 9), ("siblings:2,spare=1", [1, 3, 4, 8, 16], 16)],
 )
-def test_siblings_planner_with_turns_or_spare_has_the_expected_widths(
+def test_siblings_turns_and_spare_settings_give_the_expected_tree_widths(
     policy: Any, spec: str, widths: list[int], answers: int
 ) -> None:
     [plan] = search.run(spec, TASK[:1], mas="rpsv", policy=policy, training=True)

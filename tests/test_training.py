@@ -139,7 +139,7 @@ def test_bradley_terry_loss_equals_the_equation_of_the_paper(bt_on: Any, anchor:
 
 
 @pytest.mark.parametrize("head", ["mse", "bce"])
-def test_pointwise_losses_equal_the_paper(head: Any) -> None:
+def test_pointwise_losses_equal_the_papers_formulas(head: Any) -> None:
     z, t = np.array([0.3, -1.2, 2.0]), np.array([1.0, -1.0, -1.0])
     none = torch.tensor([], dtype=torch.long)
     tensors = {"better": none, "worse": none, "points": torch.arange(3), "target": torch.tensor(t)}
@@ -254,7 +254,7 @@ def test_bundles_of_similar_length_are_batched(base: Path, data: RewardData) -> 
     assert padded < 1.25 * sum(bundle.tokens for bundle in found)
 
 
-def test_defaults_follow_the_size_of_the_backbone() -> None:
+def test_default_settings_depend_on_the_backbone_size() -> None:
     assert config_for(2_000_000, {}) == TINY
     assert (TINY.anchor, PAPER.anchor) == (1.0, 0.0)
     assert config_for(2_000_000, {"kind": "orm", "head": "bce"}).anchor == 0
@@ -545,7 +545,7 @@ def test_lora_and_qlora_critics_score_the_same_after_reloading(
     assert np.corrcoef(beside, merged)[0, 1] > 0.9 if nf4 else np.allclose(beside, merged, atol=1e-4)
 
 
-def test_pair_metrics_equal_a_hand_computation() -> None:
+def test_pair_metrics_equal_hand_computed_values() -> None:
     rows = collect(grove(), "pairs").examples[:4]
     better, worse = np.array([1.0, 0.0, 2.0, 0.5]), np.array([0.0, 1.0, 0.0, 0.5])
     found = pair_metrics(rows, better, worse)

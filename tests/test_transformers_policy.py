@@ -398,7 +398,7 @@ def test_token_frequencies_follow_top_p(vocabulary: int) -> None:
     assert np.abs(frequency[kept] - expected).max() < 4 * np.sqrt(0.25 / n)
 
 
-def test_uniform_numbers_are_uniform_and_independent_of_each_other() -> None:
+def test_random_numbers_are_uniformly_distributed_and_independent() -> None:
     seeds, steps = np.arange(300, dtype=np.uint64), np.arange(300)
     grid = np.stack([uniforms(np.full(300, s, dtype=np.uint64), steps) for s in seeds])
     assert 0 <= grid.min() < 1e-4
@@ -468,7 +468,7 @@ def test_lone_surrogates_are_replaced_and_pairs_are_kept() -> None:
     assert chat()._clean("\ud83d\ude00") == "\U0001f600"
 
 
-def test_overlong_prompt_loses_its_oldest_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_overlong_prompt_is_truncated_at_its_oldest_text(caplog: pytest.LogCaptureFixture) -> None:
     format_ = chat(window=80)
     oldest = " ".join(local_models.WORDS[:60])
     messages = [ChatMessage("system", "ba de"), ChatMessage("user", f"{oldest} 1234\n\nfa fe\n\ngo 56 + 78")]

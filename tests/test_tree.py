@@ -53,7 +53,7 @@ def test_children_added_late_are_found() -> None:
     assert list(tree.children(0)) == [1, 2, 4]
 
 
-def test_siblings_share_history_and_equal_texts() -> None:
+def test_tree_states_share_the_state_of_their_parent() -> None:
     world = World(4)
     tree = world.plan(MCTS(20, 3)).tree
     assert tree is not None

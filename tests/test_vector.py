@@ -238,7 +238,7 @@ def test_invalid_arguments_are_rejected() -> None:
             envs.reset(**wrong)
 
 
-def test_vector_env_name_is_public() -> None:
+def test_mas_vector_env_is_exported_by_mas_gym() -> None:
     assert mas_gym.MASVectorEnv is MASVectorEnv
 
 

@@ -64,7 +64,7 @@ DECEPTIVE = (
 
 @pytest.mark.parametrize("judge", JUDGES)
 @pytest.mark.parametrize("text", DECEPTIVE)
-def test_reasoning_is_never_a_verdict(judge: str, text: str) -> None:
+def test_reasoning_is_never_read_as_a_verdict(judge: str, text: str) -> None:
     assert verdict_of(judge, lambda pro, contra: text) is None
     assert verdict_of(judge, lambda pro, contra: f"{text}\n{pro}") is True
     assert verdict_of(judge, lambda pro, contra: f"{text}\n{contra}") is False

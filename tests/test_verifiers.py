@@ -231,7 +231,7 @@ def test_first_tokens_include_all_variants_of_a_word() -> None:
     ("texts", "value", "unread"),
     [(("yes", "no", "yes"), 1 / 3, 0), (("yes", "hm", "no"), 0.0, 1), (("perhaps",), None, 3)],
 )
-def test_sampled_verdicts_are_shares_and_unreadable_ones_are_counted(
+def test_sampled_verdicts_are_averaged_and_unreadable_ones_are_counted(
     texts: tuple[str, ...], value: float | None, unread: int
 ) -> None:
     for policy in (talker(*texts), as_async(talker(*texts))):

@@ -396,7 +396,7 @@ def test_critic_identity_contains_weights_and_settings(tmp_path: Path, monkeypat
     assert stated(save_critic(tmp_path / "two", seed=1)) != identity != stated(one, "bfloat16")
 
 
-def test_critic_scores_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_critic_scores_equal_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # In this process it starts in seconds.
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
@@ -453,7 +453,7 @@ def server(folder: Path) -> Iterator[str]:
         yield f"{url}/v1"
 
 
-def test_server_replies_equal_the_engine(server: str, both: tuple[VLLMPolicy, ...]) -> None:
+def test_server_replies_equal_those_of_the_engine(server: str, both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i) for i in range(16)]
     ours = ask(both[0], requests)
     policy = load_policy(f"openai:served@{server}")
@@ -529,7 +529,7 @@ def test_server_faults_do_not_change_the_answers_of_searches(server: str) -> Non
 # ---- verifiers
 
 
-def test_served_step_reward_model_equals_the_local_one(tmp_path: Path) -> None:
+def test_served_step_reward_model_scores_equal_the_local_scores(tmp_path: Path) -> None:
     from test_reward_models import CONTEXTS, qwen_prm
 
     from rewardmodels import load_critic
@@ -541,7 +541,7 @@ def test_served_step_reward_model_equals_the_local_one(tmp_path: Path) -> None:
     assert there == pytest.approx(here, abs=1e-4) and len({round(value, 3) for value in here}) > 3
 
 
-def test_served_scalar_reward_model_equals_the_local_one(tmp_path: Path) -> None:
+def test_served_scalar_reward_model_scores_equal_the_local_scores(tmp_path: Path) -> None:
     import math
 
     from test_reward_models import CONTEXTS, scalar_model
@@ -581,7 +581,9 @@ def test_judges_get_equal_probabilities_from_engine_and_server(
     assert listed >= 4
 
 
-def test_least_likely_token_is_equal_on_every_engine(folder: Path, server: str, both: tuple[VLLMPolicy, ...]) -> None:
+def test_least_token_logprob_is_equal_on_engine_and_server(
+    folder: Path, server: str, both: tuple[VLLMPolicy, ...]
+) -> None:
     [ours], [theirs] = ask(both[0], [request(3)]), ask(load_policy(f"openai:served@{server}"), [request(3)])  # type: ignore[arg-type]
     least = [[sample.certainty.least for sample in reply.samples] for reply in (ours, theirs)]  # type: ignore[union-attr]
     assert least[0] == pytest.approx(least[1], abs=1e-3) and max(least[0]) < 0
