@@ -92,7 +92,7 @@ class TestAsAsync:
         assert [replies[0], replies[2]] == ScriptedPolicy(say).sample([request(0), request(2)])
 
     @pytest.mark.parametrize("error", [EngineUnavailableError("gone"), ZeroDivisionError()])
-    def test_engine_failure_fails_the_requests_and_the_next_call_is_retried(self, error: Exception) -> None:
+    def test_engine_failure_fails_its_batch_and_later_calls_succeed(self, error: Exception) -> None:
         policy = Counting()
         policy.fail["question 1"] = error
         view = as_async(policy)

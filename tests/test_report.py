@@ -123,7 +123,7 @@ def test_interval_of_the_paired_difference_covers_the_true_value_for_accuracies_
     assert intervals.coverage(problems, 1, *pair, runs=1000) >= 0.93
 
 
-def test_paired_difference_over_few_problems_is_undecided() -> None:
+def test_paired_difference_reports_too_few_problems() -> None:
     better, worse = ({str(i): share for i in range(FEWEST_PROBLEMS)} for share in (1.0, 0.0))
     assert paired_difference(better, worse).verdict == "excludes 0"
     del better["0"]
