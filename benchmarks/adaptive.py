@@ -2,7 +2,7 @@
 
     python -m benchmarks.adaptive --cache replies.db
 
-This page compares the accuracy and tokens of searches that stop early, cascades and allocated budgets with those of
+This page compares the accuracy and tokens of searches that stop early, and cascades with those of
 searches of fixed size. Each planner runs once per problem to completion. Every smaller size of `bon` and `mcts`, and
 every search that stops, is a prefix of this run, so all rows use the same messages. A cascade uses the messages of its
 stages, and each message is counted once. All choices are made on dev. The threshold is the smallest whose dev Hit@1 is
@@ -41,11 +41,8 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.systems.state import MASState
 from rewardmodels import load_critic
-from search.budget import Cost
 from search.compare.stop_thresholds import Check, Checked, fit
-from search.engine.allocation import Allocation
-from search.planners.allocated import Allocated
-from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap, StopRule
+from search.planners.stop_rules import FEATURES, Evidence, StopMap, StopRule
 from search.protocol import Model, PlanGenerator, Planner, Propose
 from search.results.intervals import accuracy_interval
 
@@ -53,8 +50,6 @@ NATURAL = Path(__file__).with_name("tiny") / "tiny-natural"
 PAGE = Path(__file__).with_name("pages") / "adaptive.md"
 SEED = 14
 PROBABILITIES = tuple(round(0.3 + 0.01 * i, 2) for i in range(70))
-CHECKS = (2, 3, 4, 5, 6, 8, 10, 12, 15)
-PRICES = (0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.0005, 0.0001)
 
 Drawn = dict[MASState, list[int]]
 """Tokens of the messages drawn at each state, in order."""
@@ -86,8 +81,6 @@ class Trace(NamedTuple):
 @dataclass(frozen=True)
 class _Note(StopRule):
     """Never stops; notes the evidence and the tokens so far at every check, or the messages if none has tokens."""
-
-    needs_gain = True
 
     by_message: bool = False
     drawn: dict[MASState, Drawn] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
@@ -198,16 +191,6 @@ def claimed(threshold: float, likelihood: bool = False) -> Rule:
     return stopping(lambda evidence: (evidence.value if likelihood else (1 + evidence.value) / 2) > threshold)
 
 
-def agreed(checks: int) -> Rule:
-    """Return the rule ``settled:N``."""
-    return stopping(lambda evidence: evidence.unchanged >= checks)
-
-
-def priced(price: float, likelihood: bool = False) -> Rule:
-    """Return the rule ``gain:P``."""
-    return stopping(lambda evidence: evidence.gain / (1 if likelihood else 2) < price)
-
-
 def scored(traces: Iterable[Trace], rule: Rule) -> Scores:
     """Return the accuracy and the cost of a rule by problem."""
     found = {trace.problem: rule(trace) for trace in traces}
@@ -261,8 +244,6 @@ def rules_chosen(dev: Sequence[Trace], known: StopMap, likelihood: bool = False)
     missed: list[str] = []
     grids: dict[str, list[tuple[float, Rule]]] = {
         "stop={}": [(p, claimed(p, likelihood)) for p in PROBABILITIES],
-        "stop=settled:{}": [(n, agreed(n)) for n in CHECKS],
-        "stop=gain:{}": [(p, priced(p, likelihood)) for p in PRICES],
     }
     for form, grid in grids.items():
         chosen = cheapest([(form.format(setting), rule) for setting, rule in grid], dev, scored(dev, whole).hit)
@@ -387,109 +368,6 @@ def cascades(lab: Lab, specs: Sequence[str], critic: str, numbers: tuple[int, in
     yield line(f"cascade:{name}", cascade(chosen, test), whole, test[-1])
 
 
-SHARES = (0.25, 0.4, 0.55, 0.7)
-"""Budgets, as shares of the tokens of whole searches."""
-
-
-def allocate(traces: Sequence[Trace], stop_map: StopMap, tokens: float) -> Scores:
-    """Return the results of a run that allocates ``tokens`` to searches, simulated with the increments of the traces.
-
-    An increment that exceeds its grant counts in full, though a run cuts it short, and its answer does not count.
-    """
-    rule = Allocated(Confident(stop_map.threshold, stop_map), max(len(trace.points) for trace in traces) + 1)
-    allocation, at = Allocation(search.Budget(tokens=int(tokens))), dict.fromkeys(range(len(traces)), -1)
-    for number in at:
-        allocation.enter(number)
-    found: dict[int, tuple[bool, int]] = dict.fromkeys(at, (False, 0))
-    while grants := allocation.next_round(Cost(tokens=sum(spent for _, spent in found.values()))):
-        for number, grant in grants.items():
-            trace, limit = traces[number], allocation.limit(number, grant).tokens
-            at[number] += 1
-            last = at[number] == len(trace.points)
-            point = Point(trace.points[0].evidence, trace.tokens, trace.right) if last else trace.points[at[number]]
-            paid = limit is None or point.tokens <= limit
-            found[number] = (point.right if paid else found[number][0], point.tokens)
-            spent = Cost(tokens=point.tokens)
-            if last or not paid or rule.reason(point.evidence) is not None or point.evidence.check >= rule.size:
-                allocation.leave(number, spent)
-            else:
-                allocation.pause(number, rule.further(point.evidence), spent)
-    ids = [trace.problem for trace in traces]
-    hits = {name: float(found[number][0]) for number, name in enumerate(ids)}
-    return Scores(hits, {name: float(found[number][1]) for number, name in enumerate(ids)})
-
-
-def within(tokens: float) -> Rule:
-    """Return the rule of a budget per search: the last check within it, or the first check."""
-
-    def run(trace: Trace) -> tuple[bool, int, bool]:
-        paid = [point for point in trace.points if point.tokens <= tokens] or [*trace.points[:1]]
-        if not paid or trace.tokens <= tokens:
-            return trace.right, trace.tokens, False
-        return paid[-1].right, paid[-1].tokens, True
-
-    return run
-
-
-def allocations(lab: Lab, spec: str, critic: str) -> Iterator[str]:
-    """Yield the table of a budget that is allocated, divided equally, or spent only by a stopping rule."""
-    dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
-    known, whole = fit(checked(dev), "", "").map, fmean(trace.tokens for trace in dev)
-    yield f"\n## A budget shared by all problems: {spec} with {critic}\n"
-    yield f"{len(dev)} dev and {len(test)} test problems. Budgets are fractions of the tokens of complete dev searches."
-    yield "Without allocation, the stopping rule uses the largest threshold at which the mean number of tokens on the"
-    yield "dev problems stays within the budget."
-    yield "Differences are paired; the baseline gives each question the same budget."
-    yield "`stop.json@1` has no threshold, so a search stops only if the allocation ends it.\n"
-    yield "| budget per question | allocation | Hit@1 | 95% interval | TOK | against equal budgets |"
-    yield "|---:|---|---:|---:|---:|---|"
-    for share in SHARES:
-        budget = share * whole
-        equal = scored(test, within(budget))
-        fits = [p for p in (*PROBABILITIES, 1.0) if scored(dev, calibrated(known, p)).spent <= budget]
-        ways = {
-            "equal": equal,
-            "allocated, stop.json": allocate(test, known, budget * len(test)),
-            "allocated, stop.json@1": allocate(test, replace(known, threshold=1.0), budget * len(test)),
-        }
-        if fits:
-            ways[f"stop.json@{max(fits):g} alone"] = scored(test, calibrated(known, max(fits)))
-        for name, found in ways.items():
-            compared = "" if name == "equal" else against(found, equal)
-            cells = (f"{budget:,.0f}", name, *reached(found), compared)
-            yield f"| {' | '.join(cells)} |"
-
-
-def allocated_runs(lab: Lab, specs: Mapping[str, str | None], number: int) -> Iterator[str]:
-    """Yield the table of runs with a budget that is allocated or divided equally, for planners without traces."""
-    yield "\n## A budget shared by all problems: votes and cascades\n"
-    yield f"{number} test problems. Budgets are fractions of the tokens of complete searches. No setting was tuned."
-    yield "Differences are paired; the baseline gives each question the same budget.\n"
-    yield "| search | budget per question | allocation | Hit@1 | 95% interval | TOK | against equal budgets |"
-    yield "|---|---:|---|---:|---:|---:|---|"
-    for spec, critic in specs.items():
-        guide = None if critic is None else load_critic(critic)
-        options: dict[str, Any] = {"mas": "rpsv", "policy": lab.policy, "critic": guide, "seed": SEED, "progress": True}
-        problems = lab.problems("test", number=number)
-        whole = plain_scores(search.run(spec, problems, **options))
-        yield f"| {spec} | none | | {' | '.join(reached(whole))} | |"
-        for share in SHARES[::2]:
-            budget = share * whole.spent
-            equal = plain_scores(search.run(spec, problems, budget=search.Budget(tokens=round(budget)), **options))
-            total = search.Budget(tokens=round(budget * number))
-            found = plain_scores(search.run(spec, problems, run_budget=total, allocate=True, **options))
-            yield f"| {spec} | {budget:,.0f} | equal | {' | '.join(reached(equal))} | |"
-            compared = against(found, equal)
-            yield f"| {spec} | {budget:,.0f} | allocated | {' | '.join(reached(found))} | {compared} |"
-
-
-def plain_scores(plans: Iterable[search.Plan]) -> Scores:
-    """Return what a run reaches and spends by problem."""
-    found = {plan.problem_id: plan for plan in plans}
-    hits = {key: float(bool(plan.correct)) for key, plan in found.items()}
-    return Scores(hits, {key: float(plan.usage.generated_tokens) for key, plan in found.items()})
-
-
 def best_of_n(lab: Lab) -> Iterator[str]:
     """Yield MCTS that stops against best-of-N with the ORM at equal accuracy on dev."""
     runs = {split: (lab.traces("mcts:20,3", "tiny-masprm", split), lab.traces("bon:20", "tiny-orm", split)) for split in
@@ -584,7 +462,6 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=100, help="test problems")
     parser.add_argument("--cascade", type=int, nargs=2, default=(100, 100), help="dev and test problems of cascades")
     parser.add_argument("--difficulty", type=int, default=60, help="problems per difficulty and split")
-    parser.add_argument("--others", type=int, default=50, help="test problems of votes and cascades with a run budget")
     parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, help="measure only these sections")
     parser.add_argument("--natural", type=int, nargs=2, default=(60, 60), help="dev and test problems, natural agents")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
@@ -597,9 +474,6 @@ def main() -> None:
         "bon": lambda: family(lab, "bon:20", "tiny-orm"),
         "mcts": lambda: family(lab, "mcts:20,3", "tiny-masprm"),
         "best-of-n": lambda: best_of_n(lab),
-        "allocation-bon": lambda: allocations(lab, "bon:20", "tiny-orm"),
-        "allocation-mcts": lambda: allocations(lab, "mcts:20,3", "tiny-masprm"),
-        "allocation-other": lambda: allocated_runs(lab, OTHERS, options.others),
         "horizon": lambda: horizons(lab, "mcts:20,3", "tiny-masprm", (None, 30, 60)),
         "natural-bon": lambda: family(natural(), "bon:20", "policy-likelihood"),
         "natural-mcts": lambda: family(natural(), "mcts:20,3", "policy-likelihood"),
@@ -614,14 +488,10 @@ def main() -> None:
         print(sections[part], flush=True)
 
 
-OTHERS = {"sc:20": None, "cascade:single>mcts:20,3@0.9": "tiny-masprm"}
 PARTS = (
     "bon",
     "mcts",
     "best-of-n",
-    "allocation-bon",
-    "allocation-mcts",
-    "allocation-other",
     "transfer",
     "cascade",
     "horizon",

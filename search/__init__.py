@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from search.protocol import (
         Arm,
         Arms,
-        Continue,
         Critic,
         Evaluate,
         Extract,
@@ -76,7 +75,7 @@ _HOMES = {
     "search.planners.registry": "load_planner planner_names planner_spec",
     "search.prices": "Prices as_prices",
     "search.protocol": (
-        "Arm Arms Continue Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext "
+        "Arm Arms Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext "
         "as_critic as_planner"
     ),
     "search.sampling": "Sampling",
@@ -104,7 +103,6 @@ __all__ = [
     "ChosenRecipients",
     "Comparison",
     "ConstantCritic",
-    "Continue",
     "Critic",
     "Evaluate",
     "Extract",

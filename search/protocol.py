@@ -31,7 +31,7 @@ from __future__ import annotations
 import copy
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -127,22 +127,7 @@ class Arms:
     state: MASState
 
 
-@dataclass(frozen=True, slots=True)
-class Continue:
-    """Request to continue a search that has an answer; the reply is None, or the reason to stop.
-
-    It must be the only request in its list. The reply is None except in a run that allocates its budget
-    (``search.run(..., allocate=True)``), where the reply arrives once all other searches are also waiting.
-
-    Attributes:
-        gain: Expected increase in the probability of a right answer per further increment, such as one pass or one
-            simulation; a positive number.
-    """
-
-    gain: float
-
-
-Request = Propose | Evaluate | Extract | Reward | Remaining | Arms | Continue
+Request = Propose | Evaluate | Extract | Reward | Remaining | Arms
 Steps = Generator[list[Request], list[Any], T]
 """A part of a search: it yields requests, receives a list with the reply to each, and returns a result."""
 
@@ -211,19 +196,6 @@ class Planner(ABC):
             ConfigError: The planner cannot use the critic.
         """
         return self
-
-    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Planner:
-        """Return the planner to run if the run allocates its budget: it requests `Continue` before each increment.
-
-        By default, its calibrated stop rule computes the expected gains.
-
-        Args:
-            with_rule: Returns a planner with its calibrated stop rule changed to request `Continue`.
-
-        Raises:
-            ConfigError: The planner has no calibrated stop rule, or no answer between increments.
-        """
-        return with_rule(self)
 
     def current_size(self) -> int:
         """Return the value of ``size_setting``.

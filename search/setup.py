@@ -44,7 +44,6 @@ class Setup:
         program: The agent program behind the system; None for a MAS.
         rate: The prices of the models; None if not given.
         recording: The recorded run to draw messages from; None if a policy writes the messages.
-        allocated: The run's budget, if the run allocates it to its searches; else None.
     """
 
     planner: Planner
@@ -57,7 +56,6 @@ class Setup:
     program: Program | None = None
     rate: Rate | None = None
     recording: Recording | None = None
-    allocated: Budget | None = None
 
 
 def make_setup(

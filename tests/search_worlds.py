@@ -21,22 +21,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent, Edge
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search import (
-    MCTS,
-    Arm,
-    Arms,
-    Continue,
-    Critic,
-    Evaluate,
-    Extract,
-    Plan,
-    Progress,
-    Proposal,
-    Propose,
-    Remaining,
-    Reward,
-    run,
-)
+from search import MCTS, Arm, Arms, Critic, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, run
 from search.store.table_schema import FORMAT
 
 
@@ -116,8 +101,6 @@ class World:
                 return None
             case Arms():
                 return (Arm(""),)
-        if isinstance(request, Continue):
-            return None
         raise AssertionError(request)
 
     def propose(self, state: MASState, n: int) -> list[Proposal]:

@@ -781,7 +781,7 @@ def test_custom_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None
         ("eval --planner mcts:4,2,horizon=buget", "horizon"),
         ("eval --planner mcts:4,2,arms=tompson", "arms"),
         ("eval --planner cascade:single>mcts:4,2", "cascade"),
-        ("eval --planner bon:4,stop=settle:3", "settled:N"),
+        ("eval --planner bon:4,stop=settle:3", "expected a probability"),
     ],
 )
 def test_mistyped_options_of_adaptive_search_are_rejected(arguments: str, message: str) -> None:

@@ -23,7 +23,7 @@ from search.results.accuracy_at_k import any_right, best_right, majority_right, 
 PLANNERS = [
     *("single", "sc:5", "sc:8,stop=0.9", "sc:5,weights=critic", "bon:20", "sbs:5,3", "mcts:10,3"),
     *("mcts:10,3,leaf=bootstrap", "mcts:10,3,parallel=4", "puct:10,3", "halving:8,3", "dvts:3,4", "rebase:9"),
-    *("adaptive:20", "siblings:3", "bon:20,stop=settled:3", "mcts:10,3,stop=gain:0.01", "sbs:5,3,stop=0.6"),
+    *("adaptive:20", "siblings:3", "bon:20,stop=0.6", "mcts:10,3,stop=0.6", "sbs:5,3,stop=0.6"),
     f"{__file__}:Greedy",
 ]
 

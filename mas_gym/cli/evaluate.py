@@ -24,7 +24,7 @@ from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
-    from search import Budget, Plan
+    from search import Plan
     from search.compare.comparison_runs import Bench, Row, Workers
     from search.compare.cost_matching import Match
     from search.compare.selection_curves import Selection
@@ -82,7 +82,6 @@ def evaluate(
     planner: opt.PlannerNames = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     store: opt.Store = None,
-    allocate: opt.Allocate = False,
     workers: opt.WorkerCount = None,
     json: JSONFile = None,
     csv: CSVFile = None,
@@ -110,8 +109,6 @@ def evaluate(
     limits = options.limits(costs)
     rows = pair_rows(planner or ["single"], critic, lazy=True)
     _check_baseline(rows, baseline)
-    if allocate:
-        _check_allocated(rows, *limits)
     if recorded is None and (run is not None or distinct):
         raise ConfigError("--run and --distinct: expected --recorded FILE as well, got none")
     if recorded is not None:
@@ -145,7 +142,7 @@ def evaluate(
         task = {"task": source.task, "split": problems.split, "grading": problems.grading}
         meta = _meta(bench, numbers, **task, mas=system.name, policy=policy)
     bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
-    bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
+    bench = replace(bench, run_budget=limits[1], prices=costs)
     if target is not None:
         dev = _dev(source, bench.task) if recorded is None else bench.task
         rows, baseline = _resize(rows, bench, target, dev, baseline)
@@ -163,15 +160,6 @@ def evaluate(
         note_judge(bench.task)
     if stop is not None:
         end_early(stop, f"the table shows the finished searches; {_goes_on(store)}")
-
-
-def _check_allocated(rows: Sequence[Row], budget: Budget, run_budget: Budget) -> None:
-    from search.engine.allocation import check_allocated
-    from search.planners.allocated import allocated
-
-    check_allocated(run_budget, budget)
-    for row in rows:
-        allocated(row.planner)
 
 
 def _check_recorded(

@@ -190,15 +190,6 @@ RunBudget = Annotated[
     list[str] | None,
     typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), such as usd=20. Repeatable."),
 ]
-Allocate = Annotated[
-    bool,
-    typer.Option(
-        "--allocate",
-        help="Divide --run-budget among all problems by expected gain; planners other than sc and cascade need "
-        "stop=FILE.json (see mas-gym calibrate). Problems share rounds, so an interrupted run is repeated as a whole; "
-        "use --cache.",
-    ),
-]
 PricesFile = Annotated[
     Path | None,
     typer.Option(

@@ -182,8 +182,6 @@ class _Search:
             return self._left
         if kind == "Arms":
             return (ArmLike(),)
-        if kind == "Continue":
-            return None
         proposes = kind == "Propose"
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:

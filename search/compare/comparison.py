@@ -51,7 +51,6 @@ def compare(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     run_budget: Budget | None = None,
-    allocate: bool = False,
     prices: PricesSource | None = None,
     progress: bool | Callable[[str, int, Progress], None] = False,
 ) -> Comparison:
@@ -80,7 +79,6 @@ def compare(
         sampling: How agents sample; the paper's settings by default.
         budget: Limits of each search.
         run_budget: Limits of each run (one row with one seed).
-        allocate: Allocate each run's budget to its searches by marginal gain, as `search.run` does.
         prices: Prices of the models, as for `search.run`; they add the column USD.
         progress: True for a bar per run; or a function of row label, seed and `Progress`.
 
@@ -99,7 +97,7 @@ def compare(
     system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
     policy = None if policy is None else as_policy(policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
-    bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices), allocate=allocate)
+    bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices))
     calibrated: list[CalibratedSize] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev

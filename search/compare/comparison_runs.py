@@ -99,7 +99,6 @@ class Bench:
         remote: The fleet to search on; None for this process.
         budget: Limits of each search.
         run_budget: Limits of each run (one row with one seed).
-        allocate: Whether a run allocates its budget to its searches by marginal gain.
         sampling: How agents sample; the paper's settings by default.
         workers: Processes to run rows in; None for this process. Planners must be picklable, and critics need a spec.
         program: The agent program behind ``mas``; None for a MAS.
@@ -123,7 +122,6 @@ class Bench:
     training: bool = False
     prices: Prices | None = None
     recorded: Recorded | None = None
-    allocate: bool = False
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -344,12 +342,9 @@ def start(row: Row, bench: Bench, seed: int, listen: Callable[[Progress], None] 
         from search.engine.run import run
 
         common |= {"policy": bench.policy, "store": bench.store, "recorded": bench.recorded}
-        common |= {"allocate": bench.allocate}
         return run(row.planner, bench.task, critic=row.critic, **common)
     from search.engine.ray_actors import run_ray
 
-    if bench.allocate:
-        raise ConfigError("allocate: expected a run in this process, got a Ray fleet; run without Ray")
     fleet, make_policy, make_critic = bench.remote
     critic = None if row.critic is None else make_critic(row.critic_spec)
     store = None if bench.store is None else str(bench.store)

@@ -67,9 +67,7 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
         ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 USD.
     """
     store = None if bench.store is None else calibration_store(bench.store)
-    bench = replace(
-        bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, allocate=False, workers=None
-    )
+    bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
     setting = row.planner.size_setting
 
     def spent(candidate: Row) -> float:

@@ -242,55 +242,12 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
         used[0], spread[0] = True, 1.0
     scaled = (rows[:, used] - centre[used]) / spread[used]
     model = LogisticRegression(C=1.0, max_iter=1000).fit(scaled, right, sample_weight=weights)
-
-    def unscaled(found: NDArray[np.float64], constant: float) -> tuple[dict[str, float], float]:
-        slopes = found / spread[used]
-        named = zip(np.array(FEATURES)[used].tolist(), slopes.tolist(), strict=True)
-        return {name: 0.0 for name in FEATURES} | dict(named), float(constant - slopes @ centre[used])
-
-    named, bias = unscaled(model.coef_[0], float(model.intercept_[0]))
+    slopes = model.coef_[0] / spread[used]
+    named = dict.fromkeys(FEATURES, 0.0) | dict(zip(np.array(FEATURES)[used].tolist(), slopes.tolist(), strict=True))
+    bias = float(model.intercept_[0] - slopes @ centre[used])
     index = scaled @ model.coef_[0] + model.intercept_[0]
     points: tuple[tuple[float, float], ...] = ()
     if method == "isotonic":
         curve = IsotonicRegression(y_min=0, y_max=1).fit(index, right, sample_weight=weights)
         points = tuple(zip(curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist(), strict=True))
-    growth, growth_bias = unscaled(*_growth(searches, scaled, index))
-    return StopMap(planner, critic, named, bias, points, growth=growth, growth_bias=growth_bias)
-
-
-def _growth(
-    searches: Sequence[Checked], scaled: NDArray[np.float64], index: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], float]:
-    """Fit the change of the logit with further checks, ridge-regularised like the map; return weights and constant."""
-    from scipy.optimize import minimize
-    from scipy.special import expit
-
-    now, ahead, later, weights = list[int](), list[int](), list[bool](), list[float]()
-    start = 0
-    for one in searches:
-        # The answer of a complete search serves as a last check, which some planners skip.
-        outcomes = [*(check.right for check in one.checks), one.right]
-        pairs = [(i, j) for i in range(len(one.checks)) for j in _ahead(i, len(outcomes))]
-        now += [start + i for i, _ in pairs]
-        ahead += [j - i for i, j in pairs]
-        later += [outcomes[j] for _, j in pairs]
-        weights += [1 / len(pairs)] * len(pairs)
-        start += len(one.checks)
-    steps = np.log1p(np.array(ahead, dtype=float))
-    rows = np.column_stack([scaled[now], np.ones(len(now))]) * steps[:, None]
-    right, share = np.array(later, dtype=float), np.array(weights)
-
-    def loss(found: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        indexes = index[now] + rows @ found
-        likelihood = share @ (np.logaddexp(0, indexes) - right * indexes)
-        slope = rows.T @ (share * (expit(indexes) - right))
-        return float(likelihood + found @ found / 2), slope + found
-
-    # A logistic regression with an offset, which scikit-learn does not offer.
-    best = minimize(loss, np.zeros(rows.shape[1]), jac=True, method="L-BFGS-B").x
-    return best[:-1], float(best[-1])
-
-
-def _ahead(check: int, checks: int) -> list[int]:
-    """Return the checks 1, 2, 4, ... positions after a given check, and the last one."""
-    return sorted({min(check + 2**power, checks - 1) for power in range(checks.bit_length() + 1)} - {check})
+    return StopMap(planner, critic, named, bias, points)

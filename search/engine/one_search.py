@@ -28,7 +28,6 @@ from search.plan import Plan, checked_plan
 from search.protocol import (
     Arm,
     Arms,
-    Continue,
     Evaluate,
     Extract,
     Peers,
@@ -104,13 +103,7 @@ class ProgramStep(NamedTuple):
     text: str
 
 
-class Pause(NamedTuple):
-    """A wait for the run's allocation; the outcome is the reply to `search.protocol.Continue`."""
-
-    gain: float
-
-
-Call = PolicyCall | CriticCall | GradingCall | ProgramStep | Pause
+Call = PolicyCall | CriticCall | GradingCall | ProgramStep
 
 
 def agent_calls(calls: Iterable[Call]) -> int:
@@ -141,7 +134,6 @@ class ActiveSearch:
         world: The recorded messages to draw in place of a policy's messages; None if a policy writes the messages.
         plan: The graded plan, once the search has ended.
         failure: The exception that made the search fail.
-        limit: The search's budget, or the budget that the run has allocated to it so far.
     """
 
     def __init__(
@@ -168,7 +160,6 @@ class ActiveSearch:
             arms: Returns the arms of an agent (`mas_gym.policies.PolicyBase.arms`).
         """
         self.setup, self.problem, self.grader, self.world = setup, problem, grader, world
-        self.limit = setup.budget
         self.waiting = 0
         self.plan: Plan | None = None
         self.failure: BaseException | None = None
@@ -246,8 +237,6 @@ class ActiveSearch:
                     self._take_scores(outcome)
                 case ProgramStep():
                     self._take_state(call, outcome)
-                case Pause():
-                    self._replies = [outcome]
         except Exception as error:
             self.fail(error)
             return None
@@ -348,7 +337,7 @@ class ActiveSearch:
 
     def _over_budget(self, requests: Sequence[Request]) -> str | None:
         wanted = sum(request.n for request in requests if isinstance(request, Propose))
-        budget = self.limit
+        budget = self.setup.budget
         if not wanted or budget == _NO_BUDGET:
             return None
         if self._stopped and wanted == 1 and self._last_messages:
@@ -421,19 +410,10 @@ class ActiveSearch:
                     rewarded += self._rewarded(states)
                 case Remaining():
                     self._replies[slot] = self.setup.budget.messages_left(self.spent)
-                case Continue(gain=gain):
-                    if len(self._requests) > 1 or not 0 < gain < math.inf:
-                        raise SearchError(
-                            "expected Continue with a positive gain as the only request from the planner, got "
-                            f"{self._requests!r:.200}"
-                        )
-                    self._replies[slot] = None
-                    if self.setup.allocated is not None:
-                        return [Pause(gain)]
                 case _:
                     raise SearchError(
-                        "expected a list of Propose, Evaluate, Extract, Reward, Remaining, Arms or Continue from the "
-                        f"planner, got a list with {request!r:.200}"
+                        "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Arms from the planner, "
+                        f"got a list with {request!r:.200}"
                     )
         calls = self._grading(rewarded)
         calls += [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
@@ -731,7 +711,7 @@ def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
 def _checked(requests: object) -> Sequence[Request]:
     if not isinstance(requests, list | tuple):
         raise SearchError(
-            "expected a list of Propose, Evaluate, Extract, Reward, Remaining, Arms or Continue from the planner, got "
+            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Arms from the planner, got "
             f"{type(requests).__name__}; write `yield [request]` for a single request"
         )
     for request in requests:

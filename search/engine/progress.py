@@ -145,7 +145,6 @@ class Journal:
         total: int | None = None,
         record: RunRecord | None = None,
         listener: Listener | None = None,
-        repeat: bool = False,
         **facts: object,
     ) -> None:
         """Log the start of a run.
@@ -155,11 +154,9 @@ class Journal:
             total: Number of problems; None if unknown.
             record: Stores finished searches.
             listener: Displays the progress.
-            repeat: Whether to repeat stored searches and replace them.
             **facts: More fields for the log.
         """
         self._record, self._listener, self._rate = record, listener, setup.rate
-        self._repeat = repeat
         self._progress = Progress(total=total)
         self._updated = perf_counter()
         self.earlier = record.spent if record is not None else Usage()
@@ -170,7 +167,7 @@ class Journal:
 
     def lookup(self, problem: Problem) -> Plan | None:
         """Return the stored plan of a problem, or None."""
-        stored = self._record.load(problem) if self._record is not None and not self._repeat else None
+        stored = self._record.load(problem) if self._record is not None else None
         if stored is not None:
             if self._rate is not None:
                 stored = replace(stored, usd=self._rate.usd(stored.usage))

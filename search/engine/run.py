@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -22,14 +21,11 @@ from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
-from search.engine.allocation import check_allocation
 from search.engine.progress import Journal, Listener, Progress, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
-from search.planners.allocated import allocated
-from search.planners.registry import load_planner
 from search.prices import PricesSource, as_prices
-from search.protocol import Critic, Planner, as_planner
+from search.protocol import Critic, Planner
 from search.sampling import Sampling
 from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
 from search.store import Recorded, Store
@@ -53,7 +49,6 @@ def run(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     run_budget: Budget | None = None,
-    allocate: bool = False,
     prices: PricesSource | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     run_name: str | None = None,
@@ -81,11 +76,6 @@ def run(
         run_budget: Limits of the whole run, including the cost of earlier calls with the same store. A search starts
             only if the remaining budget covers its expected cost, which is the cost of the most expensive search
             so far. The time limit ends open searches.
-        allocate: Divide the run budget among all searches by marginal gain (`search.engine.allocation`). The planner
-            must be a vote or a cascade, or have a calibrated ``stop``, and the number of problems must be known. All
-            searches stay in memory until the budget is spent; ``concurrency`` limits how many run at a time. The budget
-            and the problems become part of the run's identity. An interrupted run is repeated from the start, with its
-            full budget.
         prices: Prices of the models, as a YAML file or a mapping of the same form (`search.prices`). Plans then have a
             cost ``usd``, and budgets may limit ``usd``.
         store: A file (or an open `Store`) to which each finished search is written immediately. Searches that are
@@ -113,16 +103,11 @@ def run(
     if problems is None:
         raise ConfigError("expected problems, or recorded= with a recorded run, got neither")
     more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
-    if allocate:
-        planner = allocated(load_planner(planner) if isinstance(planner, str) else as_planner(planner))
     setup = make_setup(planner, mas, critic, program=program, seed=seed, recording=recording, **more)
     problems = as_problems(problems)
     policy = resolve_policy(setup.dynamics.mas, policy)
     setup = priced_setup(setup, policy.name, None if prices is None else as_prices(prices))
     run_budget = (run_budget or Budget()).priced(setup.rate)
-    if allocate:
-        check_allocation(setup, problems, run_budget)
-        setup = replace(setup, allocated=run_budget)
     check_problems(problems, setup, policy)
     listen = listener(progress)
     scheduler = Scheduler(setup, policy, task=problems, concurrency=concurrency, run_budget=run_budget)
@@ -152,9 +137,7 @@ def _journal(
 ) -> Journal:
     total = len(problems) if isinstance(problems, Sized) else None
     try:
-        # Allocated searches depend on each other, so they are read back only if all of them are stored.
-        repeat = setup.allocated is not None and record is not None and not all(map(record.load, problems))
-        return Journal(setup, total=total, record=record, listener=listen, repeat=repeat, **facts)
+        return Journal(setup, total=total, record=record, listener=listen, **facts)
     except BaseException:
         if record is not None:
             record.close()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -35,14 +35,12 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Allowance, Budget, Cost
-from search.engine.allocation import Allocation
 from search.engine.one_search import (
     Account,
     ActiveSearch,
     Call,
     CriticCall,
     GradingCall,
-    Pause,
     PolicyCall,
     ProgramStep,
     agent_calls,
@@ -154,8 +152,7 @@ class Scheduler:
             task: Grades the answers, if the task has custom grading.
             run_budget: Limits of all searches together. A search starts only if the remaining calls, tokens and USD
                 cover its expected cost; a search that exceeds its expected cost may be dropped. The time limit
-                ends open searches. If the setup allocates the budget, all searches are open at once, and
-                ``concurrency`` limits how many run at a time.
+                ends open searches.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
@@ -164,10 +161,7 @@ class Scheduler:
         self._setup, self._engine = setup, policy
         self._task: Iterable[Problem] = () if task is None else as_problems(task)
         self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
-        self._allocation = None if setup.allocated is None else Allocation(setup.allocated)
-        self._allowance = Allowance(self._budget if self._allocation is None else Budget(), setup.budget)
-        self._paused: dict[int, int] = {}
-        self._resumed: deque[tuple[int, str | None]] = deque()
+        self._allowance = Allowance(self._budget, setup.budget)
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyRequests = policy_requests(policy, self._mail)
         self._runner = None if setup.program is None else setup.program.open(policy)
@@ -208,8 +202,6 @@ class Scheduler:
     @property
     def has_capacity(self) -> bool:
         """Whether another search would begin immediately, or is needed to detect that the budget is exhausted."""
-        if self._allocation is not None:
-            return not self._closed
         if self._closed or self.waiting + self.active >= self._concurrency:
             return False
         return not self._allowance.limited or not self.waiting or self._pays(self.waiting + 1)
@@ -256,8 +248,6 @@ class Scheduler:
             if self._closed:
                 raise SearchError(f"expected an open scheduler, got one that has ended: {self.stopped or 'closed'}")
             self._waiting[number] = _Entry(number, search, future)
-            if self._allocation is not None:
-                self._allocation.enter(number)
         self.wake()
         return future
 
@@ -302,9 +292,7 @@ class Scheduler:
         progressed = self._read_mail()
         if self._allowance.limited:
             self._send_held()
-        if self._allocation is not None:
-            progressed = self._allocate(self._allocation) or progressed
-        elif not self._admit():
+        if not self._admit():
             self.stop(self._allowance.reason(self._spent))
         if not self._active or self._out_of_time():
             return False
@@ -381,33 +369,6 @@ class Scheduler:
             heapq.heappush(self._deadlines, (deadline, entry.number))
         self._send(entry, calls)
 
-    def _allocate(self, allocation: Allocation) -> bool:
-        """Resume this round's searches, or start the next round if none is running; return whether any was resumed.
-
-        If the remaining budget covers no increment, the waiting searches end.
-        """
-        if len(self._active) == len(self._paused) and not self._resumed:
-            spent = allocation.cost(replace(self.usage, agent_calls=max(self.calls, self.usage.agent_calls)))
-            for number, grant in allocation.next_round(spent).items():
-                entry = self._active.get(number) or self._waiting[number]
-                entry.search.limit = allocation.limit(number, grant).tightened(entry.search.setup.budget)
-                self._resumed.append((number, None))
-            if not self._resumed:
-                self._resumed += [(number, allocation.reason(number)) for number in self._paused]
-            if not self._resumed and self._waiting:
-                self.stop(allocation.shortage(spent))
-        worked = False
-        while self._resumed and len(self._active) - len(self._paused) < self._concurrency:
-            number, reason = self._resumed.popleft()
-            worked = True
-            if number in self._paused:
-                self._deliver([(self._paused.pop(number), reason)])
-            elif number in self._waiting:
-                with self._lock:
-                    self._active[number] = entry = self._waiting.pop(number)
-                self._begin(entry)
-        return worked
-
     @property
     def _spent(self) -> Usage:
         """The cost of the run, including calls in flight, which are not yet recorded in any search."""
@@ -458,28 +419,15 @@ class Scheduler:
         if entry is None:
             return
         self._release(entry)
-        self._leave(entry)
         if self._spans is not None:
             self._spans.finish(number, None, error)
         entry.search.close()
         if entry.future.set_running_or_notify_cancel():
             entry.future.set_exception(error or SearchError("the search was dropped"))
 
-    def _leave(self, entry: _Entry) -> None:
-        """Remove an ended search from the allocation."""
-        if self._allocation is not None:
-            self._allocation.leave(entry.number, self._allocated(entry))
-
-    def _allocated(self, entry: _Entry) -> Cost:
-        """Return a search's cost in the allocated budget, including calls without a reply."""
-        assert self._allocation is not None
-        cost = self._allocation.cost(entry.search.spent)
-        return cost._replace(calls=max(cost.calls, entry.asked))
-
     def _release(self, entry: _Entry) -> None:
         """Cancel the open requests of a search."""
         entry.held = None
-        self._paused.pop(entry.number, None)
         for key in entry.keys:
             _, call = self._open.pop(key)
             if self._spans is not None:
@@ -535,10 +483,6 @@ class Scheduler:
             case GradingCall():
                 self._grading = self._grading or GradingThreads(self._mail)
                 self._grading.submit(key, call.grader, call.texts)
-            case Pause():
-                assert self._allocation is not None
-                self._paused[entry.number] = key
-                self._allocation.pause(entry.number, call.gain, self._allocated(entry))
             case ProgramStep():
                 session = entry.search.session
                 assert session is not None
@@ -628,7 +572,6 @@ class Scheduler:
         if search.session is not None:
             search.session.close()
         self._active.pop(entry.number)
-        self._leave(entry)
         if self._spans is not None:
             self._spans.finish(entry.number, search.plan, search.failure)
         self._ended += 1

@@ -14,7 +14,7 @@ from search.plan import Plan
 from search.planners.argument_checks import check_at_least, check_positive
 from search.planners.normal_posterior import draw_normal
 from search.planners.path_scores import path_scores, ranked, step_values
-from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
 from search.planners.tree_growth import child_of, evaluate
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Steps
 from search.tree import Tree
@@ -83,8 +83,7 @@ class _Growth:
 
     def settled(self) -> Steps[bool]:
         """Return whether the stop rule ends the search."""
-        leader = self._decode()
-        return (yield from self.watch.check(leader, self.ends, lambda: simulation_gain(self.tree, leader, self.ends)))
+        return (yield from self.watch.check(self._decode(), self.ends))
 
     def simulate(self, start: Sequence[int] = (0,)) -> Steps[None]:
         tree, path, new = self.tree, [*start], [*start[1:]]

@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from mas_gym.errors import BudgetError, ExhaustedError
@@ -16,7 +15,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked, step_values
-from search.planners.stop_rules import Stop, Watch, pass_gain, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
 from search.planners.tree_growth import child_of, evaluate, turns_left
 from search.protocol import Arms, Critic, Model, PlanGenerator, Planner, Propose, Remaining, Steps, ValueKind
 from search.tree import Tree
@@ -119,8 +118,7 @@ class AskTell(Planner):
             reported += len(trials)
             if self.stop is not None and reported < self.n_trials and (ends := _ends(tree)):
                 scores = path_scores(tree, ends, self.values)
-                gain = partial(pass_gain, [*scores.values()])
-                if (yield from watch.check(max(ends, key=scores.__getitem__), ends, gain)):
+                if (yield from watch.check(max(ends, key=scores.__getitem__), ends)):
                     return
 
     def _score(self, value: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from mas_gym.errors import BudgetError, ConfigError
@@ -14,7 +13,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked
-from search.planners.stop_rules import Stop, Watch, pass_gain, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
 from search.planners.tree_growth import evaluate, grow_chains
 from search.planners.voting import scored_ends, vote_curve
 from search.protocol import Critic, Model, PlanGenerator, Planner, ValueKind, value_kind
@@ -70,8 +69,7 @@ class BestOfN(Planner):
                 if len(ends) < wanted:
                     break
                 if len(ends) < self.n:
-                    leader = max(ends, key=scores.__getitem__)
-                    yield from watch.check(leader, ends, partial(pass_gain, [*scores.values()]))
+                    yield from watch.check(max(ends, key=scores.__getitem__), ends)
         except BudgetError:
             if not ends:
                 raise

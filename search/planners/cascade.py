@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,18 +15,7 @@ from search.plan import AnytimePoint, Plan
 from search.planners.stop_rules import Confident, Evidence, Watch, read_stop, stop_for_run
 from search.planners.tree_growth import evaluate
 from search.planners.wrapper import delegate
-from search.protocol import (
-    Continue,
-    Critic,
-    Model,
-    PlanGenerator,
-    Planner,
-    Propose,
-    Request,
-    Steps,
-    as_planner,
-    value_kind,
-)
+from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, Steps, as_planner, value_kind
 from search.tree import Proposal, Tree
 
 
@@ -39,7 +27,6 @@ class Cascade(Planner):
     stage's rule computes the probability that the answer is right. If this probability is above the
     threshold, the cascade ends. Stages reuse messages: at each state, a stage first receives the messages drawn by
     earlier stages, then new ones.
-    Before each later stage, the cascade requests `search.Continue` with the probability that its answer is wrong.
     Without a budget, the last stage returns the same result as when it runs alone. Unused messages of earlier
     stages are an additional cost. The plan comes from the last stage that ran, and the anytime curve has one point per
     stage.
@@ -91,10 +78,6 @@ class Cascade(Planner):
         outcomes_only = value_kind(critic, training) == "outcome"
         return replace(self, stages=stages, rules=tuple(bound), outcomes_only=outcomes_only)  # type: ignore[arg-type]
 
-    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Cascade:
-        """Return the planner itself, which requests `Continue` before each stage."""
-        return self
-
     def current_size(self) -> int:
         """Return the size of the last stage."""
         return self.stages[-1].current_size()
@@ -134,13 +117,6 @@ class Cascade(Planner):
             if reason is not None:
                 stopped = f"settled after stage {number + 1} of {last + 1}: {reason}"
                 return replace(plan, anytime=tuple(curve), stopped=stopped)
-            # A later stage gains at most the probability that the answer is wrong; a request needs a positive gain.
-            doubt = 1 - self.rules[number].probability(evidence)
-            [refusal] = yield [Continue(doubt if doubt > 0 else sys.float_info.min)]
-            if refusal is not None:
-                return replace(
-                    plan, anytime=tuple(curve), stopped=f"ended after stage {number + 1} of {last + 1}: {refusal}"
-                )
             earlier = plan
         return replace(plan, anytime=tuple(curve))
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import ConfigError
 from mas_gym.policies.arms_policy import check_arm
 from mas_gym.systems.state import MASState
-from search.planners.normal_posterior import draw_normal
-from search.planners.stop_rules import expected_excess
+from search.planners.normal_posterior import draw_normal, expected_excess
 from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import (
     Arm,

@@ -37,7 +37,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from mas_gym.errors import BudgetError, ConfigError
@@ -48,7 +47,7 @@ from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked
-from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
 from search.planners.tree_growth import append_distinct, evaluate
 from search.protocol import (
     Critic,
@@ -219,9 +218,7 @@ class Search:
         """Return whether the stop rule ends the search; called between simulations."""
         if self.planner.stop is None:
             return False
-        leader = self.chosen()
-        gain = partial(simulation_gain, self.tree, leader or 0, self.terminals)
-        return (yield from self.watch.check(leader, self.terminals, gain))
+        return (yield from self.watch.check(self.chosen(), self.terminals))
 
     def simulate(self, path: list[int]) -> Flight:
         """Run one simulation of Alg. 1 (rollout) or Alg. 2 (bootstrap) from the end of ``path``.

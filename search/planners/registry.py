@@ -161,8 +161,8 @@ def _settings(planner: Planner) -> str:
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
         leading = leading and isinstance(parameter.default, int)
-        # The critic determines the kind of values, and tables show the critic next to the planner. Runs set allocated.
-        if parameter.name in ("values", "allocated") or (not leading and value == parameter.default):
+        # The critic determines the kind of values, and tables show the critic next to the planner.
+        if parameter.name == "values" or (not leading and value == parameter.default):
             continue
         if leading:
             args.append(value)

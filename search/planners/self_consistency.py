@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mas_gym.errors import ConfigError, shown
-from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked
 from search.planners.tree_growth import evaluate, grow_chains
 from search.planners.voting import (
-    largest_mean,
     leading_votes,
     majority_probability,
     passes_to_settle,
@@ -24,9 +20,8 @@ from search.planners.voting import (
     sigmoid,
     vote,
     vote_curve,
-    vote_gain,
 )
-from search.protocol import Continue, Critic, Extract, Model, PlanGenerator, Planner, Steps, ValueKind, value_kind
+from search.protocol import Critic, Extract, Model, PlanGenerator, Planner, Steps, ValueKind, value_kind
 from search.tree import Tree
 
 
@@ -43,8 +38,6 @@ class SelfConsistency(Planner):
         stop: Stop before ``k`` passes once the leading answer keeps its majority with a probability above ``stop``
             (`search.planners.voting.majority_probability`); 1 never stops. The passes match the first passes of
             a run without ``stop``, regardless of concurrency.
-        allocated: Request `search.Continue` after each pass, with the expected gain of further passes
-            (`search.planners.voting.vote_gain`); set by runs that allocate their budget.
     """
 
     size_setting = "k"
@@ -53,7 +46,6 @@ class SelfConsistency(Planner):
     weights: Literal["critic"] | None = None
     values: ValueKind | Literal["auto"] = "auto"
     stop: float = 1.0
-    allocated: bool = field(default=False, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -77,12 +69,6 @@ class SelfConsistency(Planner):
             raise ConfigError("a weighted vote needs a critic: pass critic=..., or leave weights out")
         return replace(self, values=kind) if self.values == "auto" else self
 
-    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> SelfConsistency:
-        """Return a copy that computes the gains from its votes. Raises `ConfigError` for a weighted vote."""
-        if self.weights is not None:
-            raise ConfigError("allocate: expected sc with equal weights, got weights=critic; leave out weights")
-        return replace(self, allocated=True)
-
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample the passes, score them for a weighted vote, and vote."""
         tree = Tree(root)
@@ -101,22 +87,15 @@ class SelfConsistency(Planner):
     def _passes(self, tree: Tree, model: Model) -> Steps[tuple[list[int], str | None]]:
         """Run passes until the vote is settled; return the terminal nodes and the reason for stopping early.
 
-        Each group has the smallest number of passes that can settle the vote, so no pass is wasted. If the run
-        allocates its budget, a group is one pass.
+        Each group has the smallest number of passes that can settle the vote, so no pass is wasted.
         """
-        first = 1 if self.allocated else passes_to_settle((), self.stop, self.k)
-        ends = yield from grow_chains(tree, model, first)
-        while (self.allocated or self.stop < 1) and len(ends) < self.k:
+        ends = yield from grow_chains(tree, model, passes_to_settle((), self.stop, self.k))
+        while self.stop < 1 and len(ends) < self.k:
             [answers] = yield [Extract([tree.states[end] for end in ends])]
             votes, left, done = leading_votes(answers), self.k - len(ends), f"{len(ends)} of {self.k} passes"
             more = passes_to_settle(answers, self.stop, left)
             if more == 0:
                 return ends, f"majority settled after {done}: probability {majority_probability(*votes):.3f}"
-            if self.allocated:
-                more, gain = 1, largest_mean(partial(vote_gain, *votes), left)
-                [refusal] = [f"no gain expected from {left} more"] if gain <= 0 else (yield [Continue(gain)])
-                if refusal is not None:
-                    return ends, f"ended after {done}: {refusal}"
             wanted = len(ends) + more
             ends = yield from grow_chains(tree, model, wanted, ends)
             if len(ends) < wanted:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from mas_gym.errors import ConfigError
 from mas_gym.internal.identity import ADDED
 from search.planners.path_scores import step_values
 from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
@@ -33,14 +32,7 @@ class TurnByTurn(Planner):
     def for_run(self, critic: Critic | None, training: bool) -> Self:
         """Check that the run scores intermediate states."""
         step_values(planner_name(self), critic, training)
-        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
-
-    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Planner:
-        """Raise `ConfigError`, because there is no answer before the end of the search."""
-        raise ConfigError(
-            f"allocate: expected a planner with an answer before the end of its search, got {planner_name(self)}; use "
-            "bon, mcts, puct, halving, adaptive, sc or a cascade"
-        )
+        return replace(self, stop=stop_for_run(self, self.stop, critic, training))
 
 
 def extend(tree: Tree, model: Model, counts: dict[int, int], answered: bool) -> Steps[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from search.plan import AnytimePoint
 from search.protocol import ValueKind
@@ -46,47 +46,6 @@ def majority_probability(lead: int, second: int) -> float:
     """
     gains = (math.comb(i + second + 1, second) / 2 ** (i + second + 2) for i in range(second, lead))
     return min(1.0, 0.5 + math.fsum(gains))
-
-
-_ROUNDING = 1e-12
-
-
-def vote_gain(lead: int, second: int, passes: int) -> float:
-    """Return the expected gain in `majority_probability` from ``passes`` more passes, which may change the leader.
-
-    The further votes are distributed over the two leading answers by the posterior predictive distribution. The gain of
-    one pass is 0 if the pass cannot change the answer.
-
-    >>> round(vote_gain(2, 2, 1), 3), vote_gain(2, 1, 1), round(vote_gain(1, 0, 2), 4)
-    (0.156, 0.0, 0.0625)
-    """
-    after = 0.0
-    for votes in range(passes + 1):
-        ends = sorted((lead + votes, second + passes - votes))
-        weight = math.comb(passes, votes) * _beta_ratio(lead, second, votes, passes - votes)
-        after += weight * majority_probability(ends[1], ends[0])
-    gain = after - majority_probability(lead, second)
-    return gain if gain > _ROUNDING else 0.0
-
-
-def _beta_ratio(a: int, b: int, more_a: int, more_b: int) -> float:
-    """Return B(a + more_a + 1, b + more_b + 1) / B(a + 1, b + 1)."""
-    logs = [math.lgamma(n) for n in (a + more_a + 1, b + more_b + 1, a + b + 2)]
-    logs += [-math.lgamma(n) for n in (a + b + more_a + more_b + 2, a + 1, b + 1)]
-    return math.exp(math.fsum(logs))
-
-
-def largest_mean(gain: Callable[[int], float], left: int) -> float:
-    """Return the largest mean gain per pass or check, over 1, 2, 4, ..., ``left`` further ones; 0 if there is no gain.
-
-    The largest mean is used instead of the gain of the next pass, because one more pass seldom changes an answer that
-    several passes would change.
-    """
-    ahead, best = 1, 0.0
-    while ahead <= left:
-        best = max(best, gain(ahead) / ahead)
-        ahead = min(2 * ahead, left) if ahead < left else left + 1
-    return best
 
 
 def leading_votes(answers: Sequence[str | None]) -> tuple[int, int]:

@@ -38,10 +38,6 @@ class PlannerWrapper(Planner):
         """Bind the planner."""
         return replace(self, planner=self.planner.for_run(critic, training))
 
-    def for_allocation(self, with_rule: Callable[[Planner], Planner]) -> Self:
-        """Return a copy with the planner for an allocated budget."""
-        return replace(self, planner=self.planner.for_allocation(with_rule))
-
     def current_size(self) -> int:
         """Return the planner's size."""
         return self.planner.current_size()

@@ -32,30 +32,18 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: object) -> JSO
     others = {} if setup.program is None else {"program": _stated("program", setup.program)}
     if setup.planner.needs_prices:
         others["prices"] = _stated("prices", setup.rate)
-    return (
-        others
-        | _allocation(setup, problems)
-        | {
-            "schema": FORM,
-            "planner": _stated("planner", setup.planner),
-            "mas": setup.dynamics.mas.to_dict(),
-            "policy": engine_identity("policy", policy),
-            "critic": None if setup.critic is None else engine_identity("critic", setup.critic),
-            "seed": setup.seed,
-            "training": setup.training,
-            "sampling": dataclasses.asdict(setup.sampling),
-            "budget": setup.budget.to_dict(),
-            "grading": _grading(problems),
-        }
-    )
-
-
-def _allocation(setup: Setup, problems: Iterable[Problem]) -> dict[str, object]:
-    """Return the allocated budget and the problems that share it; empty for a run without allocation."""
-    if setup.allocated is None:
-        return {}
-    shared = digest_of([[problem.id, problem.question] for problem in problems])
-    return {"allocation": {"budget": setup.allocated.to_dict(), "problems": shared}}
+    return others | {
+        "schema": FORM,
+        "planner": _stated("planner", setup.planner),
+        "mas": setup.dynamics.mas.to_dict(),
+        "policy": engine_identity("policy", policy),
+        "critic": None if setup.critic is None else engine_identity("critic", setup.critic),
+        "seed": setup.seed,
+        "training": setup.training,
+        "sampling": dataclasses.asdict(setup.sampling),
+        "budget": setup.budget.to_dict(),
+        "grading": _grading(problems),
+    }
 
 
 def engine_identity(role: str, engine: Any) -> JSONObject:
