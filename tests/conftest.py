@@ -22,7 +22,7 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 LARGE = (
-    *("ray", "training", "rehearsal", "docs", "wheel", "keyboard", "report"),
+    *("ray", "training", "docs", "wheel", "keyboard", "report"),
     *("paper_tables", "demo", "concurrency"),
 )
 """Test files that need much memory, in their own or in other processes; one worker runs them in turn."""

@@ -11,18 +11,15 @@ import pytest
 
 import mas_gym.tiny
 import search
-from benchmarks import pair_truth, siblings
+from benchmarks import siblings
 from benchmarks.paper import (
     agents,
     backbones,
     by_agent,
     claims,
-    clock,
     confidence,
     credit,
-    curve,
     difficulty,
-    duplicates,
     dylan,
     frontier,
     graphs,
@@ -36,7 +33,6 @@ from benchmarks.paper import (
 )
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
-from benchmarks.paper.curve import Series, save_curves
 from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, TinyShape, publish, row_of, rule_for, weights
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
@@ -318,32 +314,6 @@ def test_frontier_searches_are_compared_with_best_of_n_at_equal_tokens(lab: Lab)
 
 
 @pytest.mark.slow
-def test_duplicates_are_counted_and_rules_are_compared(lab: Lab) -> None:
-    text = text_of(lab, duplicates.run(lab))
-    plain, merged = (figures(text, f"mcts:40,3{rule}") for rule in ("", ",same=opening"))
-    assert float(plain[1]) > float(merged[1]) and float(plain[3]) > 0
-    assert (
-        len(re.findall(r"^\| (identical texts|mining|mining, training searches) \| (yes|no)", text, re.MULTILINE)) == 6
-    )
-    assert "- 2 problems of arithmetic, dev split; run seed 42" in text
-
-
-@pytest.mark.slow
-def test_preference_pairs_are_counted_by_agent_and_correctness(
-    options: Options, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = pair_truth.counts(options)
-    assert {kind for _, kind in found} <= {
-        "after an error",
-        *(f"{chosen} over {rejected}" for chosen in ("right", "wrong") for rejected in ("right", "wrong")),
-    }
-    assert {agent for agent, _ in found} <= {agent.name for agent in mas_gym.load_mas("rpsv").agents}
-    pair_truth.main(["--out", str(options.out), "--trees", str(options.trees), "-n", "2", "--seeds", "42"])
-    printed = capsys.readouterr().out
-    assert f" of {found.total()} pairs" in printed and printed.startswith("all, ")
-
-
-@pytest.mark.slow
 def test_critic_is_replaced_for_one_agent_at_a_time(lab: Lab) -> None:
     text = text_of(lab, by_agent.run(lab))
     rows = re.findall(
@@ -404,20 +374,7 @@ def test_intervals_include_variance_over_problems_and_training_runs(lab: Lab, mo
 
 
 @pytest.mark.slow
-def test_learning_curve_table_has_one_row_per_number_of_trees(lab: Lab, options: Options) -> None:
-    text = text_of(lab, curve.run(lab))
-    assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["4", "8"]
-    assert (options.folder / "curve.png").exists()
-    assert_rivals(text, "")
-    assert "| 4 trees over policy likelihood, MCTS(10,3) |" in text
-
-
-@pytest.mark.slow
-def test_time_and_credit_tables_need_only_the_main_critics(
-    lab: Lab, options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = text_of(lab, clock.run(lab))
-    assert len(re.findall(r"^\| mcts:10,3 \|", text, re.MULTILINE)) == 4
+def test_credit_tables_need_only_the_main_critics(lab: Lab, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_of(lab, credit.run(lab))
     assert figures(text, "chance")[1] == "25.0"
     assert (options.folder / "credit.png").exists()
@@ -468,7 +425,6 @@ def test_every_table_has_a_page_and_is_run_by_the_all_command() -> None:
         "__init__",
         "all",
         "claims",
-        "coin",
         "held_out",
         "lab",
         "errors",
@@ -477,7 +433,6 @@ def test_every_table_has_a_page_and_is_run_by_the_all_command() -> None:
         "page",
         "published",
         "redraw",
-        "rehearsal",
         "rivals",
     }
     assert set(TABLES) == modules - rest
@@ -653,10 +608,6 @@ def test_page_contains_its_settings_and_no_local_paths(
 
 
 def test_plots_reject_invalid_data(tmp_path: Path) -> None:
-    points = Series("trees", [10, 20], [0.5, 0.7], [[0.4, 0.6], [0.6, 0.8]])
-    assert "<svg" in save_curves({"Hit@1": [points]}, "pairs", tmp_path / "c.svg").read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match="at least one point"):
-        save_curves({"Hit@1": []}, "pairs", tmp_path / "c.svg")
     with pytest.raises(ConfigError, match="2 by 2"):
         save_matrices({"critic": [[1.0]]}, ["A", "B"], tmp_path / "m.png")
 

@@ -12,13 +12,9 @@ from benchmarks.paper import (
     backbones,
     blame,
     by_agent,
-    clock,
     confidence,
     credit,
-    critics,
-    curve,
     difficulty,
-    duplicates,
     dylan,
     frontier,
     graphs,
@@ -30,7 +26,7 @@ from benchmarks.paper import (
     views,
     wordings,
 )
-from benchmarks.paper.lab import Lab, check, note, or_exit, publish, rule_for
+from benchmarks.paper.lab import Lab, check, note, or_exit, publish
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.oracle import KNOWN
 from benchmarks.paper.page import Page
@@ -47,8 +43,6 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "by_agent": by_agent.run,
         "heads": heads.run,
         "views": views.run,
-        "critics": critics.run,
-        "duplicates": duplicates.run,
         "trainings": trainings.run,
         "backbones": backbones.run,
         "difficulty": difficulty.run,
@@ -56,8 +50,6 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "dylan": dylan.run,
         "tasks": tasks.run,
         "wordings": wordings.run,
-        "curve": curve.run,
-        "clock": clock.run,
         "agents": agents.run,
     }
 )
@@ -92,7 +84,6 @@ def chosen(lab: Lab) -> list[str]:
             or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
             or (name in MINIATURE and not options.miniature)
-            or (name == "duplicates" and rule_for(lab.home) == "text")
         ):
             note(f"{name}: not for {options.task} with {lab.home.mas}")
             continue

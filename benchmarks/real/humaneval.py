@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import truth_bounds
 from benchmarks.paper.page import percent, span
 from benchmarks.real.choosing import CODET, RULES, Draw, Floats, Samples, features, right
 from benchmarks.real.common import RealPage, Source, arguments, folds_by_kind, read_rows, run_page
@@ -35,8 +34,6 @@ SIZES = (5, 10, 15, 20, 25, 33, 40, 50, 65, 80, 100)
 THIRD = 33
 DRAWS = 20
 FOLDS, INNER = 5, 3
-STOPS = (0.4, 0.5, 0.6, 0.7, 0.8)
-BOUNDS = (33, 100)
 SEED = 0
 
 Table = dict[int, Floats]
@@ -137,76 +134,9 @@ def accuracy(found: Sequence[Sequence[Mapping[int, Point]]], name: str) -> Table
     }
 
 
-class Stopping(NamedTuple):
-    """Accuracy and cost of a rule that stops early, by problem, shape (problems,)."""
-
-    accuracy: Floats
-    samples: Floats
-
-
-def stopping(found: Sequence[Sequence[Mapping[int, Point]]], confidence: float) -> Stopping:
-    """Return the results if the critic stops at the first of `SIZES` at which its best score is this high."""
-    hits, used = [], []
-    for draws in found:
-        ends = [next((s for s in SIZES if one[s].scores[CRITIC].max() >= confidence), SIZES[-1]) for one in draws]
-        hits.append(fmean(right(one[end].draw, one[end].scores[CRITIC]) for one, end in zip(draws, ends, strict=True)))
-        used.append(fmean(ends))
-    return Stopping(np.array(hits), np.array(used))
-
-
-def runs(found: Sequence[Sequence[Mapping[int, Point]]]) -> list[truth_bounds.Run]:
-    """Return every problem and draw as a search with a check at each size; a tie counts as its first program."""
-    return [
-        truth_bounds.Run(str(problem), tuple(_check(size, one[size]) for size in SIZES))
-        for problem, draws in enumerate(found)
-        for one in draws
-    ]
-
-
-def _check(size: int, point: Point) -> truth_bounds.Check:
-    scores = point.scores[CRITIC]
-    return truth_bounds.Check(size, bool(point.draw.correct[scores.argmax()]), float(scores.max()))
-
-
-def bounds(found: Sequence[Sequence[Mapping[int, Point]]], size: int) -> str:
-    """Return the table of rules with access to the truth, compared with a fixed number of samples."""
-    searches = runs(found)
-    fixed = truth_bounds.scored(searches, (run.checks[SIZES.index(size)] for run in searches))
-    return "\n".join(truth_bounds.table(searches, fixed, "samples"))
-
-
 def against(one: Floats, other: Floats) -> str:
     """Return the difference in points with its paired interval."""
     return points(paired(one, other))
-
-
-def draw_figure(path: Path, tables: Mapping[str, Table], stops: Sequence[Stopping]) -> None:
-    """Write the figure of accuracy against the number of samples."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9.5, 4.5))
-    for name, table in tables.items():
-        strong = {"linewidth": 2.4} if name in (CODET, CRITIC) else {"linewidth": 1.2}
-        axes.plot(SIZES, [100 * table[size].mean() for size in SIZES], marker="o", markersize=3, label=name, **strong)
-    axes.plot(
-        [one.samples.mean() for one in stops],
-        [100 * one.accuracy.mean() for one in stops],
-        "k*",
-        linestyle="none",
-        label=f"{CRITIC}, stopping early",
-    )
-    axes.axhline(100 * tables[CODET][SIZES[-1]].mean(), color="grey", linestyle=":", linewidth=1)
-    axes.set_xlabel("programs, and generated test sets, per problem")
-    axes.set_ylabel("chosen program is correct (%)")
-    axes.set_title("Choosing among programs by CodeGen-16B, HumanEval", fontsize=10)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=140)
-    pyplot.close(figure)
 
 
 def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[str], None]) -> RealPage:
@@ -216,7 +146,6 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
     samples = [Samples(problem, results[problem.id]) for problem in problems]
     found, chosen = scored(samples, show)
     tables = {name: accuracy(found, name) for name in (*RULES, CRITIC)}
-    stops = {confidence: stopping(found, confidence) for confidence in STOPS}
     plain, critic, codet = tables["at random"][SIZES[-1]], tables[CRITIC], tables[CODET]
     level = paired(critic[THIRD], codet[SIZES[-1]])
     better = paired(critic[THIRD], codet[THIRD])
@@ -247,9 +176,6 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
         ],
     )
     page.heading("Accuracy against the number of samples")
-    page.picture("humaneval.png", "Accuracy of each rule against the number of samples", partial(
-        draw_figure, tables=tables, stops=[*stops.values()]
-    ))  # fmt: skip
     page.table(
         ("choice", *map(str, SIZES)),
         [(name, *(percent(table[size].mean()) for size in SIZES)) for name, table in tables.items()],
@@ -271,48 +197,6 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
             (f"CodeT, {THIRD} samples, against CodeT, 100 samples", against(codet[THIRD], codet[100])),
         ],
     )
-    page.heading("Stopping early")
-    page.text(
-        "Sampling stops at the smallest of the sizes above for which the critic gives one program at least "
-        "the stated probability. The comparison is the critic's accuracy with the same number of samples for "
-        "every problem, interpolated between sizes."
-    )
-    page.table(
-        (
-            "confidence",
-            "samples",
-            "correct",
-            "fixed number",
-            "against CodeT, 100 samples",
-            "against the critic, 100 samples",
-        ),
-        [
-            (
-                confidence,
-                f"{one.samples.mean():.1f}",
-                percent(one.accuracy.mean()),
-                percent(_fixed(critic, one)),
-                against(one.accuracy, codet[100]),
-                against(one.accuracy, critic[100]),
-            )
-            for confidence, one in stops.items()
-        ],
-    )
-    paying = [name for name, one in stops.items() if one.accuracy.mean() > _fixed(critic, one)]
-    page.text(
-        (f"At a confidence of {_either(paying)}, stopping is" if paying else "At no confidence is stopping")
-        + " more accurate than drawing the same mean number of samples for every problem. At a low confidence it stops "
-        "too early, because with few samples the critic is confident in wrong programs."
-    )
-    page.text(
-        "The following upper bounds are from rules with access to the truth. "
-        "A search is one draw of the samples of a problem, "
-        f"with checks at the {len(SIZES)} sizes above. A tie is resolved in favor of the first program, so the "
-        "accuracy differs slightly from that in the tables above."
-    )
-    for size in BOUNDS:
-        page.text(f"Compared with the {CRITIC}'s choice among {size} samples for every problem:")
-        page.text(bounds(found, size))
     page.heading("How it was measured")
     page.text(_METHOD.format(critics=folds_by_kind(chosen)))
     return page
@@ -329,18 +213,8 @@ same for every rule.
 
 The inputs of the outcome critic are the scores of all rules, the programs' lengths and a few word counts, and it is
 trained only on outcomes. It is cross-validated by problem in {FOLDS} folds, and its kind is chosen within the training
-folds: {{critics}}. The table shows all tested confidence thresholds for stopping; none was selected.
+folds: {{critics}}.
 """
-
-
-def _either(numbers: Sequence[float]) -> str:
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def _fixed(table: Table, one: Stopping) -> float:
-    """Return the accuracy with the mean number of samples of a stopping rule, the same for every problem."""
-    return float(np.interp(one.samples.mean(), SIZES, [table[size].mean() for size in SIZES]))
 
 
 def _finding(plain: Floats, codet: Table, critic: Table, level: Any, better: Any, above: Any) -> str:

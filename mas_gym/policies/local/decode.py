@@ -12,7 +12,7 @@ could select a different token. With ``exact``, such draws are recomputed with a
 the same row alone, unpadded, in float64. The same applies to sums of log-probabilities that
 are this close to a rounding boundary. A reply then depends only on its request, and not on the
 other rows, their order, the concurrency or the number of threads, as long as the error is
-within the tolerances below; ``benchmarks/local_engine.py`` measures both.
+within the tolerances below.
 
 Without ``exact`` (bfloat16, float16, large models, or models that cannot run in
 float64), replies have the same distribution, but a sample may occasionally change
