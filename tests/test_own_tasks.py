@@ -137,9 +137,11 @@ def test_folder_of_split_files_is_read(rows: Rows, tmp_path: Path) -> None:
 
 
 def test_choice_columns_become_options(rows: Rows) -> None:
-    listed = [{"question": "Which?", "options": ["red", "blue"], "answer": answer} for answer in ("blue", "B", 1)]
-    for problem in load_task(rows(listed, "my.jsonl")):
-        assert (problem.question, problem.answer, problem.kind) == ("Which?\n\nA. red\nB. blue", "B", "choice")
+    listed = [
+        {"question": "Which?", "options": ["red", "blue"], "answer": answer} for answer in ("blue", "blue", "red")
+    ]
+    for problem, letter in zip(load_task(rows(listed, "my.jsonl")), "BBA", strict=True):
+        assert (problem.question, problem.answer, problem.kind) == ("Which?\n\nA. red\nB. blue", letter, "choice")
     columns = "question=q,answer=a,choices=w+x+y+z+v"
     file = rows([{"q": "Which?", "a": "E", "w": "1", "x": "2", "y": "3", "z": "4", "v": "5"}])
     task = load_task(file, columns=columns)
