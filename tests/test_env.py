@@ -234,7 +234,7 @@ def test_make_resolves_ids_without_import(tmp_path: Path) -> None:
         "print(info['problem_id'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("gsm8k/test/")
+    assert done.stdout.startswith("gsm8k/gsm8k/")
 
 
 @pytest.mark.parametrize("order", ["gymnasium as gym, mas_gym", "mas_gym, gymnasium as gym"])
@@ -698,7 +698,7 @@ def test_equal_environments_share_a_data_set(tmp_path: Path) -> None:
     [
         ("environment_loop", "reward -1, extracted answer: 42, correct: False"),
         ("own_mas", "MAS config 'writers' has 4 errors"),
-        ("plain_tree_search", "the most visited path answers 26: reward +1"),
+        ("plain_tree_search", "the most visited path answers 18: reward +1"),
     ],
 )
 def test_environment_examples_run(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,11 +105,12 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
         elif isinstance(env, gym.Env):
             refuse_unknown("option", kwargs, ())
         else:
-            env = MASEnv(**kwargs) if env is None else MASEnv(env, **kwargs)
+            env = MASEnv(**kwargs if env is None else {"task": env, **kwargs})
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a registered MAS id or a MASEnv, wrapped or not, got {env!r}")
         self._own = choice("rewards", rewards, ("shared", "own")) == "own"
-        self.env, self.mas_env = env, env.unwrapped
+        self.env: gym.Env[Any, Any] = env
+        self.mas_env = env.unwrapped
         self.render_mode = env.render_mode
         self.metadata = {**self.mas_env.metadata, "name": "mas_gym_v0", "is_parallelizable": False}
         self.possible_agents = [agent.name for agent in self.mas_env.mas.agents]

@@ -431,7 +431,7 @@ class _TaskSource:
         if task is None:
             raise ConfigError('expected a task, as in gym.make("MAS-Custom-v0", task="my.csv"), got none')
         self._task = task
-        self._split = choice("split", split, (*SPLITS, None))
+        self._split = None if split is None else choice("split", split, SPLITS)
         self._data = None if data is None else os.fspath(data)
         self._options = dict(options)
         self.by_name = isinstance(task, str)

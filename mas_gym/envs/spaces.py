@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gymnasium.spaces import Space
-from gymnasium.spaces.utils import flatdim, flatten, flatten_space
+from gymnasium.spaces.utils import flatdim, flatten_space
 from gymnasium.vector.utils import (
     create_empty_array,
     create_shared_memory,
@@ -278,11 +278,9 @@ class SharedBatch(Sequence[str | tuple[Record, ...]]):
 
 @flatdim.register(Unicode)
 @flatdim.register(Records)
-@flatten.register(Unicode)
-@flatten.register(Records)
 @flatten_space.register(Unicode)
 @flatten_space.register(Records)
-def _refuse_to_flatten(space: TextSpace, *value: object) -> NoReturn:
+def _refuse_to_flatten(space: TextSpace) -> NoReturn:
     raise ConfigError(
         f"expected a space of numbers to flatten, got {space!r}; for numeric observations, use "
         "mas_gym.CandidateFeatures(mas_gym.CandidateChoice(env, policy, n))"

@@ -50,8 +50,8 @@ from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub_data import Hub, read_hub
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
 from mas_gym.tasks.task_classes import ProblemTask, Table
-from mas_gym.tasks.user_data import SPLIT_WORDS, Columns, is_own, load_own
-from mas_gym.tasks.user_data import SUFFIXES as OWN_SUFFIXES
+from mas_gym.tasks.user_data import SPLIT_WORDS, Columns, is_data_source, load_problems
+from mas_gym.tasks.user_data import SUFFIXES as DATA_SUFFIXES
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice", "gpqa": "choice"}
@@ -155,8 +155,9 @@ def load_task(
         MissingDependencyError: A package that this task or source needs is not installed.
     """
     name = os.fspath(name)
-    choice("split", split, (*SPLITS, None))
-    if split is None and (name not in BENCHMARKS or data is None or not Path(data).expanduser().is_file()):
+    if split is not None:
+        choice("split", split, SPLITS)
+    elif name not in BENCHMARKS or data is None or not Path(data).expanduser().is_file():
         raise ConfigError(f"split: expected one of {', '.join(SPLITS)}; None needs a benchmark and a file as data")
     given = {"columns": columns, "kind": kind, "answers": answers}
     own = {option: value for option, value in given.items() if value is not None}
@@ -169,8 +170,8 @@ def load_task(
     base = make_base(grading, judge, allow_code, sandbox)
     if name in BENCHMARKS:
         task: Task = _benchmark(name, split, data, base.mode, limit)
-    elif is_own(name) and not spec.file:
-        task = _own_task(name, str(split), Columns.read(columns), kind, answers, base)
+    elif is_data_source(name) and not spec.file:
+        task = _user_task(name, str(split), Columns.read(columns), kind, answers, base)
     else:
         task = _made(spec, str(split), {**own, **options, **({"grading": grading} if generated else {})})
     # A task with built-in grading raises an error if it gets a grader.
@@ -217,10 +218,10 @@ def _label(split: str | None, place: Path | None) -> str:
     return SPLIT_WORDS.get(place.stem.partition("-")[0].casefold(), place.stem)
 
 
-def _own_task(
+def _user_task(
     source: str, split: str, columns: Columns, kind: str | None, answers: str | None, base: KindGrader
 ) -> ProblemTask:
-    own = load_own(source, split, columns, kind, answers)
+    own = load_problems(source, split, columns, kind, answers)
     logger.info("%s", own.remark)
     if "expression" in own.kinds:
         require_math()
@@ -267,12 +268,12 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"task {name!r}: expected settings among {', '.join(sorted(settings))}, got {', '.join(wrong)}"
             )
-    elif is_own(name) and not spec.file:
+    elif is_data_source(name) and not spec.file:
         known |= {"columns", "kind", "answers"}
         Columns.read(options.get("columns"))
     elif name not in BENCHMARKS:
         if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
-            suffixes = ", ".join(OWN_SUFFIXES)
+            suffixes = ", ".join(DATA_SUFFIXES)
             raise TASKS.unknown(
                 name, f"for your own problems, name a file ({suffixes}) or a dataset OWNER/NAME on the hub"
             )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from string import ascii_lowercase, ascii_uppercase
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError, shown
 from mas_gym.internal.suggestions import choice
@@ -20,6 +20,7 @@ from mas_gym.tasks.json_rows import parsed
 
 Reading = Literal["index", "label", "text"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
+"""The names of the readings, as for ``--answers``."""
 
 _NAMES: Mapping[Reading, str] = {"index": "indices from 0", "label": "labels", "text": "texts of options"}
 _PREFIX = re.compile(r"\(?(\w{1,2})(?:\)|[.:]\s)\s*(?=\S)")
@@ -83,7 +84,7 @@ def choice_row(
     return ChoiceRow(answer, tuple(written), tuple(labels), tuple(written), numeric)
 
 
-def labelled_options(value: object) -> tuple[list[object], list[str]]:
+def labeled_options(value: object) -> tuple[list[object], list[str]]:
     """Return the options in a cell, and the labels that it gives for them (empty if it gives none).
 
     The cell, or the JSON text in it, is a list of options, ``{"text": [...], "label": [...]}`` (ARC),
@@ -126,8 +127,7 @@ def choose_reading(source: str, rows: Sequence[tuple[str, ChoiceRow]], given: st
         ConfigError: The reading does not exist, or two readings fit equally and name different options.
     """
     if given is not None:
-        found: Reading = choice("answers", given, READINGS)
-        return found
+        return cast(Reading, choice("answers", given, list[str](READINGS)))
     misfits = {reading: sum(row.place(reading) is None for _, row in rows) for reading in READINGS}
     fitting = [reading for reading in READINGS if misfits[reading] == min(misfits.values())]
     if "label" in fitting and any(row.labels for _, row in rows):

@@ -30,14 +30,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymErro
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.suggestions import choice, refuse_unknown
 from mas_gym.tasks.base import KINDS, Kind, Problem
-from mas_gym.tasks.choice_answers import (
-    ChoiceRow,
-    Reading,
-    choice_row,
-    choose_reading,
-    labelled_options,
-    reading_remark,
-)
+from mas_gym.tasks.choice_answers import ChoiceRow, Reading, choice_row, choose_reading, labeled_options, reading_remark
 from mas_gym.tasks.data_rows import BadRow, RawRow, read_rows, storable
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
@@ -108,7 +101,7 @@ class Columns(NamedTuple):
         return [self.question, *self.answer, *optional, *self.choices]
 
 
-class Own(NamedTuple):
+class LoadedProblems(NamedTuple):
     """The problems of one split, with their inferred properties.
 
     Attributes:
@@ -122,14 +115,16 @@ class Own(NamedTuple):
     remark: str
 
 
-def is_own(name: str) -> bool:
+def is_data_source(name: str) -> bool:
     """Whether a task's name is a file, a folder or the id of a dataset on the hub."""
     if Path(name).suffix.lower() in SUFFIXES or _HUB_ID.fullmatch(name) is not None:
         return True
     return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
 
 
-def load_own(source: str, split: str, columns: Columns, kind: str | None, answers: str | None = None) -> Own:
+def load_problems(
+    source: str, split: str, columns: Columns, kind: str | None, answers: str | None = None
+) -> LoadedProblems:
     """Load the problems of one split; cached until the data on disk changes.
 
     Args:
@@ -165,7 +160,7 @@ def _place(source: str) -> Path | None:
 @lru_cache(maxsize=16)
 def _load(
     source: str, place: Path | None, split: str, columns: Columns, kind: str | None, answers: str | None, stamp: object
-) -> Own:
+) -> LoadedProblems:
     name = place.stem if place is not None else source
     parts, whole = _read(source, place)
     rows = [(part, row) for part, found in parts.items() for row in found]
@@ -192,7 +187,7 @@ def _load(
     remark = _remark(name, kinds, kind, split, columns, whole and held_out)
     if options := reading_remark(reading, choices):
         remark += f"; {options}" + ("" if answers else " (inferred; set it with --answers or answers=)")
-    return Own(Table(chosen), dict(kinds.most_common()), remark)
+    return LoadedProblems(Table(chosen), dict(kinds.most_common()), remark)
 
 
 def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, columns: Columns, hashed: bool) -> str:
@@ -432,7 +427,7 @@ def _choice_row(row: Mapping[str, object], columns: Columns) -> ChoiceRow:
     labels: list[str] = []
     if len(columns.choices) == 1:
         try:
-            cells, labels = labelled_options(row.get(columns.choices[0]))
+            cells, labels = labeled_options(row.get(columns.choices[0]))
         except BadRow as error:
             raise BadRow(f"column {columns.choices[0]!r}: {error}") from None
     options = [_cell({"": cell}, "") for cell in cells]
