@@ -131,6 +131,17 @@ def test_one_unreadable_answer_does_not_change_the_kind_of_a_file(
         load_task(file)
 
 
+def test_options_and_answers_that_cannot_apply_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="answers='index': expected answers of kind 'choice', got number"):
+        load_task(file_of(tmp_path, [{"question": "1 + 1?", "answer": 2}]), answers="index")
+    rows = [{"question": f"{n}?", "a": "p", "b": "" if n else "q", "answer": 1} for n in range(20)]
+    with pytest.raises(DataError, match="at least two options in the columns a, b, got 1"):
+        load_task(file_of(tmp_path, rows), columns="choices=a+b")
+    for cell in ({"text": ["p", "q"], "label": ["A"]}, "p, q", ["p"], {"A": "p"}):
+        with pytest.raises(DataError, match="column 'options': expected"):
+            load_task(file_of(tmp_path, [{"question": "?", "options": cell, "answer": "A"}]))
+
+
 def test_reading_is_stated_with_its_count_and_an_example(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mas_gym.tasks")
     file = file_of(tmp_path, [{"question": f"{n}?", "choices": FOUR, "answer": n % 4} for n in range(40)])

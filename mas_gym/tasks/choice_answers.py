@@ -137,7 +137,7 @@ def choose_reading(source: str, rows: Sequence[tuple[str, ChoiceRow]], given: st
         return fitting[0]
     place, row, names = differing[0]
     readings = " or ".join(
-        f"{row.options[option]!r} (answers are {', '.join(_NAMES[reading] for reading in readings)})"
+        f"{shown(row.options[option])} (answers are {', '.join(_NAMES[reading] for reading in readings)})"
         for option, readings in names.items()
     )
     raise ConfigError(

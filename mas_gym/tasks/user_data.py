@@ -179,6 +179,8 @@ def _load(
 
     made = read_rows(f"problems of task {name!r}", [row for _, row in rows], read)
     kinds = Counter[str](problem.kind for _, problem in made)
+    if answers is not None and "choice" not in kinds:
+        raise ConfigError(f"answers={shown(answers)}: expected answers of kind 'choice', got {', '.join(kinds)}")
     held_out = all(part != "dev" for part, _ in made)
     chosen = [problem for part, problem in made if _is_in(problem, part, split, held_out)]
     if not chosen:
@@ -425,6 +427,8 @@ def _choice_row(row: Mapping[str, object], columns: Columns) -> ChoiceRow:
     """Return the options of a row (in one column, or one column per option) and the answer that names one of them."""
     cells: list[object] = [row[name] for name in columns.choices if row.get(name) not in (None, "")]
     labels: list[str] = []
+    if len(columns.choices) > 1 and len(cells) < 2:
+        raise BadRow(f"expected at least two options in the columns {', '.join(columns.choices)}, got {len(cells)}")
     if len(columns.choices) == 1:
         try:
             cells, labels = labeled_options(row.get(columns.choices[0]))
@@ -464,7 +468,7 @@ _SIGNS = re.compile(r"[-+*/^=<>()\[\]{}\\$|_.,\s\d]*")
 _NAME = re.compile(r"\\?[A-Za-z]+")
 _FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
 _OPERATOR = re.compile(r"[\\^=/*+]|\d[a-z]|sqrt")
-_MISFITS = 5
+_MOST_ROWS = 0.8
 _TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILINE)
 
 
@@ -480,19 +484,20 @@ def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
             continue
         several = len(given) > 1 or any(len(accepted_texts(answer)) > 1 for answer in given)
         answers += [None] if several else given
-    return infer_kind(answers)
+    return infer_kind(answers, _MOST_ROWS)
 
 
-def infer_kind(answers: Sequence[str | None]) -> str:
-    """Infer the kind that fits at least four of five reference answers; ``"text"`` if no other kind fits.
+def infer_kind(answers: Sequence[str | None], share: float = 1.0) -> str:
+    """Infer the kind that fits the reference answers; ``"text"`` if no other kind fits.
 
     Args:
         answers: The answers; None for several accepted answers, which only ``"text"`` allows.
+        share: Share of the answers that must fit.
     """
 
     def fits(test: Callable[[str], object]) -> bool:
-        misfits = sum(answer is None or not test(answer) for answer in answers)
-        return len(answers) > misfits * _MISFITS
+        fitting = sum(answer is not None and bool(test(answer)) for answer in answers)
+        return fitting >= max(1.0, share * len(answers))
 
     def is_number(answer: str) -> bool:
         return parse_number(answer) is not None
