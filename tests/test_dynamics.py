@@ -90,6 +90,19 @@ def next_by_hand(mas: MAS, transcript: tuple[Message, ...], speaker: int) -> int
     return mas.sink
 
 
+def can_act_by_hand(mas: MAS, state: MASState, recipient: int) -> bool:
+    """Return whether the recipient acts if only it gets this message and later agents send along every edge."""
+    if recipient >= mas.sink or not mas.dynamic:
+        return True
+    delivered = {(m.speaker, m.recipient) for m in state.transcript} | {(state.acting, recipient)}
+    acts = set()
+    for agent in range(state.acting + 1, recipient + 1):
+        if all((edge.source, agent) in delivered for edge in mas.edges if edge.target == agent and edge.source != Q):
+            acts.add(agent)
+            delivered |= {(agent, edge.target) for edge in mas.edges if edge.source == agent}
+    return recipient in acts
+
+
 @settings(max_examples=150, deadline=None)
 @given(walks())
 def test_episodes_are_legal_and_bounded(walk) -> None:
@@ -160,8 +173,8 @@ def test_masks_equal_the_legal_recipients(walk, text: str) -> None:
                 assert model.mas.dynamic or recipient not in legal
                 assert str(recipient) in str(error)
             else:
-                assert recipient in legal
                 assert recipient == model.mas.ALL or recipient in routed
+                assert (recipient in legal) == can_act_by_hand(model.mas, state, recipient)
 
 
 @settings(max_examples=150, deadline=None)
@@ -360,6 +373,23 @@ def test_dylan_with_one_refiner_ends_the_episode() -> None:
     state = model.transition(state, ("fixed", mas.ALL))
     assert state.recipients == (7, mas.sink)
     assert model.state_from_dict(state.to_dict()) == state
+
+
+def test_mask_omits_agents_that_will_not_act() -> None:
+    model = Dynamics(load_mas("dylan"))
+    state = model.initial_state("q")
+    for text, recipient in [("4", model.mas.ALL)] * 3 + [("VERDICT: DISAGREE", 4)]:
+        state = model.transition(state, (text, recipient))
+    # FinalJudge waits for three refiners, of which only RefinerA acts.
+    assert model.legal_recipients(state) == (model.mas.sink, model.mas.ALL)
+    two = {
+        "agents": [{"name": n, "system_prompt": n} for n in "AB"],
+        "edges": [[-1, 0], [0, 1], [1, 0]],
+        "max_turns": 2,
+    }
+    loop = Dynamics(load_mas(two))
+    last = loop.transition(loop.initial_state("q"), ("a", loop.mas.ALL))
+    assert loop.legal_recipients(loop.initial_state("q"))[0] == 1 and 0 not in loop.legal_recipients(last)
 
 
 def test_message_may_reach_no_agent() -> None:

@@ -81,8 +81,40 @@ def test_episode_through_gym_make_gives_a_reward(env_id: str, tmp_path: Path) ->
     assert terminated
     expected = step + 1 == first.unwrapped.dynamics.max_depth
     assert (reward, info["correct"]) == ((1.0, True) if expected else (-1.0, False))
-    assert not info["action_mask"].any()
-    assert first.reset(seed=7)[1]["problem_id"] == info["problem_id"]
+    following = first.reset(seed=7)[1]
+    assert following["problem_id"] == info["problem_id"]
+    assert following["action_mask"].tolist() == info["action_mask"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("file", "split", "expected"),
+    [
+        ("train.jsonl", None, ("train", 40)),
+        ("test.jsonl", None, ("test", 40)),
+        ("validation.jsonl", None, ("dev", 40)),
+        ("mine.jsonl", None, ("", 40)),
+        ("mine.jsonl", "train", ("train", 38)),
+        ("mine.jsonl", "dev", ("dev", 2)),
+        ("mine.jsonl", "test", ("test", 40)),
+        ("", None, ("train", 38)),
+    ],
+)
+def test_data_file_is_whole_without_a_split(
+    tmp_path: Path, file: str, split: str | None, expected: tuple[str, int]
+) -> None:
+    rows = "".join(json.dumps({"question": f"{n} + 1?", "answer": f"#### {n + 1}"}) + "\n" for n in range(40))
+    (tmp_path / (file or "train.jsonl")).write_text(rows)
+    task = gym.make("MAS-GSM8K-v0", data=str(tmp_path / file), split=split).unwrapped.task
+    assert (task.split, len(task)) == expected
+    name = expected[0] or "mine"
+    assert all(problem.id.startswith(f"gsm8k/{name}/") for problem in task)
+
+
+@pytest.mark.parametrize("options", [{}, {"split": "test"}])
+def test_environments_use_the_train_split_by_default(options: dict[str, str]) -> None:
+    expected = options.get("split", "train")
+    assert gym.make("MAS-Arithmetic-v0", **options).unwrapped.task.split == expected
+    assert [env.task.split for env in gym.make_vec("MAS-Ordering-v0", num_envs=2, **options).envs] == [expected] * 2
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -202,7 +234,7 @@ def test_make_resolves_ids_without_import(tmp_path: Path) -> None:
         "print(info['problem_id'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("gsm8k/test/")
+    assert done.stdout.startswith("gsm8k/gsm8k/")
 
 
 @pytest.mark.parametrize("order", ["gymnasium as gym, mas_gym", "mas_gym, gymnasium as gym"])
@@ -342,7 +374,7 @@ def test_illegal_recipients_end_the_episode(recipient: int) -> None:
     assert (info["correct"], info["reason"]) == (False, "invalid action")
     assert observation["transcript"] == ()
     assert observation in env.observation_space
-    assert not info["action_mask"].any()
+    assert info["action_mask"].any()
     with pytest.raises(EpisodeOverError):
         env.step(("facts", 1))
 
@@ -666,7 +698,7 @@ def test_equal_environments_share_a_data_set(tmp_path: Path) -> None:
     [
         ("environment_loop", "reward -1, extracted answer: 42, correct: False"),
         ("own_mas", "MAS config 'writers' has 4 errors"),
-        ("plain_tree_search", "the most visited path answers 26: reward +1"),
+        ("plain_tree_search", "the most visited path answers 18: reward +1"),
     ],
 )
 def test_environment_examples_run(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

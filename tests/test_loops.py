@@ -35,7 +35,7 @@ REVIEW = {
 SHIPPED = {
     "consensus": ("a50e672f01b27f1039f68e14335129cf", "527b36426bbecb25"),
     "debate": ("f0811ba17a9668733c0e91efc01a81aa", "f43d0aabf1c1538d"),
-    "dylan": ("8829b6181e237d856d4f513873efcd52", "379f216b50d3f260"),
+    "dylan": ("8829b6181e237d856d4f513873efcd52", "849bfc6ae8c2442d"),
     "game24": ("20c461f0294a33771da93519ff6d560c", "4c513d8d120e4488"),
     "logic": ("044963b1e209bf74f6da45787dc099f2", "8d083c0a6eaf33f9"),
     "refine": ("959a49c2589db0061f9ada5baae1e6aa", "b306d74a3dbc32f1"),

@@ -31,7 +31,7 @@ from mas_gym.tasks import Grade, Problem, ProblemTask, Task, as_task, load_task
 from mas_gym.tasks.catalogue import default_mas
 from mas_gym.tasks.grading.judge import Judge
 from mas_gym.tasks.grading.texts import normalise_text, read_code, read_text
-from mas_gym.tasks.user_data import Columns, load_own
+from mas_gym.tasks.user_data import Columns, load_problems
 
 CAPITALS = [("Capital of Austria?", "Vienna"), ("Capital of Germany, since 1990?", "Berlin"), ("Of Peru?", "Lima")]
 Rows = Callable[..., Path]
@@ -103,11 +103,11 @@ def test_split_column_is_used(rows: Rows) -> None:
 
 def test_split_column_without_dev_reports_the_hashed_split(rows: Rows) -> None:
     marked = [{"question": f"{n}?", "answer": n, "split": "test" if n % 2 else "train"} for n in range(40)]
-    remark = load_own(rows(marked), "train", Columns.read(None), None).remark
+    remark = load_problems(rows(marked), "train", Columns.read(None), None).remark
     assert "no split column" not in remark
     assert "train is 95% of the train rows" in remark
     marked[0]["split"] = "dev"
-    assert "hash" not in load_own(rows(marked), "train", Columns.read(None), None).remark
+    assert "hash" not in load_problems(rows(marked), "train", Columns.read(None), None).remark
 
 
 def test_hash_split_is_stable_when_rows_are_added(rows: Rows) -> None:
@@ -137,9 +137,11 @@ def test_folder_of_split_files_is_read(rows: Rows, tmp_path: Path) -> None:
 
 
 def test_choice_columns_become_options(rows: Rows) -> None:
-    listed = [{"question": "Which?", "options": ["red", "blue"], "answer": answer} for answer in ("blue", "B", 1)]
-    for problem in load_task(rows(listed, "my.jsonl")):
-        assert (problem.question, problem.answer, problem.kind) == ("Which?\n\nA. red\nB. blue", "B", "choice")
+    listed = [
+        {"question": "Which?", "options": ["red", "blue"], "answer": answer} for answer in ("blue", "blue", "red")
+    ]
+    for problem, letter in zip(load_task(rows(listed, "my.jsonl")), "BBA", strict=True):
+        assert (problem.question, problem.answer, problem.kind) == ("Which?\n\nA. red\nB. blue", letter, "choice")
     columns = "question=q,answer=a,choices=w+x+y+z+v"
     file = rows([{"q": "Which?", "a": "E", "w": "1", "x": "2", "y": "3", "z": "4", "v": "5"}])
     task = load_task(file, columns=columns)
@@ -593,7 +595,7 @@ def test_policy_on_an_unintended_system_is_reported_once(command: Callable[..., 
         ((*MINE, "--grader", "grade"), "to add your own, write FILE.py:NAME"),
         ((*MINE, "--colums", "question=prompt"), "No such option: --colums"),
         ((*MINE, "--data", "other.csv"), "expected no data"),
-        ((*MINE, "-o", "difficulty=3"), "expected options among allow_code, columns"),
+        ((*MINE, "-o", "difficulty=3"), "expected options among allow_code, answers, columns"),
         (("--task", "your.csv"), "no data at 'your.csv'"),
         (("--task", "gsm8k", "--kind", "text"), "task 'gsm8k': expected options"),
         (("--task", "arithmetic", "--columns", "question=q"), "task 'arithmetic': expected options"),

@@ -175,7 +175,7 @@ def test_gsm8k_is_equal_from_every_source(tmp_path: Path) -> None:
     assert tasks[0][3] == Problem("gsm8k/test/3", "Question 3?", "3")
 
 
-@pytest.mark.parametrize("label", [0, "A", "a", "0", " A "])
+@pytest.mark.parametrize("label", [0, "A", "a", " A "])
 def test_mmlu_label_of_the_first_option_is_read_as_the_letter_a(tmp_path: Path, label: Any) -> None:
     rows = [{"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": label}]
     [problem] = load_task("mmlu", data=write_jsonl(tmp_path / "rows.jsonl", rows))

@@ -15,7 +15,7 @@ import mas_gym
 from mas_gym.envs.env import MASEnv
 from mas_gym.envs.vector import MASVectorEnv
 from mas_gym.envs.wrappers import CandidateChoice, CandidateFeatures, DenseReward
-from mas_gym.errors import ConfigError, EpisodeOverError
+from mas_gym.errors import ConfigError, EpisodeOverError, PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
 from mas_gym.tasks import Problem, ProblemTask
 from search.critics import PolicyLikelihood
@@ -206,6 +206,39 @@ def test_make_vec_seed_sets_the_messages_and_reset_seed_sets_the_questions() -> 
     assert other_questions == questions and other_messages != messages
     assert started(made=0, reset=8)[0] != questions
     assert started(made=0, reset=7, problem="sum/2") == started(made=0, reset=8, problem="sum/2")
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("options", [{}, {"policy": Counting(), "n": 3}, {"vectorization_mode": "sync"}])
+def test_every_mask_of_a_vector_env_can_be_sampled(mode: AutoresetMode, options: dict[str, Any]) -> None:
+    of_class = (
+        {"vector_kwargs": {"autoreset_mode": mode}} if "vectorization_mode" in options else {"autoreset_mode": mode}
+    )
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="dylan", **of_class, **options)
+    _, infos = envs.reset(seed=0)
+    rng, ended = np.random.default_rng(0), 0
+    for _ in range(20):
+        masks = infos["action_mask"]
+        picks = np.array([rng.choice(len(mask), p=mask / mask.sum()) for mask in masks])
+        _, _, terminated, _, infos = envs.step(picks if "policy" in options else (("VERDICT: AGREE",) * 2, picks))
+        ended += terminated.sum()
+    assert ended > 2
+
+
+def test_mask_of_a_truncated_sub_environment_can_be_sampled() -> None:
+    def fail(request: SamplingRequest, seed: int) -> str:
+        if "What is 1 + 1?" in request.messages[-1].content and request.agent != "Reader":
+            raise PolicyError("no")
+        return guess(request, seed)
+
+    envs = MASVectorEnv([lambda: CandidateChoice(MASEnv(SUMS, "rpsv"), ScriptedPolicy(fail), 2)] * 5)
+    envs.reset(seed=3)
+    truncated, masks = np.zeros(5, dtype=bool), []
+    for _ in range(8):
+        _, _, _, cut, infos = envs.step([0] * 5)
+        truncated |= cut
+        masks.append(infos["action_mask"])
+    assert truncated.any() and np.stack(masks).any(axis=2).all()
 
 
 def test_disabled_autoreset_does_not_restart_episodes() -> None:

@@ -70,7 +70,7 @@ def test_candidate_choice_episode_gives_a_reward() -> None:
     assert reward in (1.0, -1.0)
     assert observation["candidates"] == ()
     assert observation in env.observation_space
-    assert not info["action_mask"].any()
+    assert info["action_mask"].all()
     assert np.isneginf(info["logprobs"]).all()
     with pytest.raises(EpisodeOverError):
         env.step(0)
@@ -400,6 +400,43 @@ def test_spec_with_a_policy_object_is_copied_without_a_warning() -> None:
     remade = gym.make(chosen.spec)
     remade.reset(seed=0)
     assert remade.get_wrapper_attr("n") == 2
+
+
+@pytest.mark.parametrize("wrap", [CandidateFeatures, lambda env: DenseReward(env, PolicyLikelihood())])
+def test_wrapped_environment_passes_the_gymnasium_checker(wrap: Any) -> None:
+    base = gym.make("MAS-Arithmetic-v0", disable_env_checker=True)
+    env = wrap(CandidateChoice(base, ScriptedPolicy(guess), 3))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is different from the unwrapped version")
+        check_env(env, skip_render_check=True)
+    remade = gym.make(env.spec)
+    assert remade.observation_space == env.observation_space
+
+
+@pytest.mark.parametrize("env", [MASEnv(SUMS), CandidateChoice(MASEnv(SUMS), ScriptedPolicy(guess), 2)])
+def test_flattening_texts_is_an_error_that_names_the_numeric_wrapper(env: Any) -> None:
+    with pytest.raises(ConfigError, match="CandidateFeatures"):
+        gym.wrappers.FlattenObservation(env)
+    if isinstance(env, CandidateChoice):
+        assert gym.wrappers.FlattenObservation(CandidateFeatures(env)).reset(seed=0)[0].ndim == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ((), {}, ("arithmetic", "train", "rpsv", "full")),
+        (("ordering",), {}, ("ordering", "train", "logic", "full")),
+        (("arithmetic", "debate"), {"split": "dev", "view": "local"}, ("arithmetic", "dev", "debate", "local")),
+        ((SUMS,), {"mas": "single"}, ("custom", "test", "single", "full")),
+        ((), {"task": SUMS, "mas": "single"}, ("custom", "test", "single", "full")),
+        (("MAS-Ordering-v0",), {"split": "test", "mas": "debate"}, ("ordering", "test", "debate", "full")),
+        (("mas_gym:MAS-Custom-v0",), {"task": SUMS}, ("custom", "test", "rpsv", "full")),
+    ],
+)
+def test_aec_env_takes_the_arguments_of_mas_env(arguments: Any, options: Any, expected: tuple[str, ...]) -> None:
+    pytest.importorskip("pettingzoo")
+    env = mas_gym.aec_env(*arguments, **options).mas_env
+    assert (env.task.name, env.task.split, env.mas.name, env.view) == expected
 
 
 def test_invalid_aec_arguments_are_rejected() -> None:

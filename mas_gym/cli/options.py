@@ -70,6 +70,15 @@ AnswerKind = Annotated[
         "inferred from a file's answers; number for a single question.",
     ),
 ]
+AnswerReading = Annotated[
+    str | None,
+    typer.Option(
+        "--answers",
+        metavar="index|label|text",
+        help="How the answers in your file name an option: by index from 0, by label (A or 1), or by text. By default "
+        "inferred from all rows.",
+    ),
+]
 GraderName = Annotated[
     str | None,
     typer.Option("--grader", help="Your grader, my.py:grade: a function (problem, text) that returns True or False."),
@@ -214,6 +223,7 @@ class TaskSource:
     split: Split = "test"
     columns: ColumnNames = None
     kind: AnswerKind = None
+    answers: AnswerReading = None
     number: Number = None
     grader: GraderName = None
     judge: JudgeName = None
@@ -225,7 +235,8 @@ class TaskSource:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `mas_gym.load_task` that are set, apart from split and limit."""
-        own = {"columns": self.columns, "kind": self.kind, "grader": self.grader, "judge": self.judge}
+        names = ("columns", "kind", "answers", "grader", "judge")
+        own = {name: getattr(self, name) for name in names}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         if self.data is not None:
             given["data"] = str(self.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -12,7 +13,9 @@ from gymnasium import spaces
 from mas_gym.envs.env import Info, MASEnv
 from mas_gym.errors import ConfigError, EpisodeOverError, MissingDependencyError
 from mas_gym.internal.suggestions import choice, refuse_unknown
+from mas_gym.systems.loading import MASSource
 from mas_gym.systems.prompts import chat_messages
+from mas_gym.tasks.base import Task
 
 try:
     from pettingzoo import AECEnv
@@ -22,6 +25,7 @@ except ImportError:
 
 Rewards = Literal["shared", "own"]
 
+_ID = re.compile(r"^[\w.:-]+-v\d+$")
 _OF_EPISODES = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
 
 
@@ -30,17 +34,23 @@ class NotResetError(EpisodeOverError, AttributeError):
 
 
 def aec_env(
-    env: str | gym.Env[Any, Any] = "MAS-Arithmetic-v0", *, rewards: Rewards = "shared", **kwargs: object
+    env: str | Task | gym.Env[Any, Any] | None = None,
+    mas: MASSource | None = None,
+    *,
+    rewards: Rewards = "shared",
+    **kwargs: object,
 ) -> MASAECEnv:
     """Return an environment as an AEC game; requires the extra ``mas-gym[aec]``.
 
     Args:
-        env: A registered id, or a `MASEnv`, optionally with wrappers such as `CandidateChoice`, `CandidateFeatures` and
-            `DenseReward`. Do not use the environment directly afterwards.
+        env: A task or its name, as for `MASEnv`; a registered id (by default ``"MAS-Arithmetic-v0"``); or a `MASEnv`,
+            optionally with wrappers such as `CandidateChoice`, `CandidateFeatures` and `DenseReward`. Do not use the
+            environment directly afterwards.
+        mas: The MAS, as for `MASEnv`.
         rewards: ``"shared"`` gives every reward to every agent. ``"own"`` gives each reward only to the agent that
             acted, so the agents' returns sum to the environment's return. With a `DenseReward`, an agent's own reward
             is the gain in value from its messages.
-        kwargs: Arguments of ``gym.make``; only if ``env`` is an id.
+        kwargs: Further arguments of `MASEnv`, or of ``gym.make`` for an id.
 
     Returns:
         A `pettingzoo.AECEnv` with the agent names of the MAS.
@@ -57,7 +67,7 @@ def aec_env(
     >>> agent, reward
     ('Verifier', -1.0)
     """
-    return MASAECEnv(env, rewards, **kwargs)
+    return MASAECEnv(env, mas, rewards, **kwargs)
 
 
 class MASAECEnv(AECEnv):  # type: ignore[misc]
@@ -74,20 +84,33 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
     An agent that a dynamic schedule skips never acts; it terminates with the others.
     """
 
-    def __init__(self, env: str | gym.Env[Any, Any], rewards: Rewards = "shared", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        env: str | Task | gym.Env[Any, Any] | None = None,
+        mas: MASSource | None = None,
+        rewards: Rewards = "shared",
+        **kwargs: Any,
+    ) -> None:
         """Build the game; see `aec_env`."""
         if AECEnv is object:
             raise MissingDependencyError("the AEC view needs PettingZoo: pip install 'mas-gym[aec]'")
         super().__init__()
-        if isinstance(env, str):
+        if mas is not None:
+            kwargs["mas"] = mas
+        if env is None and "task" not in kwargs:
+            env = "MAS-Arithmetic-v0"
+        if isinstance(env, str) and _ID.search(env):
             # Gymnasium's checks of single-agent use do not fit.
             env = gym.make(env, **kwargs).unwrapped
-        else:
+        elif isinstance(env, gym.Env):
             refuse_unknown("option", kwargs, ())
-        if not isinstance(env, gym.Env) or not isinstance(env.unwrapped, MASEnv):
+        else:
+            env = MASEnv(**kwargs if env is None else {"task": env, **kwargs})
+        if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a registered MAS id or a MASEnv, wrapped or not, got {env!r}")
         self._own = choice("rewards", rewards, ("shared", "own")) == "own"
-        self.env, self.mas_env = env, env.unwrapped
+        self.env: gym.Env[Any, Any] = env
+        self.mas_env = env.unwrapped
         self.render_mode = env.render_mode
         self.metadata = {**self.mas_env.metadata, "name": "mas_gym_v0", "is_parallelizable": False}
         self.possible_agents = [agent.name for agent in self.mas_env.mas.agents]

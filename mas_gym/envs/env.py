@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Mapping
 from operator import index
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -64,7 +65,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     """A multi-agent system that solves problems of a task, one agent message per step.
 
     **Action**: ``(text, recipient)``; the recipient is an agent's index, `sink` or `ALL`.
-    ``info["action_mask"]`` marks the recipients that the acting agent may choose; `ALL` is always legal.
+    ``info["action_mask"]`` marks the recipients that the acting agent may choose; `ALL` is always legal. After
+    the end, it is the mask of the next episode's first turn, so sampling from a mask always works.
     For an agent with ``route: message``, `ALL` stands for the recipient that the text names.
 
     **Observation**: a dict of ``question`` (str), ``transcript`` (tuple of `mas_gym.Message`), ``acting``
@@ -84,7 +86,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     Args:
         task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as for `load_task`, or a `Task` object.
         mas: The name of a shipped MAS, or a config as a path or dict; by default the task's MAS.
-        split: ``"train"``, ``"dev"`` or ``"test"``; only for tasks given by name.
+        split: ``"train"``, ``"dev"`` or ``"test"``; only for tasks given by name. By default ``"train"``, or, with a
+            file as ``data``, the whole file.
         data: A local file or folder instead of the hub; only for tasks given by name.
         view: Whether observations have the ``"full"`` transcript or the acting agent's ``"local"`` view.
         render_mode: One of ``metadata["render_modes"]``, or None.
@@ -107,7 +110,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         task: str | Task | None = None,
         mas: MASSource | None = None,
         *,
-        split: str = "test",
+        split: str | None = None,
         data: str | os.PathLike[str] | None = None,
         view: Literal["full", "local"] = "full",
         render_mode: str | None = None,
@@ -296,11 +299,10 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return observation, info
 
     def action_mask(self) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-        """Return a new int8 vector of length M + 2: 1 for each legal recipient; all zeros after the end."""
+        """Return a new int8 vector of length M + 2: 1 for each recipient; see the class."""
         mask = np.zeros(self.ALL + 1, dtype=np.int8)
-        if not self._over:
-            for recipient in self._legal(self.state):
-                mask[recipient] = 1
+        state = self.dynamics.initial_state(self.state.question) if self._over else self.state
+        mask[list(self._legal(state))] = 1
         return mask
 
     # Methods that other kinds of system override; see `mas_gym.programs.program_env`.
@@ -419,13 +421,17 @@ class _TaskSource:
     """
 
     def __init__(
-        self, task: str | Task | None, split: str, data: str | os.PathLike[str] | None, options: Mapping[str, Any]
+        self,
+        task: str | Task | None,
+        split: str | None,
+        data: str | os.PathLike[str] | None,
+        options: Mapping[str, Any],
     ) -> None:
         """Check everything that can be checked without the data."""
         if task is None:
             raise ConfigError('expected a task, as in gym.make("MAS-Custom-v0", task="my.csv"), got none')
         self._task = task
-        self._split = choice("split", split, SPLITS)
+        self._split = None if split is None else choice("split", split, SPLITS)
         self._data = None if data is None else os.fspath(data)
         self._options = dict(options)
         self.by_name = isinstance(task, str)
@@ -450,4 +456,6 @@ class _TaskSource:
         """
         if not isinstance(self._task, str):
             return self._task
-        return load_task(self._task, split=self._split, data=self._data, **self._options)
+        whole = self._data is not None and Path(self._data).expanduser().is_file()
+        split = self._split or (None if whole else "train")
+        return load_task(self._task, split=split, data=self._data, **self._options)

@@ -89,8 +89,8 @@ def print_turn(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> None:
             title, body, style = route_text(mas, state.speaker, state.recipients), state.text, "blue"
         out.print(Panel(Text(printable(body)), title=Text(title), title_align="left", border_style=style))
     good = facts.get("correct")
-    colour = {True: "bold green", False: "bold red", None: "dim"}[good]
-    out.print(Text(outcome_text(mas, state, facts), style=colour if "invalid_action" not in facts else "bold red"))
+    color = {True: "bold green", False: "bold red", None: "dim"}[good]
+    out.print(Text(outcome_text(mas, state, facts), style=color if "invalid_action" not in facts else "bold red"))
 
 
 def _indented(text: str) -> str:
@@ -135,8 +135,8 @@ class _Canvas:
     def __init__(self, draw: ImageDraw) -> None:
         self.draw = draw
 
-    def text(self, x: float, y: float, text: str, size: int, colour: str, anchor: str = "la") -> None:
-        self.draw.text((x * _SCALE, y * _SCALE), text, fill=colour, font=_font(size), anchor=anchor)
+    def text(self, x: float, y: float, text: str, size: int, color: str, anchor: str = "la") -> None:
+        self.draw.text((x * _SCALE, y * _SCALE), text, fill=color, font=_font(size), anchor=anchor)
 
     def width(self, text: str, size: int) -> float:
         return _font(size).getlength(text) / _SCALE
@@ -145,20 +145,20 @@ class _Canvas:
         corners = (x * _SCALE, y * _SCALE, (x + w) * _SCALE, (y + h) * _SCALE)
         self.draw.rounded_rectangle(corners, _RADIUS * _SCALE, fill=fill, outline=outline, width=_SCALE)
 
-    def arrow(self, points: Sequence[tuple[float, float]], colour: str, width: float) -> None:
+    def arrow(self, points: Sequence[tuple[float, float]], color: str, width: float) -> None:
         scaled = [(x * _SCALE, y * _SCALE) for x, y in points]
-        self.draw.line(scaled, fill=colour, width=round(width * _SCALE), joint="curve")
+        self.draw.line(scaled, fill=color, width=round(width * _SCALE), joint="curve")
         (x0, y0), (x1, y1) = scaled[-2], scaled[-1]
         length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1e-9)
         ux, uy = (x1 - x0) / length, (y1 - y0) / length
         size = (5 + width) * _SCALE
         left = (x1 - ux * size - uy * size * 0.5, y1 - uy * size + ux * size * 0.5)
         right = (x1 - ux * size + uy * size * 0.5, y1 - uy * size - ux * size * 0.5)
-        self.draw.polygon([(x1, y1), left, right], fill=colour)
+        self.draw.polygon([(x1, y1), left, right], fill=color)
 
-    def paragraph(self, x: float, y: float, text: str, size: int, colour: str, width: float, lines: int) -> None:
+    def paragraph(self, x: float, y: float, text: str, size: int, color: str, width: float, lines: int) -> None:
         for i, line in enumerate(self.wrapped(text, size, width, lines)):
-            self.text(x, y + i * size * 1.36, line, size, colour)
+            self.text(x, y + i * size * 1.36, line, size, color)
 
     def wrapped(self, text: str, size: int, width: float, lines: int) -> list[str]:
         rows: list[str] = []
@@ -209,7 +209,7 @@ def _draw_graph(canvas: _Canvas, mas: MAS, state: MASState) -> None:
     nodes = _window(mas, state)
     pitch = (WIDTH - 2 * _MARGIN) / len(nodes)
     width = min(pitch - 22, 132)
-    centre = {node: _MARGIN + pitch * (i + 0.5) for i, node in enumerate(nodes)}
+    center = {node: _MARGIN + pitch * (i + 0.5) for i, node in enumerate(nodes)}
     turns = state.turns
     used = {(t.speaker, r) for t in turns for r in t.recipients}
     reached = {state.acting, *(t.speaker for t in turns)}
@@ -217,29 +217,27 @@ def _draw_graph(canvas: _Canvas, mas: MAS, state: MASState) -> None:
     if mas.max_turns is None:
         edges.add((len(mas.agents) - 1, mas.sink))
     for source, target in sorted(edges, key=lambda edge: edge in used):
-        if source in centre and target in centre:
+        if source in center and target in center:
             heard = (source, target) in used or (source == Q and target in reached)
             last = bool(turns) and source == turns[-1].speaker and target in turns[-1].recipients
-            _draw_edge(canvas, nodes, centre, width, source, target, _ACTING if last else _DONE if heard else _LINE)
+            _draw_edge(canvas, nodes, center, width, source, target, _ACTING if last else _DONE if heard else _LINE)
     spoken = {t.speaker for t in turns}
     for node in nodes:
-        _draw_node(canvas, mas, state, node, centre[node], width, node in spoken)
+        _draw_node(canvas, mas, state, node, center[node], width, node in spoken)
 
 
 def _draw_edge(
-    canvas: _Canvas, nodes: list[int], centre: dict[int, float], width: float, source: int, target: int, colour: str
+    canvas: _Canvas, nodes: list[int], center: dict[int, float], width: float, source: int, target: int, color: str
 ) -> None:
-    thick = 1.5 if colour == _LINE else 2.5
+    thick = 1.5 if color == _LINE else 2.5
     hops = nodes.index(target) - nodes.index(source)
     if hops == 1:
-        canvas.arrow(
-            [(centre[source] + width / 2, _GRAPH_Y), (centre[target] - width / 2 - 1, _GRAPH_Y)], colour, thick
-        )
+        canvas.arrow([(center[source] + width / 2, _GRAPH_Y), (center[target] - width / 2 - 1, _GRAPH_Y)], color, thick)
         return
     # Edges from the question and backward edges bend below the row; forward edges between agents bend above it.
     side = 1 if source == Q or hops <= 0 else -1
     ahead = 1 if hops > 0 else -1
-    x0, x1 = centre[source] + ahead * width * 0.28, centre[target] - ahead * width * 0.28
+    x0, x1 = center[source] + ahead * width * 0.28, center[target] - ahead * width * 0.28
     y0 = _GRAPH_Y + side * _NODE_HEIGHT / 2
     height = side * min(24 + 9 * abs(hops), 74)
     points = []
@@ -248,7 +246,7 @@ def _draw_edge(
         a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
         bend = (b + c) * height * 4 / 3
         points.append((a * x0 + b * (x0 + ahead * 18) + c * (x1 - ahead * 18) + d * x1, y0 + bend))
-    canvas.arrow(points, colour, thick)
+    canvas.arrow(points, color, thick)
 
 
 def _draw_node(canvas: _Canvas, mas: MAS, state: MASState, node: int, x: float, width: float, spoken: bool) -> None:
@@ -285,10 +283,10 @@ def _draw_cards(canvas: _Canvas, mas: MAS, turns: Sequence[Turn]) -> None:
 
 
 def _draw_outcome(canvas: _Canvas, mas: MAS, state: MASState, facts: Mapping[str, object]) -> None:
-    colour = _FAINT
+    color = _FAINT
     if "correct" in facts:
-        colour = _GOOD if facts["correct"] else _BAD
+        color = _GOOD if facts["correct"] else _BAD
     elif "invalid_action" in facts:
-        colour = _BAD
+        color = _BAD
     text = canvas.fitted(outcome_text(mas, state, facts), 17, WIDTH - 2 * _MARGIN)
-    canvas.text(_MARGIN, HEIGHT - 48, text, 17, colour)
+    canvas.text(_MARGIN, HEIGHT - 48, text, 17, color)

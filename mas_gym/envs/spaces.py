@@ -11,9 +11,10 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_uint8
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gymnasium.spaces import Space
+from gymnasium.spaces.utils import flatdim, flatten_space
 from gymnasium.vector.utils import (
     create_empty_array,
     create_shared_memory,
@@ -273,6 +274,17 @@ class SharedBatch(Sequence[str | tuple[Record, ...]]):
     def __deepcopy__(self, memo: dict[int, object]) -> tuple[str | tuple[Record, ...], ...]:
         """Return the current values, because vector environments return deep copies of their observations."""
         return tuple(self)
+
+
+@flatdim.register(Unicode)
+@flatdim.register(Records)
+@flatten_space.register(Unicode)
+@flatten_space.register(Records)
+def _refuse_to_flatten(space: TextSpace) -> NoReturn:
+    raise ConfigError(
+        f"expected a space of numbers to flatten, got {space!r}; for numeric observations, use "
+        "mas_gym.CandidateFeatures(mas_gym.CandidateChoice(env, policy, n))"
+    )
 
 
 @create_shared_memory.register(Unicode)

@@ -63,6 +63,12 @@ class _SharedArguments(dict[str, Any]):
         return _SharedArguments(self)
 
 
+def _record(wrapper: RecordConstructorArgs, **arguments: object) -> None:
+    """Store a wrapper's arguments, so that its spec can create it again."""
+    RecordConstructorArgs.__init__(wrapper, **arguments, _disable_deepcopy=True)
+    wrapper._saved_kwargs = _SharedArguments(arguments)
+
+
 class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     """At each turn a policy proposes ``n`` messages, and the action selects one by its index.
 
@@ -71,8 +77,8 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     **Observation**: as in the environment, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
 
     **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
-    the environment; ``logprobs`` is a float vector of length n, with minus infinity where the policy reports
-    none and, after the end, everywhere.
+    the environment; after the end it is 1 everywhere. ``logprobs`` is a float vector of length n, with minus infinity
+    where the policy reports none and, after the end, everywhere.
 
     **Errors**: `reset` and `step` raise the policy's errors; afterwards only `reset()` is valid. `step` raises
     `EpisodeOverError` outside an episode, and `IllegalActionError` for an action that is not a proposal's index.
@@ -98,10 +104,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         top_p: float = 0.95,
     ) -> None:
         """Check the arguments; the first reset loads a policy given by name."""
-        RecordConstructorArgs.__init__(
-            self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p, _disable_deepcopy=True
-        )
-        self._saved_kwargs = _SharedArguments(self._saved_kwargs)
+        _record(self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p)
         gym.Wrapper.__init__(self, env)
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
@@ -217,7 +220,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     def _mask(self) -> NDArray[np.int8]:
         texts = [sample.text for sample in self._samples]
         legal = [self._fits(sample) and sample.text not in texts[:i] for i, sample in enumerate(self._samples)]
-        return np.array(legal + [False] * (self.n - len(legal)), dtype=np.int8)
+        return np.array(legal or [True] * self.n, dtype=np.int8)
 
     def __deepcopy__(self, memo: dict[int, object]) -> CandidateChoice:
         """Copy the episode and share the policy."""
@@ -244,9 +247,10 @@ of tokens, turns so far divided by the longest schedule, and the critic's value 
 critic). The columns of the acting agent follow."""
 
 _LOWEST_LOGPROB = -20.0
+_LARGEST = np.finfo(np.float32).max
 
 
-class DenseReward(AskingWrapper):
+class DenseReward(AskingWrapper, RecordConstructorArgs):
     """Potential-based reward shaping with a critic's value as potential; leaves the optimal policy unchanged.
 
     The reward of a step is ``r + gamma * V(next) - V(state)`` with ``V = 0`` before the first message and after the
@@ -270,7 +274,8 @@ class DenseReward(AskingWrapper):
                 or gamma is out of range.
             CriticError: The critic does not support this system.
         """
-        super().__init__(env)
+        _record(self, critic=critic, gamma=gamma)
+        gym.Wrapper.__init__(self, env)
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
         self.mas_env: MASEnv = env.unwrapped
@@ -305,7 +310,7 @@ class DenseReward(AskingWrapper):
         return self._known[1]
 
 
-class CandidateFeatures(AskingWrapper):
+class CandidateFeatures(AskingWrapper, RecordConstructorArgs):
     """Numeric features of the candidates, for RL algorithms without text input.
 
     **Observation**: float32, shape ``(n, F)``: `FEATURES`, then one column per agent that is 1 for the acting agent;
@@ -323,7 +328,8 @@ class CandidateFeatures(AskingWrapper):
             ConfigError: There is no `CandidateChoice`, or the critic scores only finished states or compares states.
             CriticError: The critic does not support this system.
         """
-        super().__init__(env)
+        _record(self, critic=critic)
+        gym.Wrapper.__init__(self, env)
         choice = candidate_choice(env)
         if choice is None:
             raise ConfigError(f"env: expected a CandidateChoice(env, policy, n), got {env!r}")
@@ -331,7 +337,12 @@ class CandidateFeatures(AskingWrapper):
         self._critic = None if critic is None else _checked(critic, choice.mas_env.mas)
         self._longest = max(1, self.choice.mas_env.dynamics.max_depth)
         width = len(FEATURES) + len(self.choice.mas_env.mas.agents)
-        self.observation_space = spaces.Box(-np.inf, np.inf, (self.choice.n, width), np.float32)
+        low, high = np.zeros((2, self.choice.n, width), np.float32)
+        high += 1
+        low[:, 1], high[:, 1] = _LOWEST_LOGPROB, 0
+        high[:, 2] = _LARGEST
+        low[:, 4], high[:, 4] = -_LARGEST, _LARGEST
+        self.observation_space = spaces.Box(low, high, dtype=np.float32)
 
     def resetting(
         self, seed: int | None, options: Mapping[str, object] | None
@@ -354,8 +365,8 @@ class CandidateFeatures(AskingWrapper):
         values = yield from self._values(samples)
         for row, sample, legal, value in zip(table, samples, info["action_mask"], values, strict=True):
             turn = env.state.depth / self._longest
-            mean = max(sample.mean_logprob or 0.0, _LOWEST_LOGPROB)
-            row[: len(FEATURES)] = legal, mean, sample.tokens / 100, turn, value
+            mean = min(max(sample.mean_logprob or 0.0, _LOWEST_LOGPROB), 0.0)
+            row[: len(FEATURES)] = legal, mean, sample.tokens / 100, turn, np.clip(value, -_LARGEST, _LARGEST)
             row[len(FEATURES) + env.state.acting] = 1
         return table
 

@@ -102,7 +102,8 @@ class Dynamics:
         """Return the recipients that some message could be routed to, in index order, `ALL` last.
 
         In a dynamic graph the conditions depend on the text, so a recipient listed here
-        may still be rejected for a given text; `ALL` is always accepted. For an agent with
+        may still be rejected for a given text; `ALL` is always accepted. An agent that cannot
+        act after this message is not listed, although `transition` accepts it. For an agent with
         ``route: message``, `ALL` stands for the recipient that the message names, and
         any other choice overrides it. The result is empty in a terminal state.
         """
@@ -115,7 +116,7 @@ class Dynamics:
         if self._names_recipients(state):
             return (*nameable(self.mas, state), self._all)
         early = self._too_early(state)
-        targets = [t for t in self._out[state.acting] if t != self._sink or not early]
+        targets = [t for t in self._out[state.acting] if (self._can_act(state, t) if t != self._sink else not early)]
         free = tuple(t for t in self._open[state.acting] if t != self._sink or not early)
         if self._sink not in targets and self._ends(state, free):
             targets.append(self._sink)
@@ -326,6 +327,19 @@ class Dynamics:
         acting = min([*ready, self._next_free[state.acting + 1]])
         # Agents are visited in order, so those before the acting one never act again.
         return acting, tuple((agent, n) for agent, n in waiting.items() if agent > acting)
+
+    def _can_act(self, state: MASState, target: int) -> bool:
+        """Return whether an agent can act if this message reaches only it, and later agents send along every edge."""
+        if self.mas.program:
+            return True
+        waiting = self._deliver(state, (target,))
+        if self.mas.max_turns is not None:
+            return list(waiting).index(target) < self.max_depth - state.depth - 1
+        for agent in range(state.acting + 1, target):
+            if waiting.get(agent, 0) == self._in_degree[agent]:
+                for following in self._out[agent]:
+                    waiting[following] = waiting.get(following, 0) + 1
+        return waiting[target] == self._in_degree[target]
 
     def _ends(self, state: MASState, targets: tuple[int, ...]) -> bool:
         return self._after(state, targets)[0] == self._sink

@@ -50,8 +50,8 @@ from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub_data import Hub, read_hub
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
 from mas_gym.tasks.task_classes import ProblemTask, Table
-from mas_gym.tasks.user_data import SUFFIXES as OWN_SUFFIXES
-from mas_gym.tasks.user_data import Columns, is_own, load_own
+from mas_gym.tasks.user_data import SPLIT_WORDS, Columns, is_data_source, load_problems
+from mas_gym.tasks.user_data import SUFFIXES as DATA_SUFFIXES
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice", "gpqa": "choice"}
@@ -105,13 +105,14 @@ logger = logging.getLogger("mas_gym.tasks")
 
 def load_task(
     name: str | os.PathLike[str],
-    split: str = "test",
+    split: str | None = "test",
     data: str | Path | None = None,
     grading: str = "strict",
     limit: int | None = None,
     *,
     columns: Mapping[str, object] | str | None = None,
     kind: str | None = None,
+    answers: str | None = None,
     grader: str | Function | Grader | None = None,
     judge: object = None,
     allow_code: bool = False,
@@ -125,7 +126,8 @@ def load_task(
             ``"arithmetic:difficulty=5"``; ``"FILE.py:NAME"`` of a function or class that makes a task (see
             `mas_gym.plugins`); your own CSV, JSONL, JSON or Parquet file or a folder of such files; or ``"OWNER/NAME"``
             or ``"OWNER/NAME:CONFIG"`` on the hub.
-        split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
+        split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest). None
+            for all problems of a benchmark's file given as ``data``; the file's name labels the split.
         data: A local file or folder instead of a benchmark's hub dataset. A file contains the evaluation set for
             ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder contains files named by split.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading.answers`.
@@ -134,6 +136,8 @@ def load_task(
             choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
         kind: For your own files: the kind of the answers; inferred from them by default. One of ``"number"``,
             ``"expression"``, ``"formula"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
+        answers: For your own files of choice problems: whether answers are the ``"index"`` (from 0), ``"label"`` (such
+            as A or 1) or ``"text"`` of an option; inferred from all rows by default (`mas_gym.tasks.choice_answers`).
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
         judge: The policy that grades problems of kind ``"judge"``, or an argument of `mas_gym.policies.load_policy`.
         allow_code: Whether to run code from messages, for problems of kind ``"code"``.
@@ -151,8 +155,12 @@ def load_task(
         MissingDependencyError: A package that this task or source needs is not installed.
     """
     name = os.fspath(name)
-    choice("split", split, SPLITS)
-    own = {option: value for option, value in (("columns", columns), ("kind", kind)) if value is not None}
+    if split is not None:
+        choice("split", split, SPLITS)
+    elif name not in BENCHMARKS or data is None or not Path(data).expanduser().is_file():
+        raise ConfigError(f"split: expected one of {', '.join(SPLITS)}; None needs a benchmark and a file as data")
+    given = {"columns": columns, "kind": kind, "answers": answers}
+    own = {option: value for option, value in given.items() if value is not None}
     check_task_options(name, {"grading": grading, "limit": limit, **own, **options})
     spec = TASKS.parse(name)
     generated = spec.name in PROCEDURAL and not spec.file
@@ -162,10 +170,10 @@ def load_task(
     base = make_base(grading, judge, allow_code, sandbox)
     if name in BENCHMARKS:
         task: Task = _benchmark(name, split, data, base.mode, limit)
-    elif is_own(name) and not spec.file:
-        task = _own_task(name, split, Columns.read(columns), kind, base)
+    elif is_data_source(name) and not spec.file:
+        task = _user_task(name, str(split), Columns.read(columns), kind, answers, base)
     else:
-        task = _made(spec, split, {**own, **options, **({"grading": grading} if generated else {})})
+        task = _made(spec, str(split), {**own, **options, **({"grading": grading} if generated else {})})
     # A task with built-in grading raises an error if it gets a grader.
     if grader is not None or task.grader is not None:
         task = task.graded_by(make_grader(grader, base))
@@ -189,17 +197,31 @@ def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox
     return KindGrader(check_mode(grading), limits, decides)
 
 
-def _benchmark(name: str, split: str, data: str | Path | None, mode: GradingMode, limit: int | None) -> ProblemTask:
+def _benchmark(
+    name: str, split: str | None, data: str | Path | None, mode: GradingMode, limit: int | None
+) -> ProblemTask:
     if KINDS[name] == "expression" and mode == "strict":
         require_math()
     place = None if data is None else Path(data).expanduser().resolve()
     state = None if place is None else stamp(place)
     table = _load_table(name, split, place, limit is not None and split == "test", state)
-    return ProblemTask(name, split, table, range(len(table.problems)), mas=BENCHMARKS[name].mas)
+    label = _label(split, place)
+    return ProblemTask(
+        name, label if label in SPLITS else "", table, range(len(table.problems)), mas=BENCHMARKS[name].mas
+    )
 
 
-def _own_task(source: str, split: str, columns: Columns, kind: str | None, base: KindGrader) -> ProblemTask:
-    own = load_own(source, split, columns, kind)
+def _label(split: str | None, place: Path | None) -> str:
+    """Return the name of a split; for a whole file, the split that its name begins with, or else its name."""
+    if split is not None or place is None:
+        return split or ""
+    return SPLIT_WORDS.get(place.stem.partition("-")[0].casefold(), place.stem)
+
+
+def _user_task(
+    source: str, split: str, columns: Columns, kind: str | None, answers: str | None, base: KindGrader
+) -> ProblemTask:
+    own = load_problems(source, split, columns, kind, answers)
     logger.info("%s", own.remark)
     if "expression" in own.kinds:
         require_math()
@@ -246,12 +268,12 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"task {name!r}: expected settings among {', '.join(sorted(settings))}, got {', '.join(wrong)}"
             )
-    elif is_own(name) and not spec.file:
-        known |= {"columns", "kind"}
+    elif is_data_source(name) and not spec.file:
+        known |= {"columns", "kind", "answers"}
         Columns.read(options.get("columns"))
     elif name not in BENCHMARKS:
         if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
-            suffixes = ", ".join(OWN_SUFFIXES)
+            suffixes = ", ".join(DATA_SUFFIXES)
             raise TASKS.unknown(
                 name, f"for your own problems, name a file ({suffixes}) or a dataset OWNER/NAME on the hub"
             )
@@ -292,8 +314,9 @@ TASKS = Registry(
 
 
 @lru_cache(maxsize=16)
-def _load_table(name: str, split: str, place: Path | None, sample: bool, state: object) -> Table:
-    """Load the problems of one split; cached until ``state``, the stamp of the data on disk, changes."""
+def _load_table(name: str, split: str | None, place: Path | None, sample: bool, state: object) -> Table:
+    """Load the problems of one split, or all of a file; cached until ``state``, the data's stamp, changes."""
+    label = _label(split, place)
     rows, order = _split_rows(name, split, place)
     if sample:
         order = [order[row] for row in shuffled(len(order))]
@@ -301,14 +324,17 @@ def _load_table(name: str, split: str, place: Path | None, sample: bool, state: 
     read = read_rows(
         f"problems of task {name!r}",
         [rows[number] for number in wanted],
-        lambda place, fields: CONVERTERS[name](fields, f"{name}/{split}/{wanted[place]}"),
+        lambda number, fields: CONVERTERS[name](fields, f"{name}/{label}/{wanted[number]}"),
     )
     problems = dict(zip(wanted, read, strict=True))
     return Table([problems[number] for number in order])
 
 
-def _split_rows(name: str, split: str, place: Path | None) -> tuple[list[RawRow], list[int]]:
+def _split_rows(name: str, split: str | None, place: Path | None) -> tuple[list[RawRow], list[int]]:
     """Return the raw rows of the partition that contains a split, and the split's row numbers in order."""
+    if split is None and place is not None:
+        rows = read_file(place, name)
+        return rows, list(range(len(rows)))
     benchmark = BENCHMARKS[name]
     wanted = benchmark.evaluation if split == "test" else benchmark.pool
     parts = _partitions(name, benchmark, wanted, place)

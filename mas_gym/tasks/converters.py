@@ -70,8 +70,6 @@ def _label(label: object, labels: str) -> str:
         text = label.strip().upper()
         if len(text) == 1 and text in labels:
             return text
-        if text.isascii() and text.isdigit() and len(text) == 1 and int(text) < len(labels):
-            return labels[int(text)]
     raise BadRow(f"expected the index or the letter of one of {len(labels)} options, got {shown(label)}")
 
 

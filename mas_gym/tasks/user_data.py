@@ -14,11 +14,12 @@ All other columns become metadata, which a custom grader can read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +30,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymErro
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.suggestions import choice, refuse_unknown
 from mas_gym.tasks.base import KINDS, Kind, Problem
+from mas_gym.tasks.choice_answers import ChoiceRow, Reading, choice_row, choose_reading, labeled_options, reading_remark
 from mas_gym.tasks.data_rows import BadRow, RawRow, read_rows, storable
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
@@ -41,7 +43,7 @@ logger = logging.getLogger("mas_gym.tasks")
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 ROLES = ("question", "answer", "id", "split", "kind", "choices")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?::[\w.-]+)?")
-_SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "eval": "test", "evaluation": "test"} | {
+SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "eval": "test", "evaluation": "test"} | {
     word: "dev" for word in ("dev", "val", "valid", "validation", "development")
 }
 _PARTITIONS = {"train": "train", "dev": "validation", "test": "test"}
@@ -99,7 +101,7 @@ class Columns(NamedTuple):
         return [self.question, *self.answer, *optional, *self.choices]
 
 
-class Own(NamedTuple):
+class LoadedProblems(NamedTuple):
     """The problems of one split, with their inferred properties.
 
     Attributes:
@@ -113,14 +115,16 @@ class Own(NamedTuple):
     remark: str
 
 
-def is_own(name: str) -> bool:
+def is_data_source(name: str) -> bool:
     """Whether a task's name is a file, a folder or the id of a dataset on the hub."""
     if Path(name).suffix.lower() in SUFFIXES or _HUB_ID.fullmatch(name) is not None:
         return True
     return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
 
 
-def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own:
+def load_problems(
+    source: str, split: str, columns: Columns, kind: str | None, answers: str | None = None
+) -> LoadedProblems:
     """Load the problems of one split; cached until the data on disk changes.
 
     Args:
@@ -128,16 +132,17 @@ def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own
         split: ``"train"``, ``"dev"`` or ``"test"``.
         columns: The columns of the parts of a problem.
         kind: The kind of all answers; None to infer it.
+        answers: How the answers name choices (`mas_gym.tasks.choice_answers.READINGS`); None to infer it.
 
     Raises:
         DataNotFoundError: The data cannot be found or reached.
         DataError: The data cannot be read, or some rows are not valid problems; the message lists up to 20 of them.
-        ConfigError: The kind does not exist.
+        ConfigError: The kind or the reading of answers does not exist, or the answers allow two readings.
     """
     if kind is not None:
         choice("kind", kind, KINDS)
     place = _place(source)
-    return _load(source, place, split, columns, kind, None if place is None else stamp(place))
+    return _load(source, place, split, columns, kind, answers, None if place is None else stamp(place))
 
 
 def _place(source: str) -> Path | None:
@@ -153,7 +158,9 @@ def _place(source: str) -> Path | None:
 
 
 @lru_cache(maxsize=16)
-def _load(source: str, place: Path | None, split: str, columns: Columns, kind: str | None, stamp: object) -> Own:
+def _load(
+    source: str, place: Path | None, split: str, columns: Columns, kind: str | None, answers: str | None, stamp: object
+) -> LoadedProblems:
     name = place.stem if place is not None else source
     parts, whole = _read(source, place)
     rows = [(part, row) for part, found in parts.items() for row in found]
@@ -161,21 +168,28 @@ def _load(source: str, place: Path | None, split: str, columns: Columns, kind: s
         raise DataError(f"{source}: expected at least one problem, found none")
     columns = _completed(source, rows[0][1], columns)
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
+    choices = _choice_rows([row for _, row in rows], columns, guess)
+    reading = choose_reading(source, choices, answers)
     seen = _Seen({}, Counter())
 
     def read(number: int, fields: JSONMapping) -> tuple[str, Problem]:
         part, row = rows[number]
-        problem = _problem(fields, columns, guess, name, seen, row.place)
+        problem = _problem(fields, columns, guess, reading, name, seen, row.place)
         return part or _split_of(fields, columns), problem
 
     made = read_rows(f"problems of task {name!r}", [row for _, row in rows], read)
     kinds = Counter[str](problem.kind for _, problem in made)
+    if answers is not None and "choice" not in kinds:
+        raise ConfigError(f"answers={shown(answers)}: expected answers of kind 'choice', got {', '.join(kinds)}")
     held_out = all(part != "dev" for part, _ in made)
     chosen = [problem for part, problem in made if _is_in(problem, part, split, held_out)]
     if not chosen:
         have = dict(Counter(part or "no split" for part, _ in made))
         raise DataError(f"{source}: expected problems in split {split!r}, found none among {len(made):,} rows ({have})")
-    return Own(Table(chosen), dict(kinds.most_common()), _remark(name, kinds, kind, split, columns, whole and held_out))
+    remark = _remark(name, kinds, kind, split, columns, whole and held_out)
+    if options := reading_remark(reading, choices):
+        remark += f"; {options}" + ("" if answers else " (inferred; set it with --answers or answers=)")
+    return LoadedProblems(Table(chosen), dict(kinds.most_common()), remark)
 
 
 def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, columns: Columns, hashed: bool) -> str:
@@ -264,9 +278,9 @@ def _split_of(row: Mapping[str, object], columns: Columns) -> str:
     if columns.split is None:
         return ""
     word = str(row.get(columns.split, "")).strip()
-    if word.casefold() not in _SPLIT_WORDS:
+    if word.casefold() not in SPLIT_WORDS:
         raise BadRow(f"expected the split train, dev or test in column {columns.split!r}, got {shown(word)}")
-    return _SPLIT_WORDS[word.casefold()]
+    return SPLIT_WORDS[word.casefold()]
 
 
 def _is_in(problem: Problem, part: str, split: str, held_out: bool) -> bool:
@@ -296,24 +310,34 @@ class _Seen(NamedTuple):
     questions: Counter[str]
 
 
-def _problem(row: Mapping[str, object], columns: Columns, guess: str, name: str, seen: _Seen, place: str) -> Problem:
+def _problem(
+    row: Mapping[str, object], columns: Columns, guess: str, reading: Reading, name: str, seen: _Seen, place: str
+) -> Problem:
     question = _cell(row, columns.question)
+    kind = _kind_of(row, columns, guess)
+    used = set(columns.named())
+    facts = {str(key): _plain(value) for key, value in row.items() if key not in used and value not in (None, "")}
+    if kind != "choice":
+        answer = _reference(kind, _answers(row, columns))
+    else:
+        chosen = _choice_row(row, columns)
+        answer = _label(chosen, reading)
+        if chosen.options:
+            options = list(chosen.options)
+            lines = "\n".join(f"{label}. {option}" for label, option in zip(ascii_uppercase, options, strict=False))
+            question, facts["options"] = f"{question}\n\n{lines}", options
+        elif answer > "D":
+            # The grader assumes four options unless they are listed.
+            facts["options"] = [""] * (ascii_uppercase.index(answer) + 1)
+    return Problem(_id(row, columns, question, name, seen, place), question, answer, kind, facts)
+
+
+def _kind_of(row: Mapping[str, object], columns: Columns, guess: str) -> Kind:
     stated = str(row.get(columns.kind, "")).strip().lower() if columns.kind else guess
     if stated not in KINDS:
         raise BadRow(f"expected one of the kinds {', '.join(KINDS)}, got {shown(stated)}")
     kind: Kind = stated
-    options = _options(row, columns) if kind == "choice" else []
-    answers = _answers(row, columns)
-    answer = _label(answers[0], options) if kind == "choice" else _reference(kind, answers)
-    used = set(columns.named())
-    facts = {str(key): _plain(value) for key, value in row.items() if key not in used and value not in (None, "")}
-    if options:
-        lines = "\n".join(f"{label}. {option}" for label, option in zip(ascii_uppercase, options, strict=False))
-        question, facts["options"] = f"{question}\n\n{lines}", options
-    elif kind == "choice" and answer > "D":
-        # The grader assumes four options unless they are listed.
-        facts["options"] = [""] * (ascii_uppercase.index(answer) + 1)
-    return Problem(_id(row, columns, question, name, seen, place), question, answer, kind, facts)
+    return kind
 
 
 def _id(row: Mapping[str, object], columns: Columns, question: str, name: str, seen: _Seen, place: str) -> str:
@@ -388,34 +412,44 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
     return answer
 
 
-def _options(row: Mapping[str, object], columns: Columns) -> list[str]:
-    """Return the options of a choice problem: a list (or its JSON) in one column, or one column per option."""
-    if len(columns.choices) > 1:
-        return [_cell(row, name) for name in columns.choices if row.get(name) not in (None, "")]
-    if not columns.choices:
-        return []
-    value = row.get(columns.choices[0])
-    if isinstance(value, Mapping) and isinstance(value.get("text"), list):
-        # The form of ARC and CommonsenseQA: {"text": [...], "label": [...]}
-        value = value["text"]
-    if isinstance(value, str):
-        value = accepted_texts(value)
-    if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(ascii_uppercase):
-        raise BadRow(f"expected a list of 2 to 26 options in column {columns.choices[0]!r}, got {shown(value)}")
-    return [_cell({"": option}, "") for option in value]
+def _choice_rows(rows: Sequence[RawRow], columns: Columns, guess: str) -> list[tuple[str, ChoiceRow]]:
+    """Return the choice problems of the rows that can be read, each with its location."""
+    found = []
+    for place, value in rows:
+        if isinstance(value, Mapping):
+            with contextlib.suppress(BadRow):
+                if _kind_of(value, columns, guess) == "choice":
+                    found.append((place, _choice_row(value, columns)))
+    return found
 
 
-def _label(answer: str, options: Sequence[str]) -> str:
-    """Return the letter of the right option, which is given by its text, its letter or its index from 0."""
-    labels = ascii_uppercase[: len(options) or 26]
-    if options.count(answer) == 1:
-        return labels[options.index(answer)]
-    letter = answer.strip("().: ").upper()
-    if len(letter) == 1 and letter in labels:
-        return letter
-    if options and letter.isascii() and letter.isdigit() and int(letter[:3]) < len(labels):
-        return labels[int(letter)]
-    raise BadRow(f"expected the letter, index or text of one of the options as the answer, got {shown(answer)}")
+def _choice_row(row: Mapping[str, object], columns: Columns) -> ChoiceRow:
+    """Return the options of a row (in one column, or one column per option) and the answer that names one of them."""
+    cells: list[object] = [row[name] for name in columns.choices if row.get(name) not in (None, "")]
+    labels: list[str] = []
+    if len(columns.choices) > 1 and len(cells) < 2:
+        raise BadRow(f"expected at least two options in the columns {', '.join(columns.choices)}, got {len(cells)}")
+    if len(columns.choices) == 1:
+        try:
+            cells, labels = labeled_options(row.get(columns.choices[0]))
+        except BadRow as error:
+            raise BadRow(f"column {columns.choices[0]!r}: {error}") from None
+    options = [_cell({"": cell}, "") for cell in cells]
+    [answer, *more] = _answers(row, columns)
+    if more:
+        raise BadRow(f"expected one answer of kind 'choice', got {len(more) + 1}")
+    number = any(isinstance(row.get(name), int) for name in columns.answer)
+    numeric = bool(cells) and all(isinstance(cell, int | float) for cell in cells)
+    return choice_row(int(answer) if number else answer, options, labels, numeric)
+
+
+def _label(row: ChoiceRow, reading: Reading) -> str:
+    """Return the letter of the right option."""
+    place = row.place(reading)
+    if place is None:
+        expected = {"index": "the index of an option, from 0,", "label": "the label of an option", "text": "an option"}
+        raise BadRow(f"expected {expected[reading]} as the answer, got {shown(row.answer)}")
+    return ascii_uppercase[place]
 
 
 def _plain(value: object) -> object:
@@ -434,34 +468,47 @@ _SIGNS = re.compile(r"[-+*/^=<>()\[\]{}\\$|_.,\s\d]*")
 _NAME = re.compile(r"\\?[A-Za-z]+")
 _FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
 _OPERATOR = re.compile(r"[\\^=/*+]|\d[a-z]|sqrt")
+_MOST_ROWS = 0.8
 _TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILINE)
 
 
 def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
-    """Infer the kind that fits all answers; ``"text"`` if no other kind fits."""
+    """Infer the kind that fits the answers; ``"text"`` if no other kind fits."""
     if columns.choices:
         return "choice"
-    answers: list[str] = []
+    answers: list[str | None] = []
     for row in rows:
         try:
             given = _answers(row, columns) if isinstance(row, Mapping) else []
         except BadRow:
             continue
-        if len(given) > 1 or any(len(accepted_texts(answer)) > 1 for answer in given):
-            return "text"
-        answers += given
-    return infer_kind(answers)
+        several = len(given) > 1 or any(len(accepted_texts(answer)) > 1 for answer in given)
+        answers += [None] if several else given
+    return infer_kind(answers, _MOST_ROWS)
 
 
-def infer_kind(answers: Sequence[str]) -> str:
-    """Infer the kind that fits all reference answers; ``"text"`` if no other kind fits."""
-    if all(parse_number(answer) is not None for answer in answers):
-        return "number" if answers else "text"
-    if all(_LETTER.fullmatch(answer) for answer in answers) and len(set(answers)) > 1:
+def infer_kind(answers: Sequence[str | None], share: float = 1.0) -> str:
+    """Infer the kind that fits the reference answers; ``"text"`` if no other kind fits.
+
+    Args:
+        answers: The answers; None for several accepted answers, which only ``"text"`` allows.
+        share: Share of the answers that must fit.
+    """
+
+    def fits(test: Callable[[str], object]) -> bool:
+        fitting = sum(answer is not None and bool(test(answer)) for answer in answers)
+        return fitting >= max(1.0, share * len(answers))
+
+    def is_number(answer: str) -> bool:
+        return parse_number(answer) is not None
+
+    if fits(is_number):
+        return "number"
+    if fits(_LETTER.fullmatch) and len({answer for answer in answers if answer and _LETTER.fullmatch(answer)}) > 1:
         return "choice"
-    if all(parse_number(answer) is not None or _is_maths(answer) for answer in answers):
+    if fits(lambda answer: is_number(answer) or _is_maths(answer)):
         return "expression"
-    return "code" if all(_TESTS.search(answer) for answer in answers) else "text"
+    return "code" if fits(_TESTS.search) else "text"
 
 
 def _is_maths(answer: str) -> bool:

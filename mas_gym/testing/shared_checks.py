@@ -78,13 +78,14 @@ def addressed(mas: MAS, state: MASState, text: str, number: int) -> str:
 def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Random) -> list[MASState]:
     """Return the states of one random episode, from the initial to the terminal one."""
     states = [model.initial_state(question)]
+    # Policies always use ALL, as in half of the episodes.
+    only_all = rng.random() < 0.5
     while not model.is_terminal(states[-1]):
         text = rng.choice(texts)
         if nameable(model.mas, states[-1]) and rng.random() < 0.5:
             text = addressed(model.mas, states[-1], text, rng.randrange(len(model.mas.agents) + 1))
         legal = model.legal_recipients(states[-1])
-        # Policies always use ALL, so half of the messages go there.
-        recipient = model.mas.ALL if rng.random() < 0.5 else rng.choice(legal)
+        recipient = model.mas.ALL if only_all else rng.choice(legal)
         try:
             states.append(model.transition(states[-1], Action(text, recipient)))
         except IllegalActionError:
