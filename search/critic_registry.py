@@ -40,6 +40,9 @@ Loader = Callable[..., Any]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _OWN_FILES = ("features", "calibrated")
+CALIBRATED = "calibrated.json"
+MEMBERS = "folders of critics and recorded:STORE inside the folder, and names of registered critics without arguments"
+"""The members that a combination's file may name."""
 _COMBINED: dict[str, type[Combination]] = {"ensemble": Ensemble, "vote": Vote}
 
 
@@ -202,19 +205,47 @@ def _agreement(argument: str) -> Agreement:
 
 def _calibrated(argument: str) -> Calibrated:
     """A combination of critics fitted by ``mas-gym train calibrated``."""
-    path = Path(argument).expanduser() / "calibrated.json"
+    folder = Path(argument).expanduser()
+    path = folder / CALIBRATED
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {error}; train it again with mas-gym train calibrated") from error
     model = read_model(data)
-    # The folder may come from an untrusted source, so it must not name code to run.
-    code = [spec for spec in model.members if any(part.strip().endswith(".py") for part in re.split("[:,#]", spec))]
-    if code:
-        raise ConfigError(
-            f"{path}: expected only names and folders of critics, got {code[0]!r}, which would execute user code"
-        )
-    return Calibrated([load_critic(spec) for spec in model.members], model)
+    return Calibrated([_member(folder.resolve(), member) for member in model.members], model)
+
+
+def _member(folder: Path, text: str) -> Critic:
+    """Load a critic that a combination's file names. Raises `ConfigError` unless it is one of the allowed kinds.
+
+    The file may come from an untrusted source. It may name only what is inside its folder, and registered critics.
+    """
+    if is_plain_critic(text):
+        return load_critic(text)
+    recorded = CRITICS.parse(text)
+    is_store = recorded.name == "recorded" and not recorded.file
+    path = folder / (recorded.argument if is_store else text)
+    if is_store and _is_inside(folder, path, Path.is_file):
+        return as_critic(CRITICS.call(recorded, RecordedCritic, path.resolve(), **recorded.options()))
+    if not is_store and _is_inside(folder, path, Path.is_dir):
+        return load_critic(str(path.resolve()))
+    raise ConfigError(
+        f"{folder / CALIBRATED}: expected only {MEMBERS}, got {shown(text)}; train the combination again with such "
+        "critics, or combine loaded critics in Python with search.calibrated_critics.Calibrated"
+    )
+
+
+def _is_inside(folder: Path, path: Path, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return folder in path.resolve().parents and kind(path)
+    except (OSError, ValueError, RuntimeError):
+        # The path is too long, contains a null character, or is a loop of links.
+        return False
+
+
+def is_plain_critic(text: str) -> bool:
+    """Return whether a text is the name of a registered critic that needs no argument, option, file or folder."""
+    return text in CRITICS and text not in (_FOLDER.name, *_OWN_FILES, "recorded", "hub")
 
 
 def _random(argument: str) -> RandomCritic:

@@ -180,18 +180,14 @@ def test_calibration_is_cross_validated_by_question(method: Any, tmp_path: Path)
     assert combined.score([fresh]).values != other.score([fresh]).values
 
 
-def test_calibrated_critic_loads_from_its_folder_and_rejects_code(tmp_path: Path) -> None:
+def test_calibrated_critic_in_a_damaged_folder_raises_data_error(tmp_path: Path) -> None:
     rows = examples()
-    write_calibrated(calibrate_critics({"constant:1": search.ConstantCritic(1), "random": load_critic("random")}, rows),
+    write_calibrated(calibrate_critics({"constant": search.ConstantCritic(0), "random": load_critic("random")}, rows),
                      tmp_path / "c")  # fmt: skip
     critic = load_critic(str(tmp_path / "c"))
-    assert isinstance(critic, Calibrated) and [one.name for one in critic.members] == ["constant(1)", "random"]
+    assert isinstance(critic, Calibrated) and [one.name for one in critic.members] == ["constant(0)", "random"]
     file = tmp_path / "c" / "calibrated.json"
     written = json.loads(file.read_text(encoding="utf-8"))
-    for members in (["my.py:Critic"], ["vote:random,my.py:Critic"], ["my.py"]):
-        file.write_text(json.dumps(written | {"members": members * 2}), encoding="utf-8")
-        with pytest.raises((ConfigError, DataError), match=r"would execute|train them again"):
-            load_critic(str(tmp_path / "c"))
     for change in ({"schema": 2}, {"method": "x"}, {"members": []}, {"questions": {"a": 9}}, {"final": {"bias": "x"}}):
         file.write_text(json.dumps(written | change), encoding="utf-8")
         with pytest.raises(DataError):
@@ -199,6 +195,88 @@ def test_calibrated_critic_loads_from_its_folder_and_rejects_code(tmp_path: Path
     file.write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="cannot read"):
         load_critic(str(tmp_path / "c"))
+
+
+def combination(folder: Path, member: object) -> Path:
+    """Write a combination with one member."""
+    write_calibrated(calibrate_critics({"random": load_critic("random")}, examples()), folder)
+    file = folder / "calibrated.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"members": [member]}), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "evil.py:Critic",
+        "{folder}/evil.py:Critic",
+        "vote:random,evil.py:Critic",
+        r'judge:{"*": "evil.p\x79:Critic"}',
+        "judge:transformers:{folder}#trust_remote_code=true",
+        "judge:openai:m@http://127.0.0.1:9/v1#key_env=HOME",
+        "JUDGE:tiny",
+        "http://127.0.0.1:9/pooling#model=m",
+        "HTTP://127.0.0.1:9/pooling#model=m",
+        "org/name",
+        "hub",
+        "folder",
+        "constant:1",
+        "random#seed=1",
+        " random",
+        "",
+        ".",
+        "..",
+        "../outside",
+        "{outside}",
+        "~",
+        "link",
+        "inside/../../outside",
+        "nul\0",
+        "x" * 5000,
+        "recorded:../runs.db",
+        "recorded:{outside}/runs.db",
+        "recorded:linked.db",
+        "recorded:runs.db,evil.py:Critic",
+        "recorded:inside",
+        ["random"],
+        None,
+    ],
+)
+def test_calibrated_critic_rejects_members_outside_its_folder(member: object, tmp_path: Path) -> None:
+    store = imported(tmp_path, [("a", "yes"), ("b", "no")], [("a", "yes"), ("c", "no")])
+    outside, folder = tmp_path / "outside", tmp_path / "c"
+    combination(outside, "random")
+    store.rename(outside / "runs.db")
+    (tmp_path / "runs.db").symlink_to(outside / "runs.db")
+    if isinstance(member, str):
+        member = member.replace("{outside}", str(outside)).replace("{folder}", str(folder))
+    combination(folder, member)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Critic: ...\n", encoding="utf-8")
+    combination(folder / "inside", "random")
+    (folder / "link").symlink_to(outside)
+    (folder / "linked.db").symlink_to(outside / "runs.db")
+    with pytest.raises((ConfigError, DataError)):
+        load_critic(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_calibrated_critic_loads_members_inside_its_folder_after_it_is_moved(tmp_path: Path) -> None:
+    judged(tmp_path, [{"text": "a", "label": 1, "verdicts": {"j": 1}}], question="Q?")
+    specs = [f"recorded:{tmp_path}/runs.db#judge=j&calls=2", str(combination(tmp_path / "random", "random")), "random"]
+    model = calibrate_critics({spec: load_critic("random") for spec in specs}, examples())
+    write_calibrated(model, tmp_path / "c").rename(tmp_path / "moved")
+    (tmp_path / "runs.db").unlink()
+    critic = load_critic(str(tmp_path / "moved"))
+    assert isinstance(critic, Calibrated)
+    assert critic.model.members == ("recorded:runs.db#judge=j&calls=2", "1-random", "random")
+    assert [one.name for one in critic.members] == ["j", "logistic(random)", "random"] and critic.calls == 2
+
+
+def test_combination_with_a_judge_cannot_be_saved(tmp_path: Path) -> None:
+    model = calibrate_critics({"judge:tiny": load_critic("random")}, examples())
+    with pytest.raises(ConfigError, match="Calibrated in Python"):
+        write_calibrated(model, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
 
 
 def test_calibration_requires_both_outcomes(tmp_path: Path) -> None:

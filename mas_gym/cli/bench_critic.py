@@ -15,6 +15,7 @@ from mas_gym.cli.console import note, stdout, table
 from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
+from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,7 +93,7 @@ def bench_critic(
     _show(found, data.name)
     if json is not None:
         document = {"schema": 1, "data": data.name, "critics": [one.to_dict() for one in found]}
-        json.write_text(jsonlib.dumps(document, indent=1), encoding="utf-8")
+        write_file(json, jsonlib.dumps(document, indent=1))
         note(f"wrote {json}")
 
 

@@ -15,6 +15,7 @@ from mas_gym.cli.console import brief, note, stdout, table
 from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
+from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from search import Critic, Plan, RunInfo, Store
@@ -52,7 +53,7 @@ def blame(
             _show_blame(info.label, found, agents, least)
             document.append({"run": info.run, "label": info.label, "searches": [_row(b, agents, least) for b in found]})
     if json is not None:
-        json.write_text(jsonlib.dumps({"schema": 1, "threshold": least, "runs": document}, indent=1), encoding="utf-8")
+        write_file(json, jsonlib.dumps({"schema": 1, "threshold": least, "runs": document}, indent=1))
         note(f"wrote {json}")
 
 

@@ -14,6 +14,7 @@ from mas_gym.cli.console import note, stdout
 from mas_gym.cli.option_values import check_folder, policy_label, read_critic, read_planner, read_seeds
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
+from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from search.compare.stop_thresholds import Calibration
@@ -62,7 +63,7 @@ def calibrate(
         "whole_hit": found.hit,
         **{f"held_out_{name}": value for name, value in found.chosen._asdict().items() if name != "threshold"},
     }
-    out.write_text(json.dumps(found.map.to_dict(about), indent=1) + "\n", encoding="utf-8")
+    write_file(out, json.dumps(found.map.to_dict(about), indent=1) + "\n")
     _show(found, len(problems))
     note(f"wrote {out}; use it as --planner {one_line(planner)},stop={out}")
 

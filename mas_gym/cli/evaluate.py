@@ -21,6 +21,7 @@ from mas_gym.cli.worker_processes import read_workers
 from mas_gym.errors import BudgetError, ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
+from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
@@ -356,7 +357,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
     }
     for path, form in forms.items():
         if path is not None:
-            path.write_text(form(), encoding="utf-8")
+            write_file(path, form())
     if files.plot is not None and any(row.tokens.mean > 0 for row in table.rows):
         table.plot(files.plot)
     for path in filter(None, files):

@@ -15,6 +15,7 @@ from mas_gym.cli.option_values import check_folder, check_kind
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
+from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Problem
@@ -52,7 +53,7 @@ def regrade(
         _show_regrade(result, show, label)
         done.append(_as_json(result, label))
     if json is not None:
-        json.write_text(jsonlib.dumps(done, indent=2), encoding="utf-8")
+        write_file(json, jsonlib.dumps(done, indent=2))
         note(f"wrote {json}")
     note(f"Saved in {store}, next to the original grades: open_store({str(store)!r}).plans(run, grading={label!r})")
     failed = sum(len(result["failed"]) for result in done)

@@ -12,6 +12,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.option_values import check_folder, read_prices
 from mas_gym.errors import ConfigError
+from mas_gym.internal.whole_files import write_file
 
 
 def report(
@@ -58,7 +59,7 @@ def report(
         console.print(one.comparison.show(console.width))
     for path, form in ((markdown, Comparison.to_markdown), (latex, Comparison.to_latex)):
         if path is not None:
-            path.write_text("\n".join(form(one.comparison) for one in reports), encoding="utf-8")
+            write_file(path, "\n".join(form(one.comparison) for one in reports))
     if tensorboard is not None:
         write_tensorboard(reports, tensorboard)
     for path in filter(None, (out, figures, markdown, latex, tensorboard)):

@@ -13,6 +13,7 @@ from mas_gym.cli.console import note, stdout
 from mas_gym.cli.option_values import check_folder
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
+from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS, Agent
@@ -60,7 +61,7 @@ def check(
     for agent, seen in zip(mas.agents, views(mas), strict=True):
         console.print(_view(mas, agent, seen))
     if svg is not None:
-        svg.write_text(graph_svg(mas), encoding="utf-8")
+        write_file(svg, graph_svg(mas))
         note(f"Wrote {svg}.")
 
 

@@ -128,12 +128,19 @@ def calibrated(
     """
     from rewardmodels import load_critic
     from search import Recorded
-    from search.compare.critic_fitting import TARGETS, calibrate_critics, label_examples, write_calibrated
+    from search.compare.critic_fitting import (
+        TARGETS,
+        calibrate_critics,
+        check_members,
+        label_examples,
+        write_calibrated,
+    )
     from search.store import recorded_states
 
     target = choice("--on", on, TARGETS)
     if target == "labels" and run is not None:
         raise ConfigError("--run: cannot be combined with --on labels, which uses all imported runs in the store")
+    check_members(critic)
     critics = {spec: load_critic(spec) for spec in dict.fromkeys(critic)}
     ends = any(one.terminal_only for one in critics.values())
     found = label_examples(store) if target == "labels" else recorded_states(Recorded(store, run), ends)

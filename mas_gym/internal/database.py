@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -174,6 +174,12 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database, including what another process has just written to it. Raises `sqlite3.Error`."""
+    with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(target)) as written:
+        read.backup(written)
 
 
 def is_damage(error: Exception) -> bool:

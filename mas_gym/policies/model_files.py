@@ -34,7 +34,8 @@ class ModelSource:
         self._model, folder = model, Path(model)
         self._files: tuple[ModelFile, ...] | None = None
         if folder.is_dir():
-            self._files = tuple(_listed(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES)
+            paths = [*sorted(folder.iterdir()), *sorted(folder.glob("additional_chat_templates/*.jinja"))]
+            self._files = tuple(_listed(path) for path in paths if path.suffix in _SUFFIXES)
 
     def identity(self) -> dict[str, str]:
         """Return a digest of the names and contents of a folder's files, or a hub model's id and commit.

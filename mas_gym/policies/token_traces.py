@@ -29,6 +29,7 @@ import numpy as np
 from mas_gym.errors import DataError, DataNotFoundError, PolicyError, StoreError, need
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.whole_files import whole_file
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
@@ -145,12 +146,11 @@ class _Log:
         for one in reversed(self._stream):
             one.close()
         self._stream = None
-        stream, part, table = (Path(f"{self._stem}{end}") for end in (_STREAM, ".part", _TABLE))
+        stream, table = (Path(f"{self._stem}{end}") for end in (_STREAM, _TABLE))
         try:
-            parquet.write_table(_read_stream(stream), part, compression="zstd")
-            os.replace(part, table)
+            with whole_file(table) as part:
+                parquet.write_table(_read_stream(stream), part, compression="zstd")
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise StoreError(f"cannot write {table}: {error}; the traces are kept in {stream}") from error
         stream.unlink()
 

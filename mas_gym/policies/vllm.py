@@ -30,6 +30,7 @@ from mas_gym.policies.base import (
     log_sum,
     refuse_extra_body,
 )
+from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat, Prompt
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.openai_format import SEED_MASK
@@ -250,6 +251,7 @@ class VLLMPolicy(AsyncPolicy):
         """
         arguments = {"max_model_len": max_model_len, "dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
         arguments |= dict(engine or {})
+        check_model(model)
         self._engine = shared_engine(model, {key: value for key, value in arguments.items() if value is not None})
         if lora is not None:
             self._engine.add_adapter(lora)

@@ -19,7 +19,7 @@ from rewardmodels.agents.examples import CreditedSample, Demonstration, Example,
 from rewardmodels.agents.model_card import agent_card
 from rewardmodels.data.dataset import fingerprint
 from rewardmodels.model.backbone import base_path, load_pretrained, load_tokenizer, quiet
-from rewardmodels.model.critic_folder import digest_of_weights, replace_files, write_model, write_whole
+from rewardmodels.model.critic_folder import digest_of_weights, save_files, write_model, write_whole
 from rewardmodels.training.train_critic import RUN, claim_folder
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _fit(
         def write(fresh: Path) -> None:
             write_model(trained, tokenizer, fresh, card, lambda adapted: adapted.merge_and_unload())
 
-        replace_files(out, write, "config.json", "model")
+        save_files(out, write, "config.json", "model")
     trainer.accelerator.wait_for_everyone()
     return history, drift
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, need
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.whole_files import finish_replacing, replace_files
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
@@ -396,11 +397,14 @@ def export(data: RewardData, folder: str | Path) -> Path:
         "graphs": data.graphs,
         "trees": data.trees,
     }
+
+    def write(fresh: Path) -> None:
+        pq.write_table(pa.table(columns), fresh / f"{data.kind}.parquet")
+        (fresh / "README.md").write_text(_card(data), encoding="utf-8")
+        (fresh / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(columns), folder / f"{data.kind}.parquet")
-        (folder / "README.md").write_text(_card(data), encoding="utf-8")
-        (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+        replace_files(folder, write, INFO)
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error}; free some space, or choose another folder") from error
     return folder
@@ -422,12 +426,15 @@ def load_data(folder: str | Path) -> RewardData:
     if not folder.is_dir():
         raise DataNotFoundError(f"no training set at {folder}: expected a folder written by export")
     try:
+        finish_replacing(folder, INFO)
         info: JSONObject = json.loads((folder / INFO).read_text(encoding="utf-8"))
         if (info["schema"], info["text_format"]) != (SCHEMA, FORMAT):
             raise DataError(
                 f"expected a training set of schema {SCHEMA} and text format {FORMAT} in {folder}, got "
                 f"{info['schema']} and {info['text_format']}; export it again with this release"
             )
+        if info["kind"] not in get_args(DataKind):
+            raise ValueError(f"kind {info['kind']!r}")
         table = pq.read_table(folder / f"{info['kind']}.parquet").to_pylist()
         examples = tuple(_example(row) for row in table)
         return RewardData(info["kind"], info["view"], info["graphs"], examples, info["trees"])

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need, shown, whole_number
+from mas_gym.errors import DataError, DataNotFoundError, TrainingError, need, shown, whole_number
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
+from mas_gym.internal.whole_files import finish_replacing, replace_files, write_file
+from mas_gym.policies.folder_checks import check_model
 from rewardmodels.data.cards import LOADING, facts_table, markdown, metadata
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
@@ -89,6 +89,10 @@ def read_info(folder: Path) -> CriticInfo:
     """
     if not folder.is_dir():
         raise DataNotFoundError(f"no critic at {folder}: expected a folder that training wrote")
+    try:
+        finish_replacing(folder, META)
+    except OSError as error:
+        raise DataError(f"cannot finish an interrupted replacement of the critic in {folder}: {error}") from error
     path = folder / META
     if not path.exists():
         raise DataError(
@@ -172,24 +176,14 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Reject a folder that would make transformers run code or load weights from elsewhere.
+    """Reject a folder without a config, or with one that `mas_gym.policies.folder_checks.check_model` rejects.
 
     Raises:
         DataError: There is no config, or it is damaged.
         ConfigError: A file refers to a place outside the folder.
     """
-    if (folder / "adapter_config.json").exists():
-        raise ConfigError(
-            f"{folder}: adapter_config.json: expected merged weights, got an adapter; use peft to merge and save it"
-        )
-    config = read_object(folder / "config.json")
-    for key in ("attn_implementation", "_attn_implementation", "transformers_weights"):
-        # These fields can name hub kernels, which contain code that would run, and other files.
-        if "/" in str(config.get(key, "")):
-            raise ConfigError(
-                f"{folder}: config.json: {key}: expected no path or repository, got {shown(config[key])}; save the "
-                "model again, or copy it from its source"
-            )
+    read_object(folder / "config.json")
+    check_model(folder)
 
 
 def digest_of_weights(folder: Path) -> str:
@@ -221,7 +215,7 @@ def save_folder(
         text = json.dumps(info.to_dict(), indent=2, ensure_ascii=False)
         (fresh / META).write_text(text + "\n", encoding="utf-8")
 
-    replace_files(folder, write, META, "critic")
+    save_files(folder, write, META, "critic")
     return info
 
 
@@ -242,32 +236,11 @@ def write_model(
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: str) -> None:
-    """Write a model into a folder; the files of an earlier model are kept until everything is written.
-
-    Args:
-        folder: The folder; its other files are kept.
-        write: Writes everything into a given folder.
-        mark: The file that marks a complete model; it is removed first and moved last.
-        what: Description of the model, for error messages.
-
-    Raises:
-        TrainingError: The disk is full or cannot be written to.
-    """
-    fresh = folder / ".saving"
+def save_files(folder: Path, write: Callable[[Path], None], mark: str, what: str) -> None:
+    """Write a model with `replace_files`; ``what`` describes it. Raises `TrainingError`."""
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        write(fresh)
-        (folder / mark).unlink(missing_ok=True)
-        for path in sorted(fresh.iterdir(), key=lambda path: path.name == mark):
-            target = folder / path.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.replace(path, target)
-        fresh.rmdir()
+        replace_files(folder, write, mark)
     except Exception as error:
-        shutil.rmtree(fresh, ignore_errors=True)
         raise TrainingError(
             f"cannot write the {what} to {folder}: {error}. The checkpoints are kept; free some space and run the same "
             "command again"
@@ -282,9 +255,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        write_file(path, text)
     except OSError as error:
         raise TrainingError(f"cannot write {path}: {error}; free some space and run the same command again") from error
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from mas_gym.errors import MASGymError, TrainingError
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.whole_files import write_file
 
 COMPLETE = "complete.json"
 """The file written last into a checkpoint; it is missing if a crash interrupted the write."""
@@ -149,7 +150,7 @@ class Guarded(Trainer):  # type: ignore[misc]
         try:
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
-                (folder / COMPLETE).write_text(json.dumps({"step": self.state.global_step}), encoding="utf-8")
+                write_file(folder / COMPLETE, json.dumps({"step": self.state.global_step}))
         except MASGymError:
             raise
         except Exception as error:

@@ -184,7 +184,6 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
         ConfigError: The folder belongs to another run or contains other files.
         TrainingError: The folder cannot be written to.
     """
-    part = mark.with_name(f"{mark.name}.part")
     if mark.exists():
         before = json.loads(mark.read_text(encoding="utf-8"))
         if not resume or before != run:
@@ -194,7 +193,7 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
                 f"({'different ' + ', '.join(changed) if changed else 'same settings, but resume=False'}); "
                 "choose another folder, or delete this one"
             )
-    elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
+    elif out.exists() and any(path.is_file() and not path.name.startswith(f".{mark.name}.") for path in out.rglob("*")):
         raise ConfigError(f"expected an empty folder or one with a training run, got {out}; choose another folder")
     else:
         write_whole(mark, json.dumps(run, indent=2))
@@ -253,7 +252,7 @@ def _run(
     history = trainer.history
     if trainer.is_world_process_zero():
         text = json.dumps({"final": metrics, "history": history}, indent=2)
-        (out / "metrics.json").write_text(text, encoding="utf-8")
+        write_whole(out / "metrics.json", text)
         info = save_folder(model, tokenizer, out, info, model_card(info))
     trainer.accelerator.wait_for_everyone()
     return Trained(out, info, history)

@@ -101,6 +101,7 @@ class _Published(ModelCritic):
         self.concurrent = self._device != "cpu"
         self.folder = model_folder(model)
         self._dtype = name
+        check_folder(Path(self.folder))
         self._source = ModelSource(self.folder)
         self._settings: dict[str, object] = {"dtype": name}
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self.folder)
@@ -202,7 +203,6 @@ class StepRewardModel(_Published):
         if format is not None and format not in FORMATS:
             raise unknown_name("format", format, FORMATS)
         super().__init__(model, device, dtype, max_batch, max_length)
-        check_folder(Path(self.folder))
         self.format = format or guess_format(model, self.folder)
         self.name = f"prm:{Path(model).name}"
         self._aggregate = AGGREGATES[aggregate]
@@ -471,7 +471,6 @@ class ScalarRewardModel(_Published):
         if not is_number(scale) or scale <= 0:
             raise ConfigError(f"rm: expected a positive scale, got {scale!r}")
         super().__init__(model, device, dtype, max_batch, max_length)
-        check_folder(Path(self.folder))
         self.name = f"rm:{Path(model).name}"
         self.terminal_only = not prefixes
         self._scale = float(scale)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,19 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.envs.critic_base import scores_of
-from mas_gym.errors import ConfigError, DataError, need
+from mas_gym.errors import ConfigError, DataError, need, shown
+from mas_gym.internal.database import copy_database
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
+from mas_gym.internal.whole_files import replace_files
 from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, question_key, standardised
 from search.compare.imported_transcripts import read_labelled
 from search.compare.transcripts import NOBODY
+from search.critic_registry import CALIBRATED as FILE
+from search.critic_registry import CRITICS, is_plain_critic
 from search.protocol import Critic, ScoringContext
 from search.store import RecordedState
 
 Target = Literal["outcomes", "labels"]
 TARGETS: tuple[Target, ...] = ("outcomes", "labels")
 FOLDS = 5
-FILE = "calibrated.json"
 Array = NDArray[np.float64]
 
 
@@ -146,16 +150,66 @@ def _metrics(found: Array, right: Array, wrong: Array) -> dict[str, float]:
 
 
 def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
-    """Write a combination to a folder, for `search.critic_registry.load_critic`; an earlier combination is replaced.
+    """Write a combination and its members to a folder, for `load_critic`; an earlier combination is replaced.
+
+    Folders of critics and recorded stores are copied into the folder, so it can be moved and published.
 
     Raises:
-        ConfigError: The folder is not empty and contains no combination.
+        ConfigError: The folder is not empty and contains no combination, or as for `check_members`.
     """
+    check_members(model.members)
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
         raise ConfigError(f"expected an empty folder or one with {FILE}, got {folder}; choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{FILE}.part"
-    part.write_text(json.dumps(model.to_dict(), indent=1) + "\n", encoding="utf-8")
-    os.replace(part, folder / FILE)
+
+    def write(fresh: Path) -> None:
+        names: dict[Path, str] = {}
+        members = tuple(_copied(member, fresh, names) for member in model.members)
+        text = json.dumps(replace(model, members=members).to_dict(), indent=1)
+        (fresh / FILE).write_text(text + "\n", encoding="utf-8")
+
+    replace_files(folder, write, FILE)
     return folder
+
+
+def check_members(specs: Iterable[str]) -> None:
+    """Check that critics can be members of a combination in a file.
+
+    Raises:
+        ConfigError: A critic is neither a folder, a recorded store nor a registered critic without arguments.
+    """
+    for spec in specs:
+        if not is_plain_critic(spec) and _source(spec) is None:
+            raise ConfigError(
+                f"{shown(spec)}: expected a folder of a critic, recorded:STORE or a registered critic without an "
+                "argument, because a saved combination must not name code, addresses or policies; to combine others, "
+                "use search.calibrated_critics.Calibrated in Python"
+            )
+
+
+def _source(spec: str) -> Path | None:
+    """Return the folder or the store that a member is copied from."""
+    if (folder := Path(spec).expanduser()).is_dir():
+        return folder
+    parsed = CRITICS.parse(spec)
+    store = Path(parsed.argument).expanduser()
+    return store if parsed.name == "recorded" and not parsed.file and store.is_file() else None
+
+
+def _copied(spec: str, fresh: Path, names: dict[Path, str]) -> str:
+    """Copy a member into a folder unless ``names`` has it; return the member's spec relative to the folder."""
+    source = None if is_plain_critic(spec) else _source(spec)
+    if source is None:
+        return spec
+    if source not in names:
+        name = source.resolve().name
+        taken = name in (FILE, *names.values()) or is_plain_critic(name)
+        names[source] = f"{len(names)}-{name}" if taken else name
+        if source.is_dir():
+            shutil.copytree(
+                source, fresh / names[source], ignore=shutil.ignore_patterns(".*", "checkpoint*", "adapter")
+            )
+        else:
+            copy_database(source, fresh / names[source])
+    name = names[source]
+    return name if source.is_dir() else str(CRITICS.parse(spec)._replace(argument=name))

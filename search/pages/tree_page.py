@@ -19,6 +19,7 @@ from pathlib import Path
 from string import Template
 
 from mas_gym.errors import DataError
+from mas_gym.internal.whole_files import write_file
 
 SCHEMA = 1
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -119,7 +120,7 @@ def tree_page(view: TreePage) -> str:
 def write_tree_page(view: TreePage, path: Path) -> Path:
     """Write `tree_page` to a file; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tree_page(view), encoding="utf-8")
+    write_file(path, tree_page(view))
     return path
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mas_gym.internal.text import by_cause
+from mas_gym.internal.whole_files import write_file
 from search.compare.reliability import CONFIDENT
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
@@ -67,7 +68,7 @@ def write_report(
     path.parent.mkdir(parents=True, exist_ok=True)
     source = store.path if store is not None else service_log
     assert source is not None, "expected a store or a log"
-    path.write_text(report_page(source.name, parts), encoding="utf-8")
+    write_file(path, report_page(source.name, parts))
     return reports
 
 

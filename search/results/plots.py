@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import one_line
+from mas_gym.internal.whole_files import whole_file
 from search.results.summary import ResultRow
 from search.results.table_formats import marked_problems
 
@@ -124,7 +125,8 @@ def save_figure(figure: Figure, path: Path) -> Path:
             f"{path}: expected a name that ends in one of {', '.join(sorted(kinds))}; try {path.stem}.png"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with whole_file(path) as part:
+        figure.savefig(part)
     return path
 
 

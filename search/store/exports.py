@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import need
+from mas_gym.internal.whole_files import whole_file
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Same
@@ -107,16 +107,12 @@ def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path)
     pa = _pyarrow()
     from pyarrow import parquet
 
-    schema, part, count = arrow_schema(info), path.with_name(path.name + ".part"), 0
-    try:
-        with parquet.ParquetWriter(part, schema) as writer:
-            for columns in batches(searches, info):
-                table = pa.table(columns, schema=schema)
-                writer.write_table(table)
-                count += table.num_rows
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    schema, count = arrow_schema(info), 0
+    with whole_file(path) as part, parquet.ParquetWriter(part, schema) as writer:
+        for columns in batches(searches, info):
+            table = pa.table(columns, schema=schema)
+            writer.write_table(table)
+            count += table.num_rows
     return count
 
 

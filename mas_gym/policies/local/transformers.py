@@ -21,6 +21,7 @@ from mas_gym.policies.base import (
     first_tokens,
     refuse_extra_body,
 )
+from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, DecodingJob
 from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, threads_for
@@ -90,6 +91,7 @@ class TransformersPolicy(StreamingPolicy):
         self.max_batch = max_batch
         self.prefix_megabytes = prefix_megabytes
         self.stats = DecodeStats()
+        check_model(model)
         self._source = ModelSource(str(model))
         lm, tokenizer = _load(str(model), _device(device), dtype, trust_remote_code)
         self._threads = lm.num_parameters(), threads

@@ -1,0 +1,176 @@
+"""Files and folders that are written completely or not at all.
+
+Writers write beside the target, synchronize and rename, so a crash at any time leaves the old or the new version. Of
+several processes that write one path, the last one wins. What a killed writer left is dropped by the next writer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+
+_WRITTEN = ".saved"
+"""The folder with the complete files of a model that are not yet moved to their places."""
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Provide a temporary path with the same suffix; rename it to ``path`` if the block ends without an error.
+
+    A device or a pipe, such as ``/dev/stdout``, is written directly.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path = Path(path)
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        yield path
+        return
+    # A symbolic link is kept; the file that it names is replaced.
+    path = Path(os.path.realpath(path))
+    with _temporary(path.parent, f".{path.name}.", path.suffix, Path.touch) as part:
+        yield part
+        if path.exists():
+            shutil.copymode(path, part)
+        _sync(part)
+        os.replace(part, path)
+    _sync(path.parent)
+
+
+def write_file(path: str | os.PathLike[str], text: str) -> None:
+    """Write a UTF-8 text with `whole_file`. Raises `OSError`."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def replace_files(folder: Path, write: Callable[[Path], None], mark: str) -> None:
+    """Write several files of a folder as one version; other files in the folder are kept.
+
+    Args:
+        folder: The folder; created if missing.
+        write: Writes all files into an empty folder, including ``mark``.
+        mark: The file that marks a complete version; it is moved last.
+
+    Raises:
+        OSError: A file cannot be written. Errors of ``write`` are also raised. The old version is kept.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    finish_replacing(folder, mark)
+    with _temporary(folder, ".saving-", "", Path.mkdir) as fresh:
+        write(fresh)
+        for path in [*fresh.rglob("*"), fresh]:
+            _sync(path)
+        _rename(fresh, folder / _WRITTEN, lambda: finish_replacing(folder, mark))
+    _sync(folder)
+    finish_replacing(folder, mark)
+
+
+def finish_replacing(folder: Path, mark: str) -> None:
+    """Move the files of a complete version that a killed process left beside the old one; readers call this first.
+
+    Raises:
+        OSError: A file cannot be moved.
+    """
+    written = folder / _WRITTEN
+    # Another person's folder must not make us move files from elsewhere.
+    if written.is_symlink() or not written.is_dir():
+        return
+    (folder / mark).unlink(missing_ok=True)
+    for path in sorted(written.iterdir(), key=lambda path: path.name == mark):
+        target = folder / path.name
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        # Another process may be moving the same files.
+        with suppress(FileNotFoundError):
+            os.replace(path, target)
+    with suppress(OSError):
+        written.rmdir()
+    _sync(folder)
+
+
+def _rename(source: Path, target: Path, free: Callable[[], None]) -> None:
+    while True:
+        free()
+        try:
+            os.rename(source, target)
+            return
+        except OSError:
+            # Another process has just written a version.
+            if not target.exists():
+                raise
+
+
+@contextmanager
+def _temporary(folder: Path, prefix: str, suffix: str, create: Callable[[Path], None]) -> Iterator[Path]:
+    """Create a file or folder with a random name and lock it while it is in use; delete it after an error."""
+    with suppress(OSError):
+        for old in [path for path in folder.iterdir() if _is_temporary(path.name, prefix, suffix)]:
+            _drop_abandoned(old)
+    number = None
+    while True:
+        path = folder / f"{prefix}{token_hex(8)}{suffix}"
+        create(path)
+        # Windows cannot rename a file that is open.
+        if os.name == "nt" or (number := _locked(path)) is not None:
+            break
+    try:
+        yield path
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
+    finally:
+        if number is not None:
+            os.close(number)
+
+
+def _is_temporary(name: str, prefix: str, suffix: str) -> bool:
+    return re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}" + re.escape(suffix), name) is not None
+
+
+def _locked(path: Path) -> int | None:
+    """Lock a new file or folder; None if another process has taken it for an abandoned one."""
+    import fcntl
+
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    # Some network file systems have no locks.
+    with suppress(OSError):
+        fcntl.flock(number, fcntl.LOCK_EX)
+    if path.exists():
+        return number
+    os.close(number)
+    return None
+
+
+def _drop_abandoned(path: Path) -> None:
+    """Delete the temporary file or folder of a killed process, whose lock is gone."""
+    if os.name == "nt" or path.is_symlink():
+        return
+    import fcntl
+
+    number = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError:
+        return
+    finally:
+        os.close(number)
+
+
+def _sync(path: Path) -> None:
+    """Write a file's data, or a folder's list of names, to the disk."""
+    # Windows cannot synchronize folders, and some file systems refuse to.
+    with suppress(*([OSError] if path.is_dir() else [])):
+        number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

@@ -1,0 +1,139 @@
+"""What the files of a model may name: only other files beside them, never code, another model or another place.
+
+Models come from strangers, and transformers follows the names in their files. Names outside the model would also be
+outside its identity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError, DataError, shown
+from mas_gym.internal.whole_files import finish_replacing
+
+_CONFIG = "config.json"
+_INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
+_TOKENIZER = "tokenizer_config.json"
+_ATTENTION = (None, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+_REMEDY = "save the model again with save_pretrained, or copy it from its source"
+
+
+def check_model(model: str | Path) -> None:
+    """Check that a model's files name no other model, no code, and no files outside its folder.
+
+    Args:
+        model: A folder or hub id.
+
+    Raises:
+        ConfigError: A file names something else.
+        DataError: A file cannot be read.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        try:
+            finish_replacing(folder, _CONFIG)
+        except OSError as error:
+            raise DataError(f"cannot finish an interrupted replacement of the model in {folder}: {error}") from error
+    if _find(model, _ADAPTER) is not None:
+        raise ConfigError(
+            f"{model}: {_ADAPTER}: expected merged weights, got an adapter, whose base model would not be part of the "
+            "model's identity; merge them with peft: PeftModel.from_pretrained(base, adapter).merge_and_unload()"
+            ".save_pretrained(folder)"
+        )
+    _check_config(model, _read(model, _CONFIG))
+    names = _read(model, _INDEX).get("weight_map", {})
+    for name in set(names.values()) if isinstance(names, dict) and _texts(names) else [names]:
+        if not _is_weights(name):
+            raise ConfigError(
+                f"{model}: {_INDEX}: expected names of *.safetensors files in the folder, got {shown(name)}; {_REMEDY}"
+            )
+    if folder.is_dir():
+        _check_tokenizer(folder, _read(model, _TOKENIZER))
+
+
+def _check_config(model: str | Path, config: dict[str, Any]) -> None:
+    for part in _parts(config):
+        for key in ("attn_implementation", "_attn_implementation"):
+            kinds = part.get(key)
+            # Other names are kernels on the hub: code that would run.
+            for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+                if kind not in _ATTENTION:
+                    raise ConfigError(
+                        f"{model}: {_CONFIG}: {key}: expected one of {', '.join(map(str, _ATTENTION[1:]))}, got "
+                        f"{shown(kind)}; {_REMEDY}"
+                    )
+        name = part.get("transformers_weights")
+        if name is not None and not _is_weights(name):
+            raise ConfigError(
+                f"{model}: {_CONFIG}: transformers_weights: expected the name of a *.safetensors file in the folder, "
+                f"got {shown(name)}; {_REMEDY}"
+            )
+
+
+def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
+    for part in _parts(config):
+        for key, name in part.items():
+            if not key.endswith("_file") or not isinstance(name, str) or _is_beside(folder, name):
+                continue
+            # Configs often state a path on the author's machine; only a path that exists here could be read.
+            if (folder / name).exists() or Path(name).exists():
+                raise ConfigError(
+                    f"{folder}: {_TOKENIZER}: {key}: expected the name of a file in the folder, got {shown(name)}; "
+                    f"{_REMEDY}"
+                )
+
+
+def _is_beside(folder: Path, name: str) -> bool:
+    return name == Path(name).name and (folder / name).is_file()
+
+
+def _is_weights(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and not set(name) & set("/\\:\0")
+
+
+def _texts(names: dict[str, Any]) -> bool:
+    return all(isinstance(name, str) for name in names.values())
+
+
+def _parts(config: object) -> Iterator[dict[str, Any]]:
+    """Yield an object and the objects inside it."""
+    left = [config]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            yield one
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+
+
+def _read(model: str | Path, name: str) -> dict[str, Any]:
+    path = _find(model, name)
+    if path is None:
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {path}: {shown(str(error))}; {_REMEDY}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"expected a JSON object in {path}, got {shown(found)}; {_REMEDY}")
+    return found
+
+
+def _find(model: str | Path, name: str) -> Path | None:
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.exists() else None
+    from transformers.utils import cached_file
+
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    try:
+        found = cached_file(str(model), name, **missing)
+    except OSError:
+        # There is no such model, which loading it reports.
+        return None
+    return None if found is None else Path(found)
