@@ -8,6 +8,7 @@ what was expected, what was received, and how to fix it.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from importlib import import_module
 from types import ModuleType
@@ -17,7 +18,14 @@ _LONGEST = 60
 
 
 class MASGymError(Exception):
-    """Base of every error that MAS-Gym raises on purpose."""
+    """Base of every error that MAS-Gym raises on purpose.
+
+    URLs in the message are shown without passwords and queries (`shown_url`).
+    """
+
+    def __init__(self, *args: object) -> None:
+        """Store the message."""
+        super().__init__(*(shown_url(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(MASGymError, ValueError):
@@ -120,7 +128,27 @@ def shown(value: object) -> str:
     return text if len(text) <= 2 * _LONGEST else text[: 2 * _LONGEST] + "..."
 
 
+def shown_url(text: str) -> str:
+    """Return a text in which every URL is reduced to its scheme, host, port and path, for messages and records.
+
+    User names, passwords and queries may be secrets. Everything up to the last ``@`` counts as the password, because
+    passwords are often not percent-encoded.
+
+    >>> shown_url("openai:m@https://me:p@ss/word@host:80/v1?key=secret")
+    'openai:m@https://host:80/v1'
+    """
+    return _QUERY.sub(r"\1", _PASSWORD.sub("://", text))
+
+
+_PASSWORD = re.compile(r"://\S*@")
+_QUERY = re.compile(r"""(://[^\s?#'"]*)[?#][^\s'"]*""")
+
+
 class _Repr(reprlib.Repr):
+    def repr_str(self, x: str, level: int) -> str:
+        """Remove passwords before the text is shortened."""
+        return super().repr_str(shown_url(x), level)
+
     def repr_int(self, x: int, level: int) -> str:
         """Shorten large ints, because Python cannot print an int of more than 4,300 digits."""
         return super().repr_int(x, level) if abs(x) < 1 << 256 else f"an int of {x.bit_length()} bits"

@@ -115,7 +115,9 @@ class Spec(NamedTuple):
         for piece in filter(None, self.fragment.split("&")):
             key, equals, value = piece.partition("=")
             if not equals or not key.strip():
-                raise ConfigError(f"expected option=value after '#', got {shown(piece)} in {shown(str(self))}")
+                raise ConfigError(
+                    f"expected option=value after '#', got {shown(piece.rpartition('@')[2])} in {shown(str(self))}"
+                )
             if key.strip() in found:
                 raise ConfigError(f"{shown(str(self))}: the option {key.strip()!r} is set twice")
             found[key.strip()] = yaml_value(value, f"option {key.strip()}: expected a plain value")

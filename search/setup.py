@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from mas_gym.errors import ConfigError
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
@@ -155,19 +155,39 @@ def check_problems(problems: Iterable[Problem], setup: Setup, policy: Policy | A
         logger.warning("policy %s was %s", policy.name, misuse)
 
 
-def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | AsyncPolicy:
-    """Return the given policy, or load the one that the MAS names.
+FromConfig = Literal["from-config"]
+FROM_CONFIG: FromConfig = "from-config"
+"""In place of a policy: the policies that the MAS config names. A config alone cannot make a run use them."""
+
+
+def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | FromConfig | None) -> Policy | AsyncPolicy:
+    """Return the given policy, or load the policies in the MAS's config for `FROM_CONFIG`.
 
     Raises:
-        ConfigError: No policy is given or named by the MAS, or the given object is not a policy.
+        ConfigError: As for `config_policies` without a policy, or the given object is not a policy.
     """
-    if policy is None:
-        if not mas.policies:
-            raise ConfigError(
-                f"expected a policy, but the MAS {mas.name!r} names none: pass policy=load_policy('tiny'), "
-                "or add policies: to its config"
-            )
+    if policy is None or policy == FROM_CONFIG:
         from mas_gym.policies import load_policy
 
-        policy = load_policy(dict(mas.policies))
+        policy = load_policy(config_policies(mas, policy))
     return as_policy(policy)
+
+
+def config_policies(mas: MAS, policy: FromConfig | None) -> dict[str, str]:
+    """Return the policies in a MAS's config, by agent.
+
+    Raises:
+        ConfigError: The config has no policies, or ``policy`` is None: the user has not allowed them.
+    """
+    if not mas.policies:
+        raise ConfigError(
+            f"expected a policy, but the MAS {mas.name!r} names none: pass policy=load_policy('tiny'), or add "
+            f"policies: to its config and pass {FROM_CONFIG!r}"
+        )
+    if policy is None:
+        raise ConfigError(
+            f"expected a policy, got none; the config of the MAS {mas.name!r} names policies, which may run code, read "
+            f"environment variables and open connections: to use them, pass --policy {FROM_CONFIG} (in Python, "
+            f"policy={FROM_CONFIG!r}); mas-gym check lists them"
+        )
+    return dict(mas.policies)

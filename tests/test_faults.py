@@ -176,7 +176,7 @@ def test_agents_may_use_different_servers_and_models() -> None:
     with serving(hosts["Solver"]) as one, serving(hosts["*"]) as other:
         spec = {"Solver": f"openai:served@{one}/v1", "*": f"openai:served@{other}/v1"}
         mas = mas_gym.load_mas(mas_gym.load_mas("rpsv").to_dict() | {"policies": spec})
-        plans = list(search.run("sc:2", TASK[:3], mas=mas, seed=7))
+        plans = list(search.run("sc:2", TASK[:3], mas=mas, policy="from-config", seed=7))
     assert all(plan.error is None and plan.usage.agent_calls == 8 for plan in plans)
     prompts = {agent.system_prompt.strip(): agent.name for agent in mas.agents}
     asked = {

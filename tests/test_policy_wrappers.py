@@ -28,6 +28,7 @@ from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.sessions import as_async
 from mas_gym.policies.usage_meters import money_of
 from mas_gym.systems.prompts import ChatMessage
+from search.results.run_info import RunInfo
 
 
 def say(request: SamplingRequest, seed: int) -> str:
@@ -339,12 +340,12 @@ class TestPoliciesOfAMAS:
         list(search.run("single", problems, mas=mas, policy=policy))
         return f"recorded:{file}"
 
-    def test_run_without_a_policy_uses_the_policies_of_the_mas(self, tmp_path: Path) -> None:
+    def test_from_config_uses_the_policies_of_the_mas(self, tmp_path: Path) -> None:
         problems = mas_gym.load_task("arithmetic", limit=3)
         one = self.recorded(tmp_path, "one", "one", mas_gym.load_mas(self.write(tmp_path, "")), problems)
         first = mas_gym.load_mas(self.write(tmp_path, f"policies: {{A: '{one}', '*': tiny}}\n"))
         assert first.policies == (("A", one), ("*", "tiny"))
-        plans = list(search.run("single", problems, mas=first))
+        plans = list(search.run("single", problems, mas=first, policy="from-config"))
         for plan in plans:
             assert plan.error is None and plan.best is not None
             said = [state.text for state in plan.best.state.path()[1:]]
@@ -384,17 +385,39 @@ class TestPoliciesOfAMAS:
         with pytest.raises(ConfigError, match="name of a special node"):
             mas_gym.load_mas({"agents": [{"name": "*", "system_prompt": "x"}], "edges": [[-1, 0]]})
 
-    def test_command_line_uses_mas_policies_unless_policy_is_given(self, tmp_path: Path) -> None:
+    def test_policies_of_a_config_need_the_users_word(self, tmp_path: Path) -> None:
+        (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef make(): ...\n", encoding="utf-8")
+        path = self.write(tmp_path, f"policies: {{'*': '{tmp_path / 'evil.py'}:make'}}\n")
+        problems = mas_gym.load_task("arithmetic", limit=1)
+        for ask in (search.run, search.compare):
+            with pytest.raises(ConfigError, match="policy='from-config'"):
+                ask("single" if ask is search.run else ["single"], problems, mas=str(path))  # type: ignore[operator]
+        for command in (["solve", "--task", "arithmetic"], ["eval", "-n", "1"], ["serve"], ["rollouts", "-n", "1"]):
+            store = ["--store", str(tmp_path / "runs.db")] if command[0] == "rollouts" else []
+            done = CliRunner(env={"COLUMNS": "400"}).invoke(app, [*command, *store, "--mas", str(path)])
+            assert done.exit_code == 2 and "--policy from-config" in done.output, done.output
+        done = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check", str(path)])
+        assert done.exit_code == 0 and "evil.py:make" in done.output and "--policy from-config" in done.output
+        assert not (tmp_path / "ran").exists()
+        with pytest.raises(ConfigError, match="names none"):
+            search.run("single", problems, mas="rpsv", policy="from-config")
+
+    def test_config_in_a_store_carries_no_policies(self) -> None:
+        config = {"mas": mas_gym.load_mas("rpsv").to_dict() | {"policies": {"*": "evil.py:make"}}}
+        assert RunInfo("", None, config, {}, 0, 0).mas.policies == ()
+
+    def test_command_line_uses_mas_policies_only_if_asked(self, tmp_path: Path) -> None:
         problems = mas_gym.load_task("arithmetic", limit=2)
         bare = mas_gym.load_mas(self.write(tmp_path, ""))
         said = {name: self.recorded(tmp_path, name, f"Final Answer: {name}", bare, problems) for name in ("1", "2")}
         path = self.write(tmp_path, f"policies: {{'*': '{said['1']}'}}\n")
         shared = ("--task", "arithmetic", "--mas", str(path), "--planner", "single")
-        for options, answer in (((), "1"), (("--policy", said["2"]), "2")):
+        asked = ("--policy", "from-config")
+        for options, answer in ((asked, "1"), (("--policy", said["2"]), "2")):
             done = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["solve", *shared, *options])
             assert done.exit_code == 0, done.output
             assert f"Answer: {answer}" in done.output
-        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", *shared, "-n", "2"])
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", *shared, *asked, "-n", "2"])
         assert done.exit_code == 0 and "*=recorded:" in done.output
 
     def test_cache_wraps_every_policy_of_a_mapping(self, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_agent_trained_by_dpo_can_be_used_in_a_run(capsys: pytest.CaptureFixture
     # The folder is one agent's model in a config, too.
     mas = {**mas_gym.load_mas("rpsv").to_dict(), "policies": {"Solver": f"transformers:{folder}", "*": "tiny"}}
     task = mas_gym.load_task("arithmetic", split="test", limit=2)
-    assert [plan.error for plan in search.run("single", task, mas=mas)] == [None, None]
+    assert [plan.error for plan in search.run("single", task, mas=mas, policy="from-config")] == [None, None]
 
 
 def test_dpo_raises_the_probability_of_chosen_messages(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, shown_url
 from mas_gym.internal.suggestions import choice
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def read_seeds(text: str) -> list[int]:
 
 def policy_label(spec: PolicySpec) -> str:
     """Return a policy's name for titles."""
-    return spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
+    name = spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
+    return shown_url(name)
 
 
 def read_policy(

@@ -130,7 +130,7 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, or several "
-        "models as arms:NAME=POLICY,NAME=POLICY. The default is the MAS's policies, else tiny.",
+        "models as arms:NAME=POLICY,NAME=POLICY; from-config uses those in the MAS's config. The default is tiny.",
     ),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]
@@ -302,8 +302,14 @@ class AgentSource:
         return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
 
     def spec(self, system: MAS) -> PolicySpec:
-        """Return the policy of ``--policy`` or, by default, the MAS's policies or the bundled model."""
-        return self.policy or dict(system.policies) or "tiny"
+        """Return the policy of ``--policy``; the bundled model is the default if the MAS's config names no policies."""
+        from search.setup import FROM_CONFIG, config_policies
+
+        if self.policy == FROM_CONFIG:
+            return config_policies(system, FROM_CONFIG)
+        if self.policy is None and system.policies:
+            return config_policies(system, None)
+        return self.policy or "tiny"
 
     def read_policy(self, system: MAS) -> Policy | AsyncPolicy:
         """Load the policy for a MAS."""

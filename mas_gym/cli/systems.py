@@ -43,6 +43,7 @@ def check(
 ) -> None:
     """Report all errors of a MAS config; if it is valid, draw its graph and list what each agent sees."""
     from mas_gym.systems.schema import json_schema
+    from mas_gym.systems.validation import ANYONE
     from search.pages.graph_drawing import graph_svg, graph_text, views
 
     if schema:
@@ -60,6 +61,10 @@ def check(
     console.print()
     for agent, seen in zip(mas.agents, views(mas), strict=True):
         console.print(_view(mas, agent, seen))
+    for name, policy in mas.policies:
+        console.print(f"policy of {'other agents' if name == ANYONE else one_line(name)}: {one_line(policy)}")
+    if mas.policies:
+        console.print("These policies are used only with --policy from-config. They may run code and open connections.")
     if svg is not None:
         write_file(svg, graph_svg(mas))
         note(f"Wrote {svg}.")

@@ -44,7 +44,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from mas_gym.errors import IdentityError, PolicyError
+from mas_gym.errors import IdentityError, PolicyError, shown_url
 from mas_gym.internal.adapter import wrapped_part
 from mas_gym.internal.json_types import JSONObject, JSONValue
 from mas_gym.internal.source_files import (
@@ -113,7 +113,9 @@ def digest_of(identity: object) -> str:
 
 
 def _state(value: object, path: str, inside: tuple[int, ...]) -> JSONValue:
-    if value is None or isinstance(value, bool | str) or type(value) is int:
+    if isinstance(value, str):
+        return _without_secrets(value)
+    if value is None or isinstance(value, bool) or type(value) is int:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
@@ -135,6 +137,14 @@ def _state(value: object, path: str, inside: tuple[int, ...]) -> JSONValue:
     if isinstance(value, tuple | list) and type(value) in (tuple, list):
         return [_state(item, f"{path}[{i}]", inside) for i, item in enumerate(value)]
     return _object(value, path, inside)
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text with a digest in place of the passwords and queries of its URLs, which determine results too."""
+    plain = shown_url(text)
+    if plain == text:
+        return text
+    return f"{plain} {blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
 def _text(value: object) -> str:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from mas_gym.errors import (
     ConfigError,
@@ -29,6 +30,7 @@ from mas_gym.errors import (
     is_number,
     need,
     shown,
+    shown_url,
     whole_number,
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop, together
@@ -151,6 +153,7 @@ class OpenAIPolicy(AsyncPolicy):
         self.options = options or OpenAIOptions()
         self.model = model
         self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        check_address(self.base_url or "")
         if self.base_url is None and not os.environ.get(self.options.key_env, "").strip():
             raise ConfigError(
                 f"policy openai:{model}: expected the API key of the OpenAI service in the environment variable "
@@ -465,7 +468,7 @@ class OpenAIPolicy(AsyncPolicy):
         return f"Set the API key in the environment variable {self.options.key_env}"
 
     def _shown_url(self) -> str:
-        return re.sub(r"//[^/@]*@", "//", self.base_url or "the default OpenAI endpoint")
+        return shown_url(self.base_url or "the default OpenAI endpoint")
 
     def _open(self) -> DefaultAsyncHttpxClient:
         import openai
@@ -490,6 +493,27 @@ def load_openai(argument: str, **options: object) -> OpenAIPolicy:
     """Load ``"MODEL@URL"`` for `mas_gym.policies.load_policy`; options are those of `OpenAIOptions`."""
     model, url = split_address(argument)
     return OpenAIPolicy(model, url, build("policy 'openai'", OpenAIOptions, **options))
+
+
+def check_address(url: str) -> None:
+    """Check the port of an address, and that it has no query.
+
+    Raises:
+        ConfigError: The port is no number, for example because a ``/`` in a password is not written as ``%2F``; or the
+            address has a query, which is not sent.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise ConfigError(
+            f"{shown_url(url)}: expected http://HOST:PORT/PATH; write special characters in a password as %2F and so on"
+        ) from None
+    if parts.query or parts.fragment:
+        raise ConfigError(
+            f"{shown_url(url)}: expected an address without a query, which would not be sent; set the API key in an "
+            "environment variable (option key_env), and further parameters with extra_body"
+        )
 
 
 class _NoManyChoicesError(Exception):
@@ -533,7 +557,7 @@ def split_address(argument: str) -> tuple[str, str | None]:
     Raises:
         ConfigError: The model's name is missing, or the address has no ``http://`` or ``https://``.
     """
-    found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL)
+    found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL | re.IGNORECASE)
     model, url = (found[1], found[2].rstrip("/")) if found else (argument, None)
     if not model:
         raise ConfigError(f"expected openai:MODEL@URL, got openai:{argument}; name the model before the @")

@@ -394,10 +394,15 @@ class ServiceSource:
         parts = urlsplit(url)
         try:
             self._port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"program {url!r}: {error}") from error
+        except ValueError:
+            raise ConfigError(f"program {url!r}: expected a number as the port") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"program {url!r}: expected an address such as http://127.0.0.1:9000/solve")
+        if parts.username is not None or parts.query:
+            raise ConfigError(
+                f"program {url!r}: expected an address without a user, a password and a query, which would not be "
+                "sent; give them to the service in its own configuration"
+            )
         self.url, self.name, self._parts = url, parts.hostname, parts
         self.files = stated_files(files)
 

@@ -81,8 +81,8 @@ class MAS:
         program: Whether an agent program (see `mas_gym.programs`) selects the next agent, writes the prompts and
             returns the answer. Without edges, any agent may follow any other.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
-            if a run names no policy. They are not part of the system's identity: `to_dict`, the fingerprint and
-            equality leave them out, so a stored run can be resumed after a server's address has changed.
+            if a run's policy is ``"from-config"``. They are not part of the system's identity: `to_dict`, the
+            fingerprint and equality leave them out, so a stored run can be resumed after a server has moved.
     """
 
     name: str

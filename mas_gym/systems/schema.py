@@ -62,7 +62,7 @@ def _config_properties() -> JSONObject:
         "policies": {
             "anyOf": [{"type": "object", "minProperties": 1, "additionalProperties": _TEXT}, {"type": "null"}],
             "description": "The policy of each agent by name, or of all others under "
-            f"`{ANYONE}`; used if the command names none.",
+            f"`{ANYONE}`; used with `--policy from-config`.",
         },
         "max_turns": {
             **_count(MAX_TURNS),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_number, shown
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_number, shown, shown_url
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import unknown_name
 from rewardmodels.model.model_critic import rounded
@@ -126,7 +126,7 @@ class ServerCritic(Critic):
         except EngineUnavailableError:
             raise
         except (PolicyError, ValueError) as error:
-            return math.nan, f"{self._url}: {error}"
+            return math.nan, f"{shown_url(self._url)}: {error}"
 
     def _clean(self, text: str) -> str:
         """Insert a space into step tags and chat markup in a text; replace line breaks that are step tags by spaces."""

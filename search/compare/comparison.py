@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_task, is_task
 from search.compare.comparison_runs import Bench, Row, measure, named_critics, named_planners, pair
@@ -21,7 +21,7 @@ from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.results.summary import find_row, summarise
 from search.results.table import CalibratedSize
-from search.setup import ProgramSource, read_system
+from search.setup import FromConfig, ProgramSource, read_system, resolve_policy
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
 
@@ -40,7 +40,7 @@ def compare(
     recorded: Recorded | str | os.PathLike[str] | None = None,
     mas: MAS | str | None = None,
     program: ProgramSource | None = None,
-    policy: Policy | AsyncPolicy | None = None,
+    policy: Policy | AsyncPolicy | FromConfig | None = None,
     critics: str | Critic | Mapping[str, Critic] | Iterable[str | Critic] = (),
     seeds: Iterable[int] = (42,),
     baseline: str = "",
@@ -65,7 +65,7 @@ def compare(
             sets the order of its messages.
         mas: The system, or an argument of `mas_gym.load_mas`.
         program: An agent program in place of the system, as for `search.run`.
-        policy: Writes the messages; by default the policy that the MAS names under ``policies``.
+        policy: Writes the messages, as for `search.run`.
         critics: Critics or their names, or a mapping from custom names.
         seeds: Run seeds; accuracies are averaged over them per problem.
         baseline: The row to compare the others with, by its label or its planner; the first by default.
@@ -95,7 +95,8 @@ def compare(
         raise ConfigError("expected at least one seed, got none")
     rows = pair(named_planners(planners), named_critics(critics))
     system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
-    policy = None if policy is None else as_policy(policy)
+    if recording is None:
+        policy = resolve_policy(system, policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
     bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices))
     calibrated: list[CalibratedSize] = []

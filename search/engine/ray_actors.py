@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.graph import MAS
@@ -35,7 +36,17 @@ from search.planners.registry import load_planner
 from search.prices import Prices, PricesSource, as_prices
 from search.protocol import Critic, Planner, as_critic
 from search.sampling import SampleRecord, Sampling
-from search.setup import ProgramSource, Setup, check_training, make_setup, priced_setup, read_system, resolve_policy
+from search.setup import (
+    FROM_CONFIG,
+    FromConfig,
+    ProgramSource,
+    Setup,
+    check_training,
+    config_policies,
+    make_setup,
+    priced_setup,
+    read_system,
+)
 from search.store import Store
 from search.store.resume import open_record
 from search.store.run_identity import engine_identity
@@ -52,7 +63,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     *,
     mas: MAS | str | None = None,
     program: ProgramSource | None = None,
-    make_policy: Callable[[], Policy | AsyncPolicy] | None = None,
+    make_policy: Callable[[], Policy | AsyncPolicy] | FromConfig | None = None,
     make_critic: Callable[[], Critic] | None = None,
     seed: int = 42,
     concurrency: int = 64,
@@ -73,8 +84,8 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     Args:
         problems: As for `search.run`; if there are few, they are shared among all actors, including those that load
             later.
-        make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``; by
-            default the one that the MAS names under ``policies``.
+        make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``;
+            ``"from-config"`` loads the policies in the config of ``mas``.
         make_critic: Loads the critic inside an actor.
         concurrency: Maximum number of open searches in each actor.
         run_budget: As for `search.run`; if the cost reported by the actors exceeds it, open searches are dropped.
@@ -89,11 +100,9 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     check_training(problems, training)
     algorithm = load_planner(planner) if isinstance(planner, str) else planner
     system, loaded = read_system(mas, program)
-    make_policy, fleet, listen = (
-        make_policy or partial(resolve_policy, system, None),
-        fleet or Fleet(),
-        listener(progress),
-    )
+    if make_policy is None or make_policy == FROM_CONFIG:
+        make_policy = partial(load_policy, config_policies(system, make_policy))
+    fleet, listen = fleet or Fleet(), listener(progress)
     more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
     setup = partial(make_setup, algorithm, system if loaded is None else None, program=loaded, **more)
     if isinstance(problems, Sized):

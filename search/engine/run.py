@@ -27,7 +27,7 @@ from search.plan import Plan
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.sampling import Sampling
-from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
+from search.setup import FromConfig, ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
 from search.store import Recorded, Store
 from search.store.recorded_runs import as_recorded
 from search.store.resume import RunRecord, open_record
@@ -41,7 +41,7 @@ def run(
     recorded: Recorded | str | os.PathLike[str] | None = None,
     mas: MAS | str | None = None,
     program: ProgramSource | None = None,
-    policy: Policy | AsyncPolicy | None = None,
+    policy: Policy | AsyncPolicy | FromConfig | None = None,
     critic: Critic | None = None,
     seed: int = 42,
     concurrency: int = 64,
@@ -66,7 +66,7 @@ def run(
         mas: The system, or a name or path for `mas_gym.load_mas`.
         program: An agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of a service,
             or a `mas_gym.programs.Program`. If ``mas`` is also given, it describes the program's agents.
-        policy: Writes the messages; by default the one that the MAS names under ``policies``.
+        policy: Writes the messages; ``"from-config"`` loads the policies in the config of ``mas``.
         critic: Scores states; not needed by planners that request no values.
         seed: Together with the problem's id, determines every sample and every choice of a search.
         concurrency: Maximum number of open searches; memory grows with it, but results do not depend on it.

@@ -45,7 +45,8 @@ class RunInfo:
         """The system that was searched."""
         from mas_gym.systems.loading import load_mas
 
-        return load_mas(self.config["mas"])
+        # A store comes from anybody, so its config never carries policies.
+        return load_mas({key: value for key, value in self.config["mas"].items() if key != "policies"})
 
     @property
     def system(self) -> str:
