@@ -6,6 +6,7 @@ several processes that write one path, the last one wins. What a killed writer l
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -80,16 +81,21 @@ def finish_replacing(folder: Path, mark: str) -> None:
     # Another person's folder must not make us move files from elsewhere.
     if written.is_symlink() or not written.is_dir():
         return
-    (folder / mark).unlink(missing_ok=True)
-    for path in sorted(written.iterdir(), key=lambda path: path.name == mark):
-        target = folder / path.name
-        if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)
-        # Another process may be moving the same files.
-        with suppress(FileNotFoundError):
-            os.replace(path, target)
-    with suppress(OSError):
-        written.rmdir()
+    # Another process may be moving the same files; then it has moved them when this one has the lock.
+    number = None if os.name == "nt" else _locked(written)
+    if number is None and os.name != "nt":
+        return
+    try:
+        for name in sorted(os.listdir(written), key=lambda name: name == mark):
+            if (folder / name).is_dir() and not (folder / name).is_symlink():
+                shutil.rmtree(folder / name)
+            os.replace(written / name, folder / name)
+        # Another process may have put the next version in the place of the empty folder.
+        with suppress(OSError):
+            written.rmdir()
+    finally:
+        if number is not None:
+            os.close(number)
     _sync(folder)
 
 
@@ -99,9 +105,9 @@ def _rename(source: Path, target: Path, free: Callable[[], None]) -> None:
         try:
             os.rename(source, target)
             return
-        except OSError:
+        except OSError as error:
             # Another process has just written a version.
-            if not target.exists():
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
 
 
@@ -133,7 +139,7 @@ def _is_temporary(name: str, prefix: str, suffix: str) -> bool:
 
 
 def _locked(path: Path) -> int | None:
-    """Lock a new file or folder; None if another process has taken it for an abandoned one."""
+    """Wait for the lock of a file or folder; None if it is gone, because another process has moved or dropped it."""
     import fcntl
 
     try:
@@ -143,8 +149,9 @@ def _locked(path: Path) -> int | None:
     # Some network file systems have no locks.
     with suppress(OSError):
         fcntl.flock(number, fcntl.LOCK_EX)
-    if path.exists():
-        return number
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(number), os.stat(path)):
+            return number
     os.close(number)
     return None
 
