@@ -122,7 +122,7 @@ def read_model(data: Any) -> CalibratedModel:
         if not set(questions.values()) <= set(range(len(folds))):
             raise ValueError(f"for each question, expected a fold from 0 to {len(folds) - 1}")
         return CalibratedModel(method, members, final, tuple(folds), questions, data["metrics"], data["data"])
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"expected calibrated critics of schema {SCHEMA}, but reading them failed: {error!r:.200}; train them again"
         ) from error
@@ -132,7 +132,11 @@ def _curve(data: Any, method: Method, members: int) -> Curve:
     columns = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights", "at", "level")}
     found = Curve(**columns, bias=float(data["bias"]))
     if method == "logistic":
-        fits = (len(found.mean), len(found.scale), len(found.weights)) == (members, members, 2 * members)
+        fits = not found.at and (len(found.mean), len(found.scale), len(found.weights)) == (
+            members,
+            members,
+            2 * members,
+        )
     else:
         fits = len(found.at) == len(found.level) > 0
     finite = all(map(math.isfinite, (found.bias, *chain(*columns.values()))))

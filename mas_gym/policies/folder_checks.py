@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mas_gym.errors import ConfigError, DataError, shown
+from mas_gym.errors import ConfigError, DataError, is_number, shown
 from mas_gym.internal.whole_files import finish_replacing
 
 _CONFIG = "config.json"
@@ -75,6 +75,11 @@ def _check_config(model: str | Path, config: dict[str, Any]) -> None:
 
 
 def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
+    longest = config.get("model_max_length")
+    if longest is not None and not is_number(longest):
+        raise ConfigError(
+            f"{folder}: {_TOKENIZER}: model_max_length: expected a number, got {shown(longest)}; {_REMEDY}"
+        )
     for part in _parts(config):
         for key, name in part.items():
             if not key.endswith("_file") or not isinstance(name, str) or _is_beside(folder, name):

@@ -110,11 +110,26 @@ def read_info(folder: Path) -> CriticInfo:
             f"expected a critic of schema {SCHEMA} and text format {FORMAT} in {folder}, got {shown(versions[0])} and "
             f"{shown(versions[1])}; load it with the release that trained it, or train it again"
         )
+    for name, kind in _TYPES.items():
+        if not isinstance(found := getattr(info, name), kind):
+            raise DataError(f"{path}: {name}: expected {_NOUNS[kind]}, got {shown(found)}; train the critic again")
+    for name, graph in info.graphs.items():
+        if not isinstance(graph, dict) or not all(isinstance(graph.get(key), list) for key in ("agents", "edges")):
+            raise DataError(
+                f"{path}: graphs: expected agents and edges of {shown(name)}, got {shown(graph)}; train the critic again"
+            )
+        graph.setdefault("name", name)
     choice(f"{path}: kind", info.kind, tuple(HEADS))
     choice(f"{path}: head", info.head, tuple(HEADS[info.kind]))
     choice(f"{path}: view", info.view, get_args(View))
     whole_number(f"{path}: max_length", info.max_length, at_least=64)
     return info
+
+
+_TYPES = {"graphs": dict, "tasks": list, "base": str, "weights": str} | dict.fromkeys(
+    ("settings", "data", "metrics", "versions"), dict
+)
+_NOUNS = {dict: "an object", list: "a list", str: "a text"}
 
 
 def read_object(path: Path) -> JSONObject:

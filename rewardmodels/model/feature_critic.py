@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from mas_gym.errors import DataError, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.tasks.grading.numbers import parse_number
-from rewardmodels.model.critic_folder import read_object
+from rewardmodels.model.critic_folder import HEADS, read_object
 from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"
@@ -126,8 +127,17 @@ def read_features(folder: Path) -> FeatureModel:
             f"{path}: expected schema {SCHEMA} with the features of this release, got {shown(data.get('schema'))} with "
             f"{shown(data.get('features'))}; train the critic again"
         )
-    tuples = {name: tuple(data[name]) for name in ("agents", "mean", "scale", "weights")}
-    return FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)} | tuples)
+    try:
+        model = FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)})
+        agents = tuple(map(str, model.agents))
+        numbers = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights")}
+        sizes = {len(FEATURES) + len(agents), *map(len, numbers.values())}
+        finite = all(map(math.isfinite, (model.bias, *chain(*numbers.values()))))
+        if len(sizes) > 1 or not finite or min(numbers["scale"]) <= 0 or model.kind not in HEADS:
+            raise ValueError("expected a known kind, and for each feature finite numbers with a positive scale")
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"cannot read {path}: {error!r:.200}; train the critic again") from error
+    return replace(model, agents=agents, **numbers)
 
 
 class FeatureCritic(Critic):
