@@ -132,11 +132,8 @@ def _curve(data: Any, method: Method, members: int) -> Curve:
     columns = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights", "at", "level")}
     found = Curve(**columns, bias=float(data["bias"]))
     if method == "logistic":
-        fits = not found.at and (len(found.mean), len(found.scale), len(found.weights)) == (
-            members,
-            members,
-            2 * members,
-        )
+        sizes = (len(found.at), len(found.mean), len(found.scale), len(found.weights))
+        fits = sizes == (0, members, members, 2 * members)
     else:
         fits = len(found.at) == len(found.level) > 0
     finite = all(map(math.isfinite, (found.bias, *chain(*columns.values()))))

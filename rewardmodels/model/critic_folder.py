@@ -113,10 +113,13 @@ def read_info(folder: Path) -> CriticInfo:
     for name, kind in _TYPES.items():
         if not isinstance(found := getattr(info, name), kind):
             raise DataError(f"{path}: {name}: expected {_NOUNS[kind]}, got {shown(found)}; train the critic again")
+    if not all(isinstance(task, str) for task in info.tasks):
+        raise DataError(f"{path}: tasks: expected names, got {shown(info.tasks)}; train the critic again")
     for name, graph in info.graphs.items():
         if not isinstance(graph, dict) or not all(isinstance(graph.get(key), list) for key in ("agents", "edges")):
             raise DataError(
-                f"{path}: graphs: expected agents and edges of {shown(name)}, got {shown(graph)}; train the critic again"
+                f"{path}: graphs: expected agents and edges of {shown(name)}, got {shown(graph)}; train the "
+                "critic again"
             )
         graph.setdefault("name", name)
     choice(f"{path}: kind", info.kind, tuple(HEADS))

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.errors import ConfigError, MASGymError, is_number, shown
 from mas_gym.internal.database import is_damage, transaction
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
@@ -342,6 +342,10 @@ def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any
     row["problem"] = readable(row["problem"])
     row["error"] = None if row["error"] is None else readable(row["error"])
     datetime.fromisoformat(row["finished"])
+    # SQLite stores any type in any column.
+    for name in (*AMOUNTS, "correct", "candidates", "hit_rank"):
+        if not is_number(row[name]) and (name, row[name]) != ("hit_rank", None):
+            raise Damage(f"{name}: expected a number, got {shown(row[name])}")
     return row
 
 
@@ -414,6 +418,18 @@ def readable(stored: str | bytes) -> str:
     return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
 
 
+def _check_run(info: RunInfo) -> None:
+    """Raise an error unless the entries that tables and pages need are there and have their types."""
+    config, facts = info.config, info.facts
+    names = [config["policy"]["name"], config["mas"]["name"], facts["started"]]
+    names += [config["critic"]["name"]] if config["critic"] else []
+    if not all(isinstance(name, str) for name in names) or type(config["seed"]) is not int:
+        raise ValueError("expected names, a time and an integer seed")
+    if not all(is_number(amount) for name, amount in asdict(info.spent).items() if name in AMOUNTS):
+        raise ValueError(f"spent: expected numbers, got {shown(facts['spent'])}")
+    _ = info.label
+
+
 def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     """Read a run's row; None if there is none.
 
@@ -431,8 +447,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     try:
         read = json.loads(facts)
         info = RunInfo(run, name, json.loads(config), read, searches, failed)
-        # Listing runs needs these entries.
-        _ = (info.label, info.system, info.spent, str(read["started"]))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        _check_run(info)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Damage(f"its metadata cannot be read: {error}") from error
     return info
