@@ -129,7 +129,9 @@ def read_features(folder: Path) -> FeatureModel:
         )
     try:
         model = FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)})
-        agents = tuple(map(str, model.agents))
+        if not isinstance(model.agents, list) or not all(isinstance(name, str) for name in model.agents):
+            raise TypeError(f"agents: expected names, got {shown(model.agents)}")
+        agents = tuple(model.agents)
         numbers = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights")}
         sizes = {len(FEATURES) + len(agents), *map(len, numbers.values())}
         finite = all(map(math.isfinite, (model.bias, *chain(*numbers.values()))))
