@@ -46,11 +46,11 @@ def check_model(model: str | Path) -> None:
         )
     _check_config(model, _read(model, _CONFIG))
     names = _read(model, _INDEX).get("weight_map", {})
-    for name in set(names.values()) if isinstance(names, dict) and _texts(names) else [names]:
-        if not _is_weights(name):
-            raise ConfigError(
-                f"{model}: {_INDEX}: expected names of *.safetensors files in the folder, got {shown(name)}; {_REMEDY}"
-            )
+    wrong = [name for name in names.values() if not _is_weights(name)] if isinstance(names, dict) else [names]
+    if wrong:
+        raise ConfigError(
+            f"{model}: {_INDEX}: expected names of *.safetensors files in the folder, got {shown(wrong[0])}; {_REMEDY}"
+        )
     if folder.is_dir():
         _check_tokenizer(folder, _read(model, _TOKENIZER))
 
@@ -98,10 +98,6 @@ def _is_beside(folder: Path, name: str) -> bool:
 
 def _is_weights(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and not set(name) & set("/\\:\0")
-
-
-def _texts(names: dict[str, Any]) -> bool:
-    return all(isinstance(name, str) for name in names.values())
 
 
 def _parts(config: object) -> Iterator[dict[str, Any]]:
