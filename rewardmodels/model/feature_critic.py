@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mas_gym.errors import DataError, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
@@ -132,7 +132,7 @@ def read_features(folder: Path) -> FeatureModel:
         if not isinstance(model.agents, list) or not all(isinstance(name, str) for name in model.agents):
             raise TypeError(f"agents: expected names, got {shown(model.agents)}")
         agents = tuple(model.agents)
-        numbers = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights")}
+        numbers: dict[str, Any] = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights")}
         sizes = {len(FEATURES) + len(agents), *map(len, numbers.values())}
         finite = all(map(math.isfinite, (model.bias, *chain(*numbers.values()))))
         if len(sizes) > 1 or not finite or min(numbers["scale"]) <= 0 or model.kind not in HEADS:

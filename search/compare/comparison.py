@@ -95,9 +95,8 @@ def compare(
         raise ConfigError("expected at least one seed, got none")
     rows = pair(named_planners(planners), named_critics(critics))
     system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
-    if recording is None:
-        policy = resolve_policy(system, policy)
-    bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
+    writer = None if recording is not None and policy is None else resolve_policy(system, policy)
+    bench = Bench(items, system, writer, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
     bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices))
     calibrated: list[CalibratedSize] = []
     if match is not None:
