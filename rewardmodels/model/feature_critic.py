@@ -129,9 +129,9 @@ def read_features(folder: Path) -> FeatureModel:
         )
     try:
         model = FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)})
-        if not isinstance(model.agents, list) or not all(isinstance(name, str) for name in model.agents):
-            raise TypeError(f"agents: expected names, got {shown(model.agents)}")
-        agents = tuple(model.agents)
+        agents: Any = data["agents"]
+        if not isinstance(agents, list) or not all(isinstance(name, str) for name in agents):
+            raise TypeError(f"agents: expected names, got {shown(agents)}")
         numbers: dict[str, Any] = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights")}
         sizes = {len(FEATURES) + len(agents), *map(len, numbers.values())}
         finite = all(map(math.isfinite, (model.bias, *chain(*numbers.values()))))
@@ -139,7 +139,7 @@ def read_features(folder: Path) -> FeatureModel:
             raise ValueError("expected a known kind, and for each feature finite numbers with a positive scale")
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"cannot read {path}: {error!r:.200}; train the critic again") from error
-    return replace(model, agents=agents, **numbers)
+    return replace(model, agents=tuple(agents), **numbers)
 
 
 class FeatureCritic(Critic):
