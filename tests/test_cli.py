@@ -455,15 +455,19 @@ def address(store: Path) -> Iterator[str]:
     server = make_server(store, 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
+    COOKIE["Cookie"] = server.cookie
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()
 
 
+COOKIE: dict[str, str] = {}
+
+
 def get(url: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=COOKIE | headers), timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -471,7 +475,7 @@ def get(url: str, **headers: str) -> tuple[int, str]:
 
 
 def row_keys(address: str) -> list[str]:
-    return re.findall(r'name=a value="([^"]+)"', get(address + "/")[1])
+    return re.findall(r'name="a" value="([^"]+)"', get(address + "/")[1])
 
 
 def test_view_lists_runs_and_compares_two(address: str) -> None:

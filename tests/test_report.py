@@ -440,8 +440,8 @@ def test_page_loads_no_resources_and_allows_its_script_by_hash() -> None:
     page = tree_page(hostile_view())
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src &#x27;sha256-{digest}&#x27;" in page
-    assert "default-src &#x27;none&#x27;" in page
+    assert f"script-src &#39;sha256-{digest}&#39;" in page
+    assert "default-src &#39;none&#39;" in page
     assert not re.search(r'(src|href)="', page.split("<script id=")[0])
     assert "http" not in script.replace("http-equiv", "")
 

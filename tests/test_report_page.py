@@ -64,7 +64,7 @@ def test_page_compares_stopped_searches_with_their_expected_accuracy(tmp_path: P
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "critics": {"hash": HashCritic()}}
     table = search.compare(planners, problems(16), store=tmp_path / "runs.db", **options)
     command("report", tmp_path / "runs.db", "--out", tmp_path / "report.html")
-    [page] = [part for part in (tmp_path / "report.html").read_text().split("<table>") if "settled early" in part]
+    [page] = [part for part in (tmp_path / "report.html").read_text().split("<table>") if "Settled early" in part]
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.partition("</table>")[0].split("<tr>")[2:]]
     stopped = [one for one in table.outcomes if one.planner == "bon:8,stop=0.7" and one.stopped]
     assert 0 < len(stopped) < 16
@@ -110,7 +110,7 @@ def test_different_settings_have_separate_sections(tmp_path: Path) -> None:
     for turns in (2, 3):
         search.compare(["sc:2"], problems(3), mas=chain(turns), policy=talker(), store=path)
     command("report", path, "--out", tmp_path / "r.html", "--figures", tmp_path / "f")
-    assert (tmp_path / "r.html").read_text().count("<section ") == 2
+    assert (tmp_path / "r.html").read_text().count("<section>") == 2
     assert {file.name[:2] for file in (tmp_path / "f").iterdir()} == {"1-", "2-"}
 
 
@@ -277,7 +277,7 @@ def test_index_and_problem_pages_mark_rows_with_different_problem_sets(tmp_path:
     index = pages.page("/", {})
     assert ">8 S1<" in index and ">8 S1*<" in index and ">3 S2<" in index
     assert "ran on different sets of problems" in index
-    first, _, last = re.findall(r'name=a value="([^"]+)"', index)
+    first, _, last = re.findall(r'name="a" value="([^"]+)"', index)
     both = pages.page("/problems", {"a": first, "b": last})
     assert "Difference in Hit@1, single minus sc:3:" in both and "too few problems, 3 common problems" in both
     assert ">differing<" in both and ">differing<" not in pages.page("/problems", {"a": first})
