@@ -69,11 +69,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(made: Path, browser: Browser) -> Iterator[str]:
+def address(made: Path) -> Iterator[str]:
     server = make_server(made / "runs.db", 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    browser.page(server.url).close()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield server.url
     server.shutdown()
     server.server_close()
 
