@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ from mas_gym.internal.event_loop import close_at_exit
 from mas_gym.policies.openai_format import BadReply
 
 if TYPE_CHECKING:
-    from httpx import Response
     from openai import DefaultAsyncHttpxClient
 
 POOL_SIZE = 8
@@ -18,10 +17,10 @@ MAX_REPLY = 64 * 2**20
 """Maximum size of a reply in bytes, decompressed."""
 
 
-async def read_body(response: Response) -> bytes:
+async def read_body(parts: AsyncIterator[bytes]) -> bytes:
     """Return the body of a streamed response. Raises `BadReply` if it is longer than `MAX_REPLY`."""
     body = bytearray()
-    async for part in response.aiter_bytes():
+    async for part in parts:
         body += part
         if len(body) > MAX_REPLY:
             raise BadReply(f"expected at most {MAX_REPLY:,} bytes, got more")

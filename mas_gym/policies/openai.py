@@ -374,7 +374,7 @@ class OpenAIPolicy(AsyncPolicy):
             with self._connections.one() as client:
                 async with asyncio.timeout(self.options.timeout):
                     async with client.stream(method, url, json=body, follow_redirects=False) as response:
-                        content = await read_body(response)
+                        content = await read_body(response.aiter_bytes())
         if not response.is_success:
             raise StatusError(response.status_code, response.headers, content)
         return content

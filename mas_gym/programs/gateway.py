@@ -95,6 +95,20 @@ class Gateway:
                 raise CallError(str(error)) from None
         return call
 
+    def admit(self, path: str, headers: Mapping[str, str]) -> Execution:
+        """Return the execution that a request belongs to; its body need not have been read.
+
+        Raises:
+            CallError: There is no such execution, or the request lacks its key.
+        """
+        execution = self.at(path)
+        if execution is None:
+            raise CallError("no program is running at this address", 404)
+        sent = headers.get("authorization", "")
+        if execution.key and not hmac.compare_digest(sent.encode("utf-8", "replace"), execution.bearer):
+            raise CallError("expected the API key of this program", 401)
+        return execution
+
     def receive(
         self,
         method: str,
@@ -117,13 +131,9 @@ class Gateway:
         Raises:
             ProgramStopped: The execution is over.
         """
-        execution, route = self.at(path), path.strip("/").partition("/")[2]
+        route = path.strip("/").partition("/")[2]
         try:
-            if execution is None:
-                raise CallError("no program is running at this address", 404)
-            sent = headers.get("authorization", "")
-            if execution.key and not hmac.compare_digest(sent.encode("utf-8", "replace"), execution.bearer):
-                raise CallError("expected the API key of this program", 401)
+            execution = self.admit(path, headers)
             if route == "v1/models" and method == "GET":
                 entry = {"id": "mas-gym", "object": "model", "created": 0, "owned_by": "mas-gym"}
                 return Reply(200, "application/json", json.dumps({"object": "list", "data": [entry]}).encode())
@@ -207,7 +217,10 @@ class Server:
         """
         try:
             head = await self._head(reader, last)
-            method, path, headers, body = await _request(head, reader, writer)
+            method, path, headers = _head_of(head)
+            # Without the token and the key of a program, a client cannot make this process read a body.
+            self._gateway.admit(path, headers)
+            body = await _body_of(headers, reader, writer)
             got = self._gateway.receive(method, path, headers, body, _origin(headers), in_thread)
         except CallError as error:
             await _send(writer, Reply(error.status, "application/json", error.body()), False)
@@ -243,30 +256,39 @@ def _origin(headers: Mapping[str, str]) -> Origin:
     return Origin.TASK if kind.startswith("async") else Origin.HTTP
 
 
-async def _request(
-    head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[str, str, dict[str, str], bytes]:
-    """Read the rest of one request after its head.
+def _head_of(head: bytes) -> tuple[str, str, dict[str, str]]:
+    """Return method, path and headers of a request. Raises `CallError` if it is malformed."""
+    first, *lines = head[:-4].decode("latin-1").split("\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    try:
+        method, target, _ = first.split(" ")
+        return method, urlsplit(target).path, headers
+    except ValueError:
+        raise _malformed() from None
+
+
+async def _body_of(headers: Mapping[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Read the body of a request.
 
     Raises:
         CallError: The request is malformed or too large.
         IncompleteReadError: The client has disconnected.
     """
-    first, *lines = head[:-4].decode("latin-1").split("\r\n")
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        method, target, _ = first.split(" ")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        path = urlsplit(target).path
-        if headers.get("expect", "").lower() == "100-continue":
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if "chunked" in headers.get("transfer-encoding", "").lower():
-            return method, path, headers, await _chunks(reader)
+            return await _chunks(reader)
         length = int(headers.get("content-length", "0"))
     except ValueError:
-        raise CallError("expected a well-formed HTTP request") from None
+        raise _malformed() from None
     if not 0 <= length <= MAX_BODY:
         raise CallError(f"expected a body of at most {MAX_BODY:,} bytes")
-    return method, path, headers, await reader.readexactly(length)
+    return await reader.readexactly(length)
+
+
+def _malformed() -> CallError:
+    return CallError("expected a well-formed HTTP request")
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:

@@ -663,6 +663,26 @@ def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
         runner.close()
 
 
+@pytest.mark.parametrize("key", ["", "authorization: Bearer wrong\r\n"])
+def test_gateway_answers_strangers_before_their_body(key: str) -> None:
+    async def idle(question: str, base_url: str) -> str:
+        await asyncio.sleep(60)
+        return "1"
+
+    runner = Runner(program_of(idle))
+    try:
+        execution = runner.start("q", *_nothing())
+        port = int(runner.url(execution).split(":")[2].split("/")[0])
+        for token in (execution.token, "x"):
+            head = f"POST /{token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: 1000\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", port), 5) as peer:
+                peer.sendall(head.encode())
+                status = peer.recv(4096).split()[1]
+            assert status == (b"401" if token == execution.token else b"404")
+    finally:
+        runner.close()
+
+
 def test_dropping_an_execution_does_not_interrupt_its_report() -> None:
     def once(question: str, client: OpenAI) -> str:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
