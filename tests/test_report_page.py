@@ -250,7 +250,10 @@ def test_report_of_a_graph_with_a_cycle_has_one_calibration_line_per_agent(tmp_p
     figure = figures_of(report)["calibration"]()
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     [agents] = report.agents.values()
-    assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)]
+    assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)] + ["calibrated"]
+    for axes in figure.axes:
+        assert [[-1, 0], [1, 100]] in [line.get_xydata().tolist() for line in axes.lines]
+        assert sum(len(bars.get_segments()) for bars in axes.collections) == sum(len(bins) for bins in groups.values())
     assert all(axes.get_legend() is None for axes in figure.axes)
     command("report", path, "--out", tmp_path / "report.html")
     pages = Pages(path)

@@ -78,8 +78,8 @@ _CAPTIONS = {
     "anytime": "Accuracy if every search had stopped at the same budget, with 95% bands over problems.",
     "hits": "Hit@k: a right answer among the first k candidates.",
     "calibration": "Calibration by agent: the share of right answers below states of similar value after the agent's "
-    "messages, in bins with about the same number of states. A useful critic rises from left to right after every "
-    "agent.",
+    "messages, in bins of about the same number of states, with 95% intervals over states. A calibrated critic follows "
+    "the dotted line; a useful critic rises from left to right after every agent.",
 }
 
 
