@@ -701,6 +701,19 @@ def test_progress_rounds_large_figures(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "1,319/1,319" in line and "12 failed" in line and "AC 12M" in line and "TOK 9.9G" in line
 
 
+def test_progress_without_a_terminal_is_shown_while_no_search_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mas_gym.cli.progress._PLAIN_SECONDS", 0.01)
+    shown = ""
+    with RunProgress(["sc:3", "mcts:9,3"], 7) as progress:
+        while "sc:3: 0/7" not in shown:
+            shown += capsys.readouterr().err
+        progress.update(1, 1, Progress(done=2, total=7))
+        while "mcts:9,3: 2/7" not in shown:
+            shown += capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
 @pytest.mark.parametrize("no_color", [False, True])
 def test_terminal_output_contains_the_table_and_respects_no_color(recording: str, no_color: bool) -> None:
