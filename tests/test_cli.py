@@ -87,9 +87,9 @@ def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     ("option", "message"),
     [
         (("--match", "tokens"), "expected tokens=N, calls=N or usd=X"),
-        (("--baseline", "sbs:9"), "expected one of 'single'"),
+        (("--against", "sbs:9"), "expected one of 'single'"),
         # Before the calibration, which would ask the policy for other problems than it has recorded.
-        (("--baseline", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),
+        (("--against", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),
     ],
 )
 def test_eval_rejects_invalid_costs_and_baselines(
@@ -101,7 +101,7 @@ def test_eval_rejects_invalid_costs_and_baselines(
 
 @pytest.mark.slow
 def test_eval_matches_cost_and_compares_with_a_baseline(run: Run, recording: str, tmp_path: Path) -> None:
-    options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--baseline", "sc:1")
+    options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--against", "sc:1")
     result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
     assert "sc:1: k=1, 4.0 calls per calibration problem" in result.output

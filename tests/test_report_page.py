@@ -47,7 +47,7 @@ def test_page_is_self_contained_and_has_every_row(store: Path, tmp_path: Path) -
     page, figures, latex = tmp_path / "report.html", tmp_path / "figures", tmp_path / "table.tex"
     board, markdown = tmp_path / "board", tmp_path / "table.md"
     files = ("--figures", figures, "--latex", latex, "--tensorboard", board, "--markdown", markdown)
-    command("report", store, "--out", page, "--baseline", "single", *files)
+    command("report", store, "--out", page, "--against", "single", *files)
     text = page.read_text()
     for label in ("single", "sbs:4,2", "mcts:8,3"):
         assert f"<td>{label}</td>" in text and label in latex.read_text() and label in markdown.read_text()
@@ -219,7 +219,7 @@ def test_tree_page_marks_every_terminal_node(planner: str, store: Path) -> None:
 
 
 def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(store), "--out", str(tmp_path / "r.html"), "--baseline", "zzz"])
+    done = CliRunner().invoke(app, ["report", str(store), "--out", str(tmp_path / "r.html"), "--against", "zzz"])
     assert done.exit_code == 2 and not (tmp_path / "r.html").exists()
     said = " ".join(done.output.replace("│", " ").split())
     assert "the label of one row ('single', 'sbs:4,2 + hash', 'mcts:8,3 + hash'), got 'zzz'" in said

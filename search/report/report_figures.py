@@ -125,6 +125,8 @@ def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents:
 
 _DARK = {
     COLOURS[0].lower(): ("blue", "#4da3e8"),
+    COLOURS[1].lower(): ("orange", "#ff8a4a"),
+    COLOURS[2].lower(): ("green", "#35c79b"),
     COLOURS[5].lower(): ("sky", "#a6d8ff"),
     INK: ("ink", "#e6eaf0"),
     FAINT: ("faint", "#2c3541"),
