@@ -223,7 +223,7 @@ def _label(
             cost = ring + 1.5 * crossed + 60 * box.count_overlaps(taken) + 200 * outside
             tried.append((cost, turn, dx, dy, side, box))
         _, _, dx, dy, side, box = min(tried, key=lambda one: one[:2])
-        shown.set_horizontalalignment(side)
+        shown.update({"horizontalalignment": side})
         shown.set_position((dx, dy))
         shown.set_in_layout(False)
         taken.append(box)
