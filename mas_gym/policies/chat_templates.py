@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mas_gym.errors import PolicyError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.workers import LineProcess, serve_lines
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ LONGEST = 16 * 2**20
 _process = LineProcess("mas_gym.policies.chat_templates:serve", quiet=True)
 
 
-def render_chat(template: str, turns: Sequence[Mapping[str, str]], **values: Any) -> str:
+def render_chat(template: str, turns: Sequence[Mapping[str, str]], **values: object) -> str:
     """Return messages rendered with a chat template.
 
     Args:
@@ -64,12 +65,12 @@ def serve() -> None:
     serve_lines(_prepare)
 
 
-def _prepare() -> Callable[[Any], dict[str, object]]:
+def _prepare() -> Callable[[tuple[str, JSONObject]], JSONObject]:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     from jinja2 import TemplateError
 
-    def reply(request: Any) -> dict[str, object]:
+    def reply(request: tuple[str, JSONObject]) -> JSONObject:
         source, values = request
         try:
             text = _compiled(source).render(**values)
@@ -102,7 +103,11 @@ def _compiled(source: str) -> Template:
             return caller()
 
     def tojson(
-        value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
     ) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

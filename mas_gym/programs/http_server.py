@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TypeAlias
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.execution import Origin, ProgramStopped, given, in_thread
 from mas_gym.programs.gateway import Gateway
 from mas_gym.programs.model_calls import CallError, Reply, reply_to
@@ -24,6 +25,9 @@ MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
 IDLE_SECONDS = 5
 """Seconds that a connection waits for a request before it is closed, if its program has ended."""
+
+Receive: TypeAlias = Callable[[], Awaitable[JSONObject]]
+Send: TypeAlias = Callable[[JSONObject], Awaitable[None]]
 
 _logger = logging.getLogger("mas_gym.programs.http")
 # Programs get the reasons of rejected requests as replies.
@@ -77,7 +81,7 @@ class Server:
             connection.transport.abort()
         await asyncio.gather(*self._state.tasks)
 
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _answer(self, scope: JSONObject, receive: Receive, send: Send) -> None:
         """Answer one request, as an ASGI application; do not answer if the client has disconnected."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -92,7 +96,7 @@ class Server:
             await send({"type": "http.response.start", "status": reply.status, "headers": pairs})
             await send({"type": "http.response.body", "body": reply.body})
 
-    async def _reply(self, method: str, path: str, headers: Mapping[str, str], receive: Any) -> Reply | None:
+    async def _reply(self, method: str, path: str, headers: Mapping[str, str], receive: Receive) -> Reply | None:
         # Without the token and the key of a program, a client cannot make this process read a body.
         self._gateway.admit(path, headers)
         body, more = bytearray(), True
@@ -127,8 +131,8 @@ class Server:
 class _Connection(H11Protocol):
     """A connection, which is closed after `IDLE_SECONDS` without a request if its program has ended."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, config: uvicorn.Config, state: ServerState, app_state: dict[str, Gateway]) -> None:
+        super().__init__(config, state, app_state)
         self.logger, self.access_log = _logger, False
 
     def timeout_keep_alive_handler(self) -> None:
