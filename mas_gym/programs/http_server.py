@@ -135,6 +135,11 @@ class _Connection(H11Protocol):
         super().__init__(config, state, app_state)
         self.logger, self.access_log = _logger, False
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Send the head and the body of a reply without waiting for an acknowledgment between them."""
+        super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection, or wait again."""
         if self.app_state["gateway"].at(self.scope["path"]) is None:
