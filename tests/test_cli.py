@@ -135,7 +135,8 @@ def test_eval_over_several_seeds_writes_table_and_files(run: Run, recording: str
     assert all(row["searches"] == 2 * PROBLEMS and row["failed"] == 0 for row in rows)
     assert [line["planner"] for line in csv.DictReader(files["csv"].read_text().splitlines())] == list(planners)
     assert files["png"].read_bytes().startswith(b"\x89PNG")
-    assert "| mcts:5,2 + policy-likelihood |" in files["md"].read_text() and files["tex"].read_text().startswith(r"\begin{table}")
+    assert "| mcts:5,2 + policy-likelihood |" in files["md"].read_text()
+    assert files["tex"].read_text().startswith(r"\begin{table}")
     assert f"{100 * rows[3]['hit@1']:.1f}" in result.stdout
     assert "Hit@1 against single" in result.stdout
 
