@@ -7,7 +7,6 @@ renders as transformers does: with the same sandbox, options, filters and tags.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -67,6 +66,8 @@ def serve() -> None:
 
 def _prepare() -> Callable[[tuple[str, JSONObject]], JSONObject]:
     if sys.platform == "linux":
+        import resource
+
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     from jinja2 import TemplateError
 
