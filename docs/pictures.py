@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import gymnasium as gym
 
@@ -140,10 +140,10 @@ def screens(store: Path | None) -> None:
 
         server = make_server(store, 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        index = f"http://127.0.0.1:{server.server_address[1]}/"
-        while 'http-equiv="refresh"' in urlopen(index).read().decode():
+        reader = build_opener(HTTPCookieProcessor())
+        while 'http-equiv="refresh"' in reader.open(server.url).read().decode():
             pass
-        for page, address in {"tree": tree.as_uri(), "index": index, "report": report.as_uri()}.items():
+        for page, address in {"tree": tree.as_uri(), "index": server.url, "report": report.as_uri()}.items():
             photograph(address, lambda width, scheme, page=page: FOLDER / f"{page}-{width}-{scheme}.png")
         server.shutdown()
 

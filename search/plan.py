@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade
+from search.pages.templates import render
 from search.pages.tree_page import TreeNodes, TreePage, write_tree_page
 from search.tree import Proposal, Tree
 from search.usage import Usage
@@ -228,17 +228,16 @@ class Plan:
         return found
 
     def _repr_html_(self) -> str:
-        answer = escape(self.error or (self.answer if self.answer is not None else "none"))
-        head = f"<p><b>{escape(self.problem_id)}</b>: {answer} ({self.outcome})</p>"
         steps = [] if self.best is None else self.best.state.path()[1:]
-        rows = "".join(
-            f"<tr><td>{escape(self.mas.node_name(step.speaker) if self.mas else str(step.speaker))}</td>"
-            f"<td style='text-align:left;white-space:pre-wrap'>{escape(step.text)}</td></tr>"
-            for step in steps
+        return render(
+            "plan.html",
+            problem=self.problem_id,
+            answer=self.error or (self.answer if self.answer is not None else "none"),
+            outcome=self.outcome,
+            steps=[(self.mas.node_name(one.speaker) if self.mas else str(one.speaker), one.text) for one in steps],
+            usage=self.usage,
+            candidates=len(self.candidates),
         )
-        usage = self.usage
-        cost = f"AC {usage.agent_calls:,}, TOK {usage.generated_tokens:,}, RC {usage.reward_calls:,}"
-        return f"{head}<table>{rows}</table><p><small>{cost}, {len(self.candidates)} candidates</small></p>"
 
 
 ProposalOf = Callable[[MASState], Proposal | None]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -122,7 +123,7 @@ def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[M
     return load_mas(mas), None
 
 
-_warned: set[tuple[str, str]] = set()
+_warned: set[str] = set()
 
 
 def check_training(problems: Iterable[Problem], training: bool) -> None:
@@ -139,20 +140,27 @@ def check_training(problems: Iterable[Problem], training: bool) -> None:
 
 
 def check_problems(problems: Iterable[Problem], setup: Setup, policy: Policy | AsyncPolicy) -> None:
-    """Check the split (`check_training`), and log a warning if the policy was trained for other tasks or graphs.
+    """Check the split (`check_training`); log a warning if the policy or the critic was trained for something else.
 
     Raises:
         ConfigError: As for `check_training`.
     """
     check_training(problems, setup.training)
-    purpose, mas = policy.made_for, setup.dynamics.mas
+    critic, purpose, mas = setup.critic, policy.made_for, setup.dynamics.mas
+    if critic is not None and critic.made_for and critic.made_for not in re.split(r"\W+", policy.name):
+        agents = f"the agents of policy {critic.made_for}"
+        _warn_once(f"critic {critic.name} was trained on {agents}; its values of other agents' messages mean little")
     # A program's name does not reveal its prompts.
-    if purpose is None or mas.program or not isinstance(problems, Task):
-        return
-    misuse = purpose.misuse(problems.name, mas.name)
-    if misuse is not None and (policy.name, misuse) not in _warned:
-        _warned.add((policy.name, misuse))
-        logger.warning("policy %s was %s", policy.name, misuse)
+    if purpose is not None and not mas.program and isinstance(problems, Task):
+        misuse = purpose.misuse(problems.name, mas.name)
+        if misuse is not None:
+            _warn_once(f"policy {policy.name} was {misuse}")
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        logger.warning(text)
 
 
 FromConfig = Literal["from-config"]

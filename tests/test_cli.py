@@ -87,9 +87,9 @@ def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     ("option", "message"),
     [
         (("--match", "tokens"), "expected tokens=N, calls=N or usd=X"),
-        (("--baseline", "sbs:9"), "expected one of 'single'"),
+        (("--against", "sbs:9"), "expected one of 'single'"),
         # Before the calibration, which would ask the policy for other problems than it has recorded.
-        (("--baseline", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),
+        (("--against", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),
     ],
 )
 def test_eval_rejects_invalid_costs_and_baselines(
@@ -101,7 +101,7 @@ def test_eval_rejects_invalid_costs_and_baselines(
 
 @pytest.mark.slow
 def test_eval_matches_cost_and_compares_with_a_baseline(run: Run, recording: str, tmp_path: Path) -> None:
-    options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--baseline", "sc:1")
+    options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--against", "sc:1")
     result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
     assert "sc:1: k=1, 4.0 calls per calibration problem" in result.output
@@ -135,7 +135,8 @@ def test_eval_over_several_seeds_writes_table_and_files(run: Run, recording: str
     assert all(row["searches"] == 2 * PROBLEMS and row["failed"] == 0 for row in rows)
     assert [line["planner"] for line in csv.DictReader(files["csv"].read_text().splitlines())] == list(planners)
     assert files["png"].read_bytes().startswith(b"\x89PNG")
-    assert files["md"].read_text().count("\n") == 6 and files["tex"].read_text().startswith(r"\begin{table}")
+    assert "| mcts:5,2 + policy-likelihood |" in files["md"].read_text()
+    assert files["tex"].read_text().startswith(r"\begin{table}")
     assert f"{100 * rows[3]['hit@1']:.1f}" in result.stdout
     assert "Hit@1 against single" in result.stdout
 
@@ -455,15 +456,19 @@ def address(store: Path) -> Iterator[str]:
     server = make_server(store, 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
+    COOKIE["Cookie"] = server.cookie
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()
 
 
+COOKIE: dict[str, str] = {}
+
+
 def get(url: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=COOKIE | headers), timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -471,7 +476,7 @@ def get(url: str, **headers: str) -> tuple[int, str]:
 
 
 def row_keys(address: str) -> list[str]:
-    return re.findall(r'name=a value="([^"]+)"', get(address + "/")[1])
+    return re.findall(r'name="a" value="([^"]+)"', get(address + "/")[1])
 
 
 def test_view_lists_runs_and_compares_two(address: str) -> None:
@@ -695,6 +700,19 @@ def test_progress_rounds_large_figures(monkeypatch: pytest.MonkeyPatch, capsys: 
         progress.update(0, 1, Progress(done=1319, total=1319, correct=1000, failed=12, stored=500, usage=usage))
     [line] = capsys.readouterr().err.splitlines()
     assert "1,319/1,319" in line and "12 failed" in line and "AC 12M" in line and "TOK 9.9G" in line
+
+
+def test_progress_without_a_terminal_is_shown_while_no_search_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mas_gym.cli.progress._PLAIN_SECONDS", 0.01)
+    shown = ""
+    with RunProgress(["sc:3", "mcts:9,3"], 7) as progress:
+        while "sc:3: 0/7" not in shown:
+            shown += capsys.readouterr().err
+        progress.update(1, 1, Progress(done=2, total=7))
+        while "mcts:9,3: 2/7" not in shown:
+            shown += capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")

@@ -22,7 +22,7 @@ from search.results.intervals import paired_difference
 from search.results.outcomes import Outcome
 from search.results.plots import frontier
 from search.results.summary import summarise
-from search.results.table_formats import report
+from search.results.table_formats import gap_cells, report
 
 
 def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Comparison:
@@ -63,9 +63,11 @@ def test_repeated_call_gives_the_same_table_from_the_store(tmp_path: Path) -> No
 def test_table_has_every_output_format(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     found = table()
-    assert found.to_markdown().count("\n") == 5
+    assert sum(line.startswith("|") for line in found.to_markdown().splitlines()) == 5 + 4
     latex = found.to_latex()
-    assert latex.count(r"\\") == 4 and r"\toprule" in latex and r"$\pm$" in latex and r"\caption{12 problems" in latex
+    assert (
+        latex.count(r"\\") == 4 + 3 and r"\toprule" in latex and r"$\pm$" in latex and r"\caption{12 problems" in latex
+    )
     assert found.to_csv().splitlines()[0].startswith("planner,critic,seeds")
     document = json.loads(found.to_json())
     assert [entry["to"] for entry in document["differences"]] == ["single", "single"]
@@ -79,6 +81,17 @@ def test_table_has_every_output_format(tmp_path: Path) -> None:
     assert found.plot(tmp_path / "frontier.png").stat().st_size > 1000
     with pytest.raises(ConfigError, match="expected a name that ends in one of"):
         found.plot(tmp_path / "frontier.xyz")
+
+
+@pytest.mark.parametrize("baseline", ["single", "sc:3"])
+def test_files_have_the_paired_differences_from_the_chosen_row(baseline: str) -> None:
+    found = table(baseline=baseline)
+    tex, markdown = found.to_latex(), found.to_markdown()
+    assert tex.count(r"\label{tab:") == 2
+    assert f"Hit@1 against {baseline}, in points" in tex and f"Hit@1 against {baseline}, in points" in markdown
+    for label, gap in found.differences().items():
+        cells = (label, *gap_cells(gap), gap.verdict)
+        assert " & ".join(cells) in tex and "| " + " | ".join(cells) + " |" in markdown
 
 
 def test_names_are_escaped_in_every_format() -> None:

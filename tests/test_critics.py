@@ -25,7 +25,7 @@ import search.critic_registry as critics_module
 from mas_gym import plugins
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
 from mas_gym.internal.identity import identity_of
-from mas_gym.policies import load_policy
+from mas_gym.policies import ScriptedPolicy, load_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
@@ -34,7 +34,7 @@ from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_c
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.critic_folder import META, model_card
 from rewardmodels.tiny_critics import shipped
-from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
+from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext, setup
 from search.compare.first_errors import auc
 
 MAS_RPSV = MODEL.mas
@@ -214,7 +214,10 @@ def test_critic_rejects_a_graph_it_was_not_trained_on_unless_forced(folders: dic
     mas = other_graph()
     model = Dynamics(mas)
     state = model.transition(model.initial_state("q"), Action("Final Answer: 3", mas.ALL))
-    with pytest.raises(CriticError, match=r"trained on rpsv, not on single.*force=True"):
+    with pytest.raises(
+        CriticError,
+        match=r"trained on rpsv, not on single.*force=True\); on the command line, --critic '.*#force=true'",
+    ):
         LearnedCritic(folders["masprm"], device="cpu").score(contexts([state], mas))
     forced = LearnedCritic(folders["masprm"], device="cpu", force=True)
     assert -1 <= forced.score(contexts([state], mas))[0] <= 1
@@ -600,3 +603,14 @@ def test_tokens_per_forward_pass_are_bounded(sizes: list[int], padded: bool, exp
     from rewardmodels.data.encode import chunks
 
     assert chunks(range(len(sizes)), sizes, padded) == expected
+
+
+@pytest.mark.parametrize("name", ["tiny", "recorded:tiny", "Reader=tiny, *=openai:m", "openai:m", "mytiny"])
+def test_bundled_critic_on_other_agents_warns_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    setup._warned.clear()
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1", name=name)
+    for _ in range(2):
+        found = setup.make_setup("bon:2", "rpsv", load_critic("tiny-masprm", lazy=True))
+        setup.check_problems([], found, policy)
+    said = [text for text in caplog.messages if "was trained on the agents of policy tiny" in text]
+    assert len(said) == (name in ("openai:m", "mytiny"))

@@ -87,7 +87,7 @@ def test_tree_page_shows_requests_and_tool_results(tmp_path: Path) -> None:
     roles = [[message.role for message in fresh.requests[node]] for node in reversed(path)]
     assert roles == [["system", "user"], ["system", "user", "assistant", "tool"]]
     page = stored.write_page(tmp_path / "tree.html").read_text(encoding="utf-8")
-    assert FOUND.replace("<", "\\u003c") in page and FOUND not in page
+    assert FOUND.replace("<", "\\u003c").replace(">", "\\u003e") in page and FOUND not in page
     data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
     shown = {role: data["texts"][text] for role, text in data["requests"][str(max(path))]}
     assert (shown["tool"], shown["system"]) == (FOUND, LONG)

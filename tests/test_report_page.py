@@ -47,7 +47,7 @@ def test_page_is_self_contained_and_has_every_row(store: Path, tmp_path: Path) -
     page, figures, latex = tmp_path / "report.html", tmp_path / "figures", tmp_path / "table.tex"
     board, markdown = tmp_path / "board", tmp_path / "table.md"
     files = ("--figures", figures, "--latex", latex, "--tensorboard", board, "--markdown", markdown)
-    command("report", store, "--out", page, "--baseline", "single", *files)
+    command("report", store, "--out", page, "--against", "single", *files)
     text = page.read_text()
     for label in ("single", "sbs:4,2", "mcts:8,3"):
         assert f"<td>{label}</td>" in text and label in latex.read_text() and label in markdown.read_text()
@@ -64,7 +64,7 @@ def test_page_compares_stopped_searches_with_their_expected_accuracy(tmp_path: P
     options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "critics": {"hash": HashCritic()}}
     table = search.compare(planners, problems(16), store=tmp_path / "runs.db", **options)
     command("report", tmp_path / "runs.db", "--out", tmp_path / "report.html")
-    [page] = [part for part in (tmp_path / "report.html").read_text().split("<table>") if "settled early" in part]
+    [page] = [part for part in (tmp_path / "report.html").read_text().split("<table>") if "Settled early" in part]
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.partition("</table>")[0].split("<tr>")[2:]]
     stopped = [one for one in table.outcomes if one.planner == "bon:8,stop=0.7" and one.stopped]
     assert 0 < len(stopped) < 16
@@ -110,7 +110,7 @@ def test_different_settings_have_separate_sections(tmp_path: Path) -> None:
     for turns in (2, 3):
         search.compare(["sc:2"], problems(3), mas=chain(turns), policy=talker(), store=path)
     command("report", path, "--out", tmp_path / "r.html", "--figures", tmp_path / "f")
-    assert (tmp_path / "r.html").read_text().count("<section ") == 2
+    assert (tmp_path / "r.html").read_text().count("<section>") == 2
     assert {file.name[:2] for file in (tmp_path / "f").iterdir()} == {"1-", "2-"}
 
 
@@ -219,7 +219,7 @@ def test_tree_page_marks_every_terminal_node(planner: str, store: Path) -> None:
 
 
 def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(store), "--out", str(tmp_path / "r.html"), "--baseline", "zzz"])
+    done = CliRunner().invoke(app, ["report", str(store), "--out", str(tmp_path / "r.html"), "--against", "zzz"])
     assert done.exit_code == 2 and not (tmp_path / "r.html").exists()
     said = " ".join(done.output.replace("│", " ").split())
     assert "the label of one row ('single', 'sbs:4,2 + hash', 'mcts:8,3 + hash'), got 'zzz'" in said
@@ -250,7 +250,10 @@ def test_report_of_a_graph_with_a_cycle_has_one_calibration_line_per_agent(tmp_p
     figure = figures_of(report)["calibration"]()
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     [agents] = report.agents.values()
-    assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)]
+    assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)] + ["calibrated"]
+    for axes in figure.axes:
+        assert [[-1, 0], [1, 100]] in [line.get_xydata().tolist() for line in axes.lines]
+        assert sum(len(bars.get_segments()) for bars in axes.collections) == sum(len(bins) for bins in groups.values())
     assert all(axes.get_legend() is None for axes in figure.axes)
     command("report", path, "--out", tmp_path / "report.html")
     pages = Pages(path)
@@ -277,7 +280,7 @@ def test_index_and_problem_pages_mark_rows_with_different_problem_sets(tmp_path:
     index = pages.page("/", {})
     assert ">8 S1<" in index and ">8 S1*<" in index and ">3 S2<" in index
     assert "ran on different sets of problems" in index
-    first, _, last = re.findall(r'name=a value="([^"]+)"', index)
+    first, _, last = re.findall(r'name="a" value="([^"]+)"', index)
     both = pages.page("/problems", {"a": first, "b": last})
     assert "Difference in Hit@1, single minus sc:3:" in both and "too few problems, 3 common problems" in both
     assert ">differing<" in both and ">differing<" not in pages.page("/problems", {"a": first})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from benchmarks.paper.page import NEW, Claim, Page, claim_of
 from benchmarks.paper.published import MAIN, ORDER, Table, lead, narrowing, over_single
 from benchmarks.paper.rivals import compared
 from search.results.plots import save_tradeoff
+from search.results.summary import ResultRow
 from search.results.table_formats import to_markdown
 
 VOTE = "sc:5,weights=critic"
@@ -27,6 +28,12 @@ EQUAL_TOKENS = (
     ("MASPRM MCTS(10,3) over ORM MCTS(10,3) that answers with its best leaf", MCTS, BEST_LEAF),
 )
 """Comparisons that the paper does not make: claim, MASPRM's planner, the ORM's planner."""
+
+PICTURED = (
+    *(("single", ""), ("sc:5", ""), ("bon:5", "ORM"), ("bon:10", "ORM")),
+    *((MCTS, "PL"), (MCTS, "ORM"), (MCTS, "MASPRM"), (NARROW, "MASPRM")),
+)
+"""The rows of the page's picture, by planner and critic."""
 
 ASKS = f"""
 This page compares search methods, each with three critics: policy likelihood (PL), an outcome reward model of finished
@@ -54,7 +61,7 @@ def run(lab: Lab) -> Page:
     found = {(score.row.planner, score.row.critic): score for score in scores}
     rows = [score.row for score in scores]
     page.blocks.append(to_markdown(rows))
-    page.picture("main.png", "accuracy against tokens", lambda path: save_tradeoff(rows, path))
+    page.picture("main.png", "accuracy against tokens", lambda path: save_tradeoff(pictured(rows), path))
     page.claims = [
         *guide_claims(found),
         over_a_pass(found),
@@ -73,6 +80,11 @@ def run(lab: Lab) -> Page:
     ]
     keep_rows(lab, page.name, scores)
     return page
+
+
+def pictured(rows: Iterable[ResultRow]) -> list[ResultRow]:
+    """Return the rows of the page's picture."""
+    return [row for row in rows if (row.planner, row.critic) in PICTURED]
 
 
 def guide_claims(found: Mapping[tuple[str, str], Score], table: Table = MAIN) -> list[Claim]:

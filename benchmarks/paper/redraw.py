@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.paper.main import pictured
 from search.results.intervals import Interval
 from search.results.plots import save_tradeoff
 from search.results.summary import ResultRow, Spread
@@ -51,7 +52,7 @@ def _mean(cell: str) -> float:
 def main() -> None:
     """Draw."""
     for page in sorted(PAGES.rglob("main.md")):
-        print(save_tradeoff(list(rows_of(page.read_text("utf-8"))), page.with_name("main.png")))
+        print(save_tradeoff(pictured(rows_of(page.read_text("utf-8"))), page.with_name("main.png")))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ BUDGET_SPENT = 3
 MATCHED = 1.25
 """Ratio of costs up to which a row counts as matched."""
 
-BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare the others with; by default the first.")]
+BaselineName = Annotated[str, typer.Option("--against", help="Row to compare the others with; by default the first.")]
 MatchedCost = Annotated[
     str | None,
     typer.Option("--match", help="Adjust planners to this cost on dev problems: tokens=N, calls=N or usd=X."),
@@ -260,7 +260,7 @@ def _resize(rows: Sequence[Row], bench: Bench, target: Match, dev: Task, baselin
 def _check_baseline(rows: Sequence[Row], name: str) -> None:
     if name and not any(name in (row.label, row.name) for row in rows):
         labels = ", ".join(repr(row.label) for row in rows)
-        raise ConfigError(f"--baseline: expected one of {labels}, got {name!r}")
+        raise ConfigError(f"--against: expected one of {labels}, got {name!r}")
 
 
 def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Row]:

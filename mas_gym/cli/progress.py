@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from search.engine.progress import Progress
 
-_PLAIN_SECONDS = 15.0
+_PLAIN_SECONDS = 20.0
+"""Seconds between the lines that show unfinished runs if the output is not a terminal."""
 _BAR = 20
 _GAP = 2
 _SHORTEST_LABEL = 8
@@ -32,7 +33,8 @@ class _Line:
     def sum(self) -> Progress:
         from search.engine.progress import Progress
 
-        return sum(self.runs.values(), Progress())
+        # Another thread may add a run.
+        return sum(list(self.runs.values()), Progress())
 
 
 class RunProgress:
@@ -50,7 +52,8 @@ class RunProgress:
         self._graded = graded
         self._console = stderr()
         self._live: Live | None = None
-        self._said = time.monotonic()
+        self._ended = threading.Event()
+        self._ticker: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -59,6 +62,9 @@ class RunProgress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5, transient=True)
             self._live.start()
+        else:
+            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker.start()
         return self
 
     def __exit__(
@@ -67,18 +73,28 @@ class RunProgress:
         """Stop drawing and restore the terminal."""
         if self._live is not None:
             self._live.stop()
+        self._ended.set()
+        if self._ticker is not None:
+            self._ticker.join()
 
     def update(self, line: int, run: int, progress: Progress) -> None:
         """Record the latest snapshot of a run."""
         current = self._lines[line]
         before = current.runs.get(run)
         current.runs[run] = progress
-        if self._live is not None or (before is not None and before.done == progress.done):
-            return
-        now = time.monotonic()
-        if current.sum().done == current.total or now - self._said > _PLAIN_SECONDS:
-            self._said = now
-            self._console.print(f"{current.label}: {'  '.join(filter(None, self._figures(current)))}", soft_wrap=True)
+        changed = before is None or before.done != progress.done
+        if self._live is None and changed and current.sum().done == current.total:
+            self._print(current)
+
+    def _tick(self) -> None:
+        """Show that the runs continue, even if no search ends for a long time."""
+        while not self._ended.wait(_PLAIN_SECONDS):
+            open_ = [line for line in self._lines if line.sum().done < line.total]
+            for line in [line for line in open_ if line.runs] or open_[:1]:
+                self._print(line)
+
+    def _print(self, line: _Line) -> None:
+        self._console.print(f"{line.label}: {'  '.join(filter(None, self._figures(line)))}", soft_wrap=True)
 
     def _render(self) -> RenderableType:
         from rich.constrain import Constrain

@@ -21,7 +21,7 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
     run: opt.RunNames = None,
-    baseline: Annotated[str, typer.Option("--baseline", help="Row to compare the others with.")] = "",
+    baseline: Annotated[str, typer.Option("--against", help="Row to compare the others with.")] = "",
     prices: opt.PricesFile = None,
     figures: Annotated[Path | None, typer.Option("--figures", help="Folder for the figures as PNG files.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as Markdown.")] = None,

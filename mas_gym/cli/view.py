@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 import sys
 import threading
 import time
@@ -10,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from html import escape
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -38,6 +41,7 @@ PLOT = "/plot/"
 _KEY = 16
 _QUESTION = 300
 _READ_SECONDS = 1.0
+_COOKIE = "HttpOnly; SameSite=Strict; Path=/"
 
 
 def view(
@@ -47,7 +51,10 @@ def view(
     ] = 8765,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
 ) -> None:
-    """Explore search trees and compare runs in the browser; Ctrl-C stops the server."""
+    """Explore search trees and compare runs in the browser; Ctrl-C stops the server.
+
+    Pages are shown only with the token in the printed address, so that other users of the machine cannot read them.
+    """
     from search import open_store
 
     open_store(store).close()
@@ -55,12 +62,11 @@ def view(
         server = make_server(store, port)
     except OSError as error:
         raise ConfigError(f"port {port} cannot be used ({error.strerror}): choose another with --port") from error
-    address = f"http://127.0.0.1:{server.server_port}/"
-    note(f"{store} at {address} (Ctrl-C stops)", "bold")
+    note(f"{store} at {server.url} (Ctrl-C stops)", "bold")
     if browser:
         import webbrowser
 
-        webbrowser.open(address)
+        webbrowser.open(server.url)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
@@ -70,9 +76,27 @@ def view(
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that ignores client connection errors."""
+    """A server that ignores client connection errors.
+
+    Attributes:
+        token: The secret that requests state once, as ``?token=``, and then send as a cookie.
+    """
 
     daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: Callable[..., _Handler]) -> None:
+        super().__init__(address, handler)
+        self.token = secrets.token_urlsafe(24)
+
+    @property
+    def cookie(self) -> str:
+        """The cookie with the token; its name has the port, because the ports of a host share their cookies."""
+        return f"mas-gym-view-{self.server_port}={self.token}"
+
+    @property
+    def url(self) -> str:
+        """The address of the index page, with the token."""
+        return f"http://127.0.0.1:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that disconnect."""
@@ -81,13 +105,15 @@ class _Server(ThreadingHTTPServer):
             show_traceback(error)
 
 
-def make_server(store: Path, port: int) -> ThreadingHTTPServer:
+def make_server(store: Path, port: int) -> _Server:
     """Return a server for a store's pages, bound to the loopback address and not yet started."""
     return _Server(("127.0.0.1", port), partial(_Handler, Pages(store)))
 
 
 class _Handler(BaseHTTPRequestHandler):
     """Handles GET requests for pages and plots."""
+
+    server: _Server
 
     def __init__(self, pages: Pages, *rest: Any) -> None:
         self._pages = pages
@@ -104,7 +130,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             url = urlsplit(self.path)
-            query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        except ValueError as error:
+            self._send(400, _error_page(f"expected a path, got {self.path[:80]!r}: {error}"))
+            return
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        if _equal(query.pop("token", ""), self.server.token):
+            # The token leaves the address bar, and pages link to each other without it.
+            self._send(303, "", headers={"Location": "/", "Set-Cookie": f"{self.server.cookie}; {_COOKIE}"})
+            return
+        if not any(_equal(part.strip(), self.server.cookie) for part in self.headers.get("Cookie", "").split(";")):
+            self._send(401, _error_page("Enter the token from the address that mas-gym view printed.", True))
+            return
+        try:
             if url.path.startswith(PLOT):
                 self._send(200, self._pages.plot(unquote(url.path)), "image/svg+xml")
             else:
@@ -112,14 +149,28 @@ class _Handler(BaseHTTPRequestHandler):
         except MASGymError as error:
             self._send(404, _error_page(str(error)))
 
-    def _send(self, status: int, text: str, kind: str = "text/html") -> None:
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer an invalid request."""
+        self._send(code, _error_page(HTTPStatus(code).phrase))
+
+    def _send(
+        self, status: int, text: str, kind: str = "text/html", headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        from search.pages.templates import DRAWING_POLICY, page_policy
+
         body = text.encode("utf-8", "replace")
         self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
+        own = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": page_policy() if kind == "text/html" else DRAWING_POLICY,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+        }
+        for name, value in (own | dict(headers)).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -127,8 +178,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Suppress log output."""
 
 
-def _error_page(message: str) -> str:
-    return f"<!doctype html><meta charset=utf-8><title>Error</title><p>{escape(message)}</p>"
+def _equal(sent: str, secret: str) -> bool:
+    return hmac.compare_digest(sent.encode("utf-8", "replace"), secret.encode())
+
+
+def _error_page(message: str, asks_token: bool = False) -> str:
+    from search.pages.templates import render
+
+    return render("error.html", title="Error", message=message, asks_token=asks_token)
 
 
 class _ReadRun(NamedTuple):
@@ -140,11 +197,12 @@ class _ReadRun(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """A run's data for the problems page: its fingerprint when it was read, and each search's outcome and question."""
+    """A run's data for the problems page: its fingerprint when it was read, and texts and outcome of each search."""
 
     mark: str
     cells: dict[str, Cell]
     questions: dict[str, str]
+    references: dict[str, str]
 
 
 class Pages:
@@ -254,6 +312,7 @@ class Pages:
         """Return a row of the index with the outcome and question of each search."""
         cells: dict[str, dict[int, Cell]] = {}
         questions: dict[str, str] = {}
+        references: dict[str, str] = {}
         with self._lock:
             read = [run for run in self._runs.values() if run.info.run[:_KEY] in row.runs.values()]
             for run in read:
@@ -263,21 +322,23 @@ class Pages:
                 for problem, cell in known.cells.items():
                     cells.setdefault(problem, {})[run.info.config["seed"]] = cell
                 questions |= known.questions
-        return replace(row, cells=cells, questions=questions)
+                references |= known.references
+        return replace(row, cells=cells, questions=questions, references=references)
 
     def _read_cells(self, run: _ReadRun) -> _Cells:
         from search import open_store
         from search.report.store_pages import Cell
 
-        found = _Cells(run.mark, {}, {})
+        found = _Cells(run.mark, {}, {}, {})
         try:
             with open_store(self._path) as store:
                 for row in store.rows(run.info.run, texts=True):
                     right = bool(row["correct"]) and row["error"] is None
                     found.cells[row["problem"]] = Cell(row["answer"], right, row["error"])
-                    question = row["question"][:_QUESTION]
-                    # Runs of one task share questions; different tasks may use the same id for different questions.
-                    found.questions[row["problem"]] = self._texts.setdefault(question, question)
+                    # Runs of one task share texts; different tasks may use the same id for different questions.
+                    for texts, name in ((found.questions, "question"), (found.references, "reference")):
+                        text = row[name][:_QUESTION]
+                        texts[row["problem"]] = self._texts.setdefault(text, text)
         except StoreError as error:
             self._damage[run.info.run] = str(error)
         return found

@@ -146,6 +146,7 @@ class Critic(ABC):
         concurrent: True if scoring may and should run in a separate thread during generation, as on a GPU or a server.
         max_batch: Preferred number of states per batch.
         calls: Model calls per value, as counted in RC; for 0 calls, set ``free``.
+        made_for: Name of the policy whose messages the critic was trained on; empty for critics of any agents.
     """
 
     name: str = ""
@@ -156,6 +157,7 @@ class Critic(ABC):
     concurrent: bool = False
     max_batch: int = 64
     calls: int = 1
+    made_for: str = ""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Name the critic after its class if it has no name."""

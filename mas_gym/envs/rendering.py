@@ -32,7 +32,6 @@ _MOST_NODES = 12
 _CARDS = 3
 _CARD_Y, _CARD_GAP = 330, 14
 _CARD_HEIGHT = 226
-_CURVE_STEPS = 32
 _LONGEST = 4000
 
 _PAPER, _INK, _FAINT, _LINE = "#fbfaf7", "#22262b", "#6b7480", "#d4d8dd"
@@ -145,16 +144,18 @@ class _Canvas:
         corners = (x * _SCALE, y * _SCALE, (x + w) * _SCALE, (y + h) * _SCALE)
         self.draw.rounded_rectangle(corners, _RADIUS * _SCALE, fill=fill, outline=outline, width=_SCALE)
 
-    def arrow(self, points: Sequence[tuple[float, float]], color: str, width: float) -> None:
-        scaled = [(x * _SCALE, y * _SCALE) for x, y in points]
-        self.draw.line(scaled, fill=color, width=round(width * _SCALE), joint="curve")
-        (x0, y0), (x1, y1) = scaled[-2], scaled[-1]
-        length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1e-9)
-        ux, uy = (x1 - x0) / length, (y1 - y0) / length
-        size = (5 + width) * _SCALE
-        left = (x1 - ux * size - uy * size * 0.5, y1 - uy * size + ux * size * 0.5)
-        right = (x1 - ux * size + uy * size * 0.5, y1 - uy * size - ux * size * 0.5)
-        self.draw.polygon([(x1, y1), left, right], fill=color)
+    def edge(self, x0: float, x1: float, y: float, bend: float, color: str, width: float) -> None:
+        """Draw an arrow between two points at one height, as a line or as half an ellipse above (-) or below (+)."""
+        left, right, thick = min(x0, x1) * _SCALE, max(x0, x1) * _SCALE, round(width * _SCALE)
+        if bend:
+            box = (left, (y - abs(bend)) * _SCALE, right, (y + abs(bend)) * _SCALE)
+            self.draw.arc(box, *((0, 180) if bend > 0 else (180, 360)), fill=color, width=thick)
+        else:
+            self.draw.line((x0 * _SCALE, y * _SCALE, x1 * _SCALE, y * _SCALE), fill=color, width=thick)
+        size, turn = (5 + width) * _SCALE / 2, 90 if not bend else 0 if bend > 0 else 180
+        # The first corner of a polygon points up; angles are counterclockwise.
+        tip = (x1 * _SCALE - size * (not bend), y * _SCALE + size * ((bend > 0) - (bend < 0)))
+        self.draw.regular_polygon((*tip, size), 3, rotation=-turn, fill=color)
 
     def paragraph(self, x: float, y: float, text: str, size: int, color: str, width: float, lines: int) -> None:
         for i, line in enumerate(self.wrapped(text, size, width, lines)):
@@ -232,21 +233,14 @@ def _draw_edge(
     thick = 1.5 if color == _LINE else 2.5
     hops = nodes.index(target) - nodes.index(source)
     if hops == 1:
-        canvas.arrow([(center[source] + width / 2, _GRAPH_Y), (center[target] - width / 2 - 1, _GRAPH_Y)], color, thick)
+        canvas.edge(center[source] + width / 2, center[target] - width / 2 - 1, _GRAPH_Y, 0, color, thick)
         return
     # Edges from the question and backward edges bend below the row; forward edges between agents bend above it.
     side = 1 if source == Q or hops <= 0 else -1
     ahead = 1 if hops > 0 else -1
     x0, x1 = center[source] + ahead * width * 0.28, center[target] - ahead * width * 0.28
-    y0 = _GRAPH_Y + side * _NODE_HEIGHT / 2
-    height = side * min(24 + 9 * abs(hops), 74)
-    points = []
-    for step in range(_CURVE_STEPS + 1):
-        t = step / _CURVE_STEPS
-        a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
-        bend = (b + c) * height * 4 / 3
-        points.append((a * x0 + b * (x0 + ahead * 18) + c * (x1 - ahead * 18) + d * x1, y0 + bend))
-    canvas.arrow(points, color, thick)
+    bend = side * min(24 + 9 * abs(hops), 74)
+    canvas.edge(x0, x1, _GRAPH_Y + side * _NODE_HEIGHT / 2, bend, color, thick)
 
 
 def _draw_node(canvas: _Canvas, mas: MAS, state: MASState, node: int, x: float, width: float, spoken: bool) -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mas_gym.internal.event_loop import close_at_exit
+from mas_gym.policies.openai_format import BadReply
 
 if TYPE_CHECKING:
     from openai import DefaultAsyncHttpxClient
 
 POOL_SIZE = 8
+MAX_REPLY = 64 * 2**20
+"""Maximum size of a reply in bytes, decompressed."""
+
+
+async def read_body(parts: AsyncIterator[bytes]) -> bytes:
+    """Return the body of a streamed response. Raises `BadReply` if it is longer than `MAX_REPLY`."""
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > MAX_REPLY:
+            raise BadReply(f"expected at most {MAX_REPLY:,} bytes, got more")
+    return bytes(body)
 
 
 class Connections:

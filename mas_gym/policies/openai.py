@@ -38,7 +38,7 @@ from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
-from mas_gym.policies.connections import Connections
+from mas_gym.policies.connections import Connections, read_body
 from mas_gym.policies.openai_format import Api, BadReply, WireReply, load_object, model_facts, parse_reply, payload
 from mas_gym.policies.retries import Fault, StatusError, Tries, delay, fault_of
 from mas_gym.policies.usage_meters import Meter, Price
@@ -373,10 +373,11 @@ class OpenAIPolicy(AsyncPolicy):
                 await asyncio.sleep(wait)
             with self._connections.one() as client:
                 async with asyncio.timeout(self.options.timeout):
-                    response = await client.request(method, url, json=body, follow_redirects=False)
+                    async with client.stream(method, url, json=body, follow_redirects=False) as response:
+                        content = await read_body(response.aiter_bytes())
         if not response.is_success:
-            raise StatusError(response.status_code, response.headers, response.content)
-        return response.content
+            raise StatusError(response.status_code, response.headers, content)
+        return content
 
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> JSONObject:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)

@@ -18,7 +18,7 @@ from functools import partial
 from hashlib import blake2b
 from queue import SimpleQueue
 from time import monotonic, process_time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mas_gym.errors import MASGymError, SearchError, need
 from mas_gym.internal.json_types import JSONObject
@@ -36,7 +36,7 @@ from mas_gym.programs.execution import (
     Waiting,
 )
 from mas_gym.programs.frameworks import name_nodes
-from mas_gym.programs.gateway import Gateway, Server
+from mas_gym.programs.gateway import Gateway
 from mas_gym.programs.idle_detection import Watcher
 from mas_gym.programs.model_calls import Call
 from mas_gym.programs.program_kinds import Source
@@ -45,6 +45,9 @@ from mas_gym.programs.worlds import World
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, MAS, RETURNED
 from mas_gym.systems.state import Action, MASState
+
+if TYPE_CHECKING:
+    from mas_gym.programs.http_server import Server
 
 _SWEEP_SECONDS = 0.2
 _STOPPED_SECONDS = 2.0
@@ -233,6 +236,9 @@ class Runner(Watcher):
         """Return the base URL for an execution's calls, on a loopback port."""
         with self._lock:
             if self._server is None:
+                # uvicorn takes 0.1 s to import, and most programs call the gateway in this process.
+                from mas_gym.programs.http_server import Server
+
                 self._server = Server(self.gateway)
                 self._side_loop().task(self._server.start)
         execution.activity.port = self._server.port

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mas_gym.errors import DataError, need, shown
-from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.data_rows import BadRow, RawRow
 from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
+from mas_gym.tasks.parquet_rows import parquet_rows
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -79,13 +79,7 @@ def _text(path: Path) -> str:
 
 
 def _parquet(path: Path) -> Iterator[RawRow]:
-    pyarrow = need("pyarrow", f"{path}: reading Parquet", "data")
-    parquet = need("pyarrow.parquet", f"{path}: reading Parquet", "data")
-    try:
-        rows: list[JSONObject] = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{path}: expected a Parquet file, got: {shown(str(error))}") from error
-    yield from (RawRow(f"{path}: row {number}", row) for number, row in enumerate(rows))
+    yield from (RawRow(f"{path}: row {number}", row) for number, row in enumerate(parquet_rows(path)))
 
 
 def _mmlu(path: Path) -> Iterator[RawRow]:

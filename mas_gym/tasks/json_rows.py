@@ -14,6 +14,8 @@ from typing import IO, Any
 from mas_gym.errors import DataError, shown
 from mas_gym.tasks.data_rows import BadRow, RawRow
 
+LONGEST = 64 * 2**20
+"""Maximum size of a line, and of a document of several lines, in bytes, decompressed."""
 _GAP = re.compile(r"[\s,]*")
 
 
@@ -24,8 +26,8 @@ def json_rows(
 ) -> Iterator[RawRow]:
     """Yield the rows of a file: one per line of JSON Lines, one per item of an array, or one per document.
 
-    JSON Lines are read line by line, and documents as a whole. An invalid part becomes a row with a `BadRow` as its
-    value.
+    JSON Lines are read line by line, and documents as a whole; both are limited to `LONGEST`. An invalid part becomes a
+    row with a `BadRow` as its value.
 
     Args:
         path: The file.
@@ -33,7 +35,7 @@ def json_rows(
         whole: Returns whether an array is one row.
 
     Raises:
-        DataError: The file cannot be read.
+        DataError: The file cannot be read, or a line or document is too long.
     """
     try:
         with path.open("rb") as raw:
@@ -53,7 +55,9 @@ def _lines(path: Path, stream: IO[bytes], tick: Callable[[], None]) -> Iterator[
     """Yield the lines that are not blank."""
     number = 0
     try:
-        for number, line in enumerate(stream, 1):
+        for number, line in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
+            if len(line) > LONGEST:
+                raise _too_long(f"{path}:{number}", "line")
             tick()
             if line.strip():
                 yield RawRow(f"{path}:{number}", line)
@@ -68,8 +72,24 @@ def _values(path: Path, lines: Iterator[RawRow]) -> Iterable[RawRow]:
         return ()
     is_document = path.name.removesuffix(".gz").endswith(".json") or first.value in (b"[\n", b"[\r\n", b"{\n", b"{\r\n")
     if is_document and isinstance(parsed(first.value), BadRow):
-        return _document(path, [first, *lines])
+        return _document(path, list(_limited(path, chain([first], lines))))
     return (RawRow(place, parsed(data)) for place, data in chain([first], lines))
+
+
+def _limited(path: Path, lines: Iterable[RawRow]) -> Iterator[RawRow]:
+    size = 0
+    for line in lines:
+        size += len(line.value) if isinstance(line.value, bytes) else 0
+        if size > LONGEST:
+            raise _too_long(str(path), "document")
+        yield line
+
+
+def _too_long(place: str, what: str) -> DataError:
+    return DataError(
+        f"{place}: expected a {what} of at most {LONGEST:,} bytes after decompression, got more; write JSON Lines with "
+        "one row per line"
+    )
 
 
 def _document(path: Path, lines: list[RawRow]) -> list[RawRow]:

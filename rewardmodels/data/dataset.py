@@ -24,6 +24,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, rule_of, same_rule
+from mas_gym.tasks.parquet_rows import parquet_rows
 from rewardmodels.data import mining
 from rewardmodels.data.cards import markdown, metadata
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
@@ -420,7 +421,6 @@ def load_data(folder: str | Path) -> RewardData:
     """
     need("pyarrow", "reading exported data")
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     folder = Path(folder)
     if not folder.is_dir():
@@ -435,8 +435,7 @@ def load_data(folder: str | Path) -> RewardData:
             )
         if info["kind"] not in get_args(DataKind):
             raise ValueError(f"kind {info['kind']!r}")
-        table = pq.read_table(folder / f"{info['kind']}.parquet").to_pylist()
-        examples = tuple(_example(row) for row in table)
+        examples = tuple(_example(row) for row in parquet_rows(folder / f"{info['kind']}.parquet"))
         return RewardData(info["kind"], info["view"], info["graphs"], examples, info["trees"])
     except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
         if isinstance(error, DataError):

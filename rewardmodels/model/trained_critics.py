@@ -29,6 +29,8 @@ _MEGABYTE = 2**20
 
 
 DType = Literal["float32", "float64", "bfloat16"]
+_SHIPPED = Path(__file__).parents[1] / "shipped"
+"""The folder of the critics for the bundled agents."""
 
 
 class LearnedCritic(ModelCritic):
@@ -84,11 +86,11 @@ class LearnedCritic(ModelCritic):
     ) -> None:
         """Read the description of the critic and, unless lazy, load the model."""
         choice("dtype", dtype, (None, *get_args(DType)))
-        self._folder, self._device = Path(folder), device
+        self._device = device
         self._dtype: DType | None = dtype
         self._share, self._memory, self._concurrent = share, memory * _MEGABYTE, concurrent
         self.concurrent, self.max_batch = bool(concurrent), max_batch
-        self._begin(read_info(self._folder), force, prefixes)
+        self._begin(Path(folder), force, prefixes)
         if not lazy:
             self.load()
 
@@ -142,9 +144,12 @@ class LearnedCritic(ModelCritic):
         counts: Counts = self._scorer.counts
         return counts
 
-    def _begin(self, info: CriticInfo, force: bool, prefixes: bool) -> None:
+    def _begin(self, folder: Path, force: bool, prefixes: bool) -> None:
         """Set up everything that does not depend on the model's device."""
         super().__init__()
+        self._folder = folder
+        self.made_for = "tiny" if folder.resolve().parent == _SHIPPED else ""
+        info = read_info(folder)
         self.info: CriticInfo = info
         self._identity: JSONObject = {"view": info.view, "max_length": info.max_length, "prefixes": prefixes}
         self._force = force
@@ -211,7 +216,8 @@ class LearnedCritic(ModelCritic):
             names = ", ".join(str(known["name"]) for known in self._graphs)
             raise CriticError(
                 f"this critic was trained on {names}, not on {mas.name} (different agents, edges or loops); "
-                "train one on this graph, or load it with force=True"
+                f"train one on this graph, or load it anyway with load_critic({str(self._folder)!r}, force=True); on "
+                f"the command line, --critic {str(self._folder) + '#force=true'!r}"
             )
         self._checked.add(mas.fingerprint)
 
@@ -251,10 +257,9 @@ class VLLMCritic(LearnedCritic):
         from mas_gym.policies.vllm import require_vllm
 
         require_vllm()
-        info = read_info(Path(folder))
+        self._begin(Path(folder), force, prefixes)
         check_folder(Path(folder))
-        self._begin(info, force, prefixes)
-        self._encoder = Encoder(load_tokenizer(str(folder)), info.max_length, info.view)
+        self._encoder = Encoder(load_tokenizer(str(folder)), self.info.max_length, self.info.view)
         self._identity |= {"files": folder_digest(Path(folder)), "dtype": dtype, "engine": engine or {}}
         self.concurrent, self.max_batch = True, max_batch
         arguments: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": True, **(engine or {})}

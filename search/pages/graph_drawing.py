@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from typing import NamedTuple
-from xml.sax.saxutils import escape, quoteattr
 
 from mas_gym.internal.text import one_line
 from mas_gym.systems.graph import MAS, Edge, Q
 from mas_gym.systems.state import MASState
+from search.pages.templates import render
 
 _LONGEST_NAME = 40
 _LONGEST_LABEL = 16
@@ -17,15 +17,6 @@ _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 116, 40, 36, 26, 10
 _LABEL_GAP = 96
 """Horizontal gap if edges are labeled with conditions."""
 _CHARACTERS = 14
-
-_STYLE = (
-    "text{font:14px system-ui,sans-serif;fill:var(--md-default-fg-color,#22262b);fill-opacity:1}"
-    ".box{fill:var(--md-default-bg-color,#fff);stroke:#8a94a0}.q,.sink{stroke-dasharray:4 3}"
-    ".spoke{fill:#2f6f8f;stroke:none}"
-    ".acts{fill:#c2691a;stroke:none}.spoke+text,.acts+text{fill:#fff}"
-    ".edge{fill:none;stroke:#8a94a0;stroke-width:1.4}.used{stroke:#2f6f8f;stroke-width:2.4}"
-    ".last{stroke:#c2691a;stroke-width:2.4}.if{stroke-dasharray:5 4}.small{font-size:11px}"
-)
 
 
 class Seen(NamedTuple):
@@ -158,30 +149,30 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
     turns = state.turns if state is not None else ()
     used = {(turn.speaker, target) for turn in turns for target in turn.recipients}
     last = {(turns[-1].speaker, target) for target in turns[-1].recipients} if turns else set()
-    label = quoteattr(title or f"graph of {one_line(mas.name)}")
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label={label} '
-        f'style="max-width:{width}px;width:100%">',
-        f"<style>{_STYLE}</style>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-        'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" fill="#8a94a0"/></marker></defs>',
-    ]
-    drawn: list[list[str]] = [[], [], []]
+    drawn: list[list[dict[str, object]]] = [[], [], []]
     for arc in arcs:
         key = (arc.edge.source, arc.edge.target)
         level = 2 if key in last else 1 if key in used else 0
-        drawn[level].append(_edge_svg(arc, ("", " used", " last")[level], pitch, above, depth))
-    # Draw the edges used by the episode above the others.
-    parts += itertools.chain(*drawn)
+        drawn[level].append(_edge_values(arc, ("", " used", " last")[level], pitch, above, depth))
+    nodes = []
     for node, (column, row) in places.items():
         x, y = _corner(column, row, pitch, above)
         kind = "acts" if state is not None and node == state.acting else ""
         kind = kind or ("spoke" if any(turn.speaker == node for turn in turns) else "")
         special = " q" if node == Q else " sink" if node == mas.sink else ""
-        name = escape(_short(mas.node_name(node), _CHARACTERS))
-        parts.append(f'<rect class="box{special} {kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>')
-        parts.append(f'<text x="{x + _WIDTH // 2}" y="{y + _HEIGHT // 2 + 5}" text-anchor="middle">{name}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+        name = _short(mas.node_name(node), _CHARACTERS)
+        nodes.append({"x": x, "y": y, "kind": f"box{special} {kind}", "name": name})
+    return render(
+        "graph.svg",
+        label=title or f"graph of {one_line(mas.name)}",
+        width=width,
+        height=height,
+        box_width=_WIDTH,
+        box_height=_HEIGHT,
+        # Edges used by the episode are drawn above the others.
+        edges=[*itertools.chain(*drawn)],
+        nodes=nodes,
+    )
 
 
 def _places(mas: MAS) -> dict[int, tuple[int, int]]:
@@ -221,7 +212,7 @@ def _corner(column: int, row: int, pitch: int, above: int) -> tuple[int, int]:
     return _MARGIN + column * pitch, _MARGIN + above + row * (_HEIGHT + _GAP_Y)
 
 
-def _edge_svg(arc: _Arc, kind: str, pitch: int, above: int, depth: int) -> str:
+def _edge_values(arc: _Arc, kind: str, pitch: int, above: int, depth: int) -> dict[str, object]:
     (x0, y0), (x1, y1) = _corner(*arc.start, pitch, above), _corner(*arc.end, pitch, above)
     ahead = arc.end[0] > arc.start[0]
     if not arc.bend:
@@ -242,11 +233,13 @@ def _edge_svg(arc: _Arc, kind: str, pitch: int, above: int, depth: int) -> str:
         )
         spot = ((a[0] + b[0]) // 2, level - 4)
     condition = arc.edge.condition
-    line = f'<path class="edge{kind}{" if" if condition else ""}" marker-end="url(#tip)" d="{path}"/>'
-    if condition:
-        label = escape(_short(str(condition), _LONGEST_LABEL))
-        line += f'<text class="small" x="{spot[0]}" y="{spot[1]}" text-anchor="middle">{label}</text>'
-    return line
+    return {
+        "kind": f"edge{kind}{' if' if condition else ''}",
+        "path": path,
+        "x": spot[0],
+        "y": spot[1],
+        "label": _short(str(condition), _LONGEST_LABEL) if condition else "",
+    }
 
 
 def _short(name: str, most: int) -> str:

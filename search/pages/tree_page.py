@@ -6,23 +6,17 @@ output cannot run as code. A content security policy allows only the page's own 
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
-from string import Template
 
 from mas_gym.errors import DataError
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.whole_files import write_file
+from search.pages.templates import render
 
 SCHEMA = 1
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass
@@ -102,19 +96,7 @@ def tree_page(view: TreePage) -> str:
         DataError: Columns differ in length, a parent does not come before its child, or a node index is out of range.
     """
     _check(view)
-    folder = resources.files("search.pages")
-    style, script, frame = ((folder / f"tree.{kind}").read_text(encoding="utf-8") for kind in ("css", "js", "html"))
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return Template(frame).substitute(
-        csp=html.escape(policy),
-        title=_LONE_SURROGATE.sub("\ufffd", html.escape(view.title)),
-        style=style,
-        script=script,
-        data=_data(view),
-    )
+    return render("tree.html", title=view.title, data=_data(view))
 
 
 def write_tree_page(view: TreePage, path: Path) -> Path:
@@ -139,11 +121,7 @@ def _check(view: TreePage) -> None:
         raise DataError(f"expected the chosen node in [0, {size}), got {view.chosen}")
 
 
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _data(view: TreePage) -> str:
+def _data(view: TreePage) -> JSONObject:
     columns = {name: _plain(column) for name, column in view.nodes.columns().items()}
     pool: dict[str, int] = {}
     columns["text"] = [pool.setdefault(text, len(pool)) for text in view.nodes.text]
@@ -152,21 +130,14 @@ def _data(view: TreePage) -> str:
         for node, messages in view.requests.items()
     }
     document = {name: value for name, value in vars(view).items() if name not in ("nodes", "title")}
-    document |= {
+    return document | {
         "requests": requests,
         "schema": SCHEMA,
         "facts": list(view.facts.items()),
         "texts": list(pool),
         "nodes": columns,
     }
-    # Without "<", the text can neither close the script element nor open a comment in it. Models can emit lone
-    # surrogates, which are not valid characters.
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    return _LONE_SURROGATE.sub("\ufffd", text.replace("<", "\\u003c"))
 
 
 def _plain(column: Sequence[object]) -> list[object]:
     return [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in column]
-
-
-PAGE = 100

@@ -6,19 +6,18 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import DataError, DataNotFoundError
 from search.results.intervals import wilson
-from search.results.table_formats import html_table
+from search.results.table_formats import TextTable
 
 OUTCOMES = ("unstopped", "same", "different", "failed", "dropped")
 """Outcomes of a request of the canary share (`search.service.canary.Canary`)."""
 
 NOTE = (
-    "Canary share of a service: requests that were searched again without early stops. An increasing share of "
+    "Requests of a service that were searched again without early stops. An increasing share of "
     "different answers means that the threshold no longer fits the questions: calibrate again."
 )
 HEAD = ("day (UTC)", *OUTCOMES, "same, % of checked", "TOK early", "TOK whole")
@@ -93,8 +92,8 @@ def _lines(log: Path) -> Iterator[str]:
         raise DataNotFoundError(f"expected a log of mas-gym serve, got: {error}; write one with --log-json") from error
 
 
-def canary_panel(log: Path) -> str:
-    """Return the panel as HTML: a table by day, with the total. Raises the errors of `canary_days`."""
+def canary_panel(log: Path) -> TextTable:
+    """Return the panel: a table by day, with the total. Raises the errors of `canary_days`."""
     days, broken = canary_days(log)
     total = CanaryDay()
     for one in days.values():
@@ -104,4 +103,4 @@ def canary_panel(log: Path) -> str:
     if len(lines) > 1:
         lines.append(total.cells("all"))
     unread = f" {broken:,} lines of the log are unreadable." if broken else ""
-    return f"<p>{escape(NOTE)}{unread}</p>{html_table(HEAD, lines)}"
+    return TextTable(HEAD, lines, "Canary share", NOTE + unread)

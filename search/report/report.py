@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.internal.text import by_cause
 from mas_gym.internal.whole_files import write_file
 from search.compare.reliability import CONFIDENT
+from search.pages.templates import render
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
 from search.report.report_data import SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
-from search.report.store_pages import regrade_table, report_page
+from search.report.store_pages import regrade_tables
 from search.results.intervals import wilson
 from search.results.outcomes import Outcome
 from search.results.plots import save_figure
-from search.results.table_formats import html_table
+from search.results.table_formats import TextTable, text_tables
 
 if TYPE_CHECKING:
     from search import Store
@@ -56,7 +56,7 @@ def write_report(
         MissingDependencyError: matplotlib is not installed.
         StoreError: As for `read_reports`.
     """
-    parts = [] if service_log is None else [canary_panel(service_log)]
+    sections = [] if service_log is None else [_Section([canary_panel(service_log)])]
     reports = [] if store is None else read_reports(store, runs, baseline, prices)
     for number, report in enumerate(reports, 1):
         drawn = figures_of(report)
@@ -64,11 +64,11 @@ def write_report(
             figures.mkdir(parents=True, exist_ok=True)
             for name, draw in drawn.items():
                 save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
-        parts.append(_section(report, {name: data_url(draw()) for name, draw in drawn.items()}))
+        sections.append(_section(report, {name: data_url(draw()) for name, draw in drawn.items()}))
     path.parent.mkdir(parents=True, exist_ok=True)
     source = store.path if store is not None else service_log
     assert source is not None, "expected a store or a log"
-    write_file(path, report_page(source.name, parts))
+    write_file(path, render("report.html", title=source.name, sections=sections))
     return reports
 
 
@@ -78,33 +78,37 @@ _CAPTIONS = {
     "anytime": "Accuracy if every search had stopped at the same budget, with 95% bands over problems.",
     "hits": "Hit@k: a right answer among the first k candidates.",
     "calibration": "Calibration by agent: the share of right answers below states of similar value after the agent's "
-    "messages, in bins with about the same number of states. A useful critic rises from left to right after every "
-    "agent.",
+    "messages, in bins of about the same number of states, with 95% intervals over states. A calibrated critic follows "
+    "the dotted line; a useful critic rises from left to right after every agent.",
 }
 
 
-def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
-    parts = [report.comparison._repr_html_()]
-    for name, data in pictures.items():
-        caption = escape(_CAPTIONS[name])
-        parts.append(f'<figure><img src="{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
-    if report.blamed:
-        parts.append(_blame_table(report))
-    parts += _stop_table(report.comparison.outcomes)
-    parts.append(regrade_table(report.regraded))
-    failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in by_cause(row.failures)]
+class _Section(NamedTuple):
+    """The values of one section: tables, pictures, and the tables below the pictures."""
+
+    tables: Sequence[TextTable]
+    pictures: Sequence[Mapping[str, str]] = ()
+    more: Sequence[TextTable] = ()
+
+
+def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
+    found = report.comparison
+    more = [_blame_table(report)] if report.blamed else []
+    more += _stop_table(found.outcomes) + regrade_tables(report.regraded)
+    failures = [(row.label, reason, str(n)) for row in found.rows for reason, n in by_cause(row.failures)]
     if failures:
-        parts.append(html_table(("failed searches", "reason", "number"), failures))
-    return "\n".join(parts)
+        more.append(TextTable(("Search", "Reason", "Number"), failures, "Failed searches"))
+    shown = [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()]
+    return _Section(text_tables(found.rows, found.title, found.baseline), shown, more)
 
 
 _CLAIM = re.compile(r"probability (\d\.\d+) above ")
 """Matches the probability in a stop reason of `search.planners.stop_rules.Confident`."""
 
 
-def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
+def _stop_table(outcomes: Sequence[Outcome]) -> list[TextTable]:
     """Return a table of searches ended by stop rules, if any, to check whether thresholds still hold."""
-    lines: list[tuple[object, ...]] = []
+    lines: list[tuple[str, ...]] = []
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
         if one.error is None:
@@ -129,11 +133,11 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
         "Searches that a stop rule ended early. If the expected share of right answers is outside the interval, the "
         "threshold does not fit these problems; calibrate again."
     )
-    head = ("search", "settled early", "searches", "right, %", "expected, %", "TOK")
-    return [f"<p>{note}</p>" + html_table(head, lines)]
+    head = ("Search", "Settled early", "Searches", "Right, %", "Expected, %", "TOK")
+    return [TextTable(head, lines, "Stop rules", note)]
 
 
-def _blame_table(report: SettingReport) -> str:
+def _blame_table(report: SettingReport) -> TextTable:
     spoke = ((report.agents[label], report.calibration.get(label, ())) for label in report.blamed)
     agents = list(dict.fromkeys(names[place] for names, places in spoke for place in places))
     if len(agents) > _MOST_AGENTS:
@@ -145,4 +149,4 @@ def _blame_table(report: SettingReport) -> str:
         'Wrong answers by the agent whose message lowered the value most; "nobody" if no fall is clear '
         f"(confidence below {CONFIDENT:g}). To list the messages, run mas-gym blame."
     )
-    return f"<p>{escape(note)}</p>" + html_table(("search", *names), lines)
+    return TextTable(("Search", *names), lines, "Blamed agents", note)

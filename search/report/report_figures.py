@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from search.compare.reliability import Bin
+from search.results.intervals import wilson
 from search.results.outcomes import Outcome
 from search.results.plots import (
     COLOURS,
@@ -104,20 +105,28 @@ def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents:
     looks = dict(zip(speakers, cycle(_looks()), strict=False))
     figure = _figure(len(speakers), 2.4 * len(rows))
     handles: dict[str, Artist] = {}
+    diagonal: list[Artist] = []
     for axes, (label, groups) in zip(figure.subplots(len(rows), squeeze=False).flat, rows.items(), strict=True):
-        for index, bins in groups.items():
+        # A value is the expected terminal reward, which is -1 or 1.
+        diagonal = axes.plot([-1, 1], [0, 100], ":", color=NO_CRITIC, lw=1.2, label="calibrated")
+        for place, (index, bins) in enumerate(groups.items()):
             right, speaker = [100 * one.right for one in bins], agents[label][index]
             name = f"after {plot_text(speaker)}"
-            [handles[speaker]] = axes.plot(
-                [one.value for one in bins], right, marker="o", ms=4, label=name, **looks[speaker]
-            )
+            # Agents have bins at similar values; without an offset, their intervals would cover each other.
+            at = [one.value + 0.012 * (place - (len(groups) - 1) / 2) for one in bins]
+            [handles[speaker]] = axes.plot(at, right, marker="o", ms=4, label=name, **looks[speaker])
+            low, high = zip(*(wilson([one.right] * one.states) for one in bins), strict=True)
+            bars = {"color": looks[speaker]["color"], "lw": 1.6, "alpha": 0.4}
+            axes.vlines(at, [100 * end for end in low], [100 * end for end in high], **bars)
         dress(axes, "value", "right answers below (%)", label)
-    add_legend(figure, [handles[speaker] for speaker in speakers])
+    add_legend(figure, [handles[speaker] for speaker in speakers] + diagonal)
     return figure
 
 
 _DARK = {
     COLOURS[0].lower(): ("blue", "#4da3e8"),
+    COLOURS[1].lower(): ("orange", "#ff8a4a"),
+    COLOURS[2].lower(): ("green", "#35c79b"),
     COLOURS[5].lower(): ("sky", "#a6d8ff"),
     INK: ("ink", "#e6eaf0"),
     FAINT: ("faint", "#2c3541"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle, pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import one_line
 from mas_gym.internal.whole_files import whole_file
+from search.results.intervals import Interval
 from search.results.summary import ResultRow
 from search.results.table_formats import marked_problems
 
@@ -17,23 +21,29 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
-Look = TypeVar("Look")
 Marker: TypeAlias = str | tuple[int, int, int]
 
 
 # The color-blind safe palette of Okabe and Ito (2008), darkest contrast first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
-_MARKERS: tuple[Marker, ...] = (
-    *("o", "s", "^", "D", "P", "v", "X", "*", "<", ">", "d", "p", "h"),
-    *((4, 1, 0), (6, 1, 0), (4, 1, 45)),
-)
-"""Filled markers of matplotlib, then stars with four and six rays; similar markers are far apart."""
+_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "D", "P", "v", "X", "p", "h", "d")
+"""Filled markers of similar size; similar ones are far apart. The first is for rows without a critic."""
 INK, FAINT, PAPER, NO_CRITIC = "#22262b", "#d9dde2", "#ffffff", "#5a626c"
-WIDTH, HEIGHT = 4.8, 3.2
-"""Figure size in inches without the legend; 10-point text stays readable at a width of 350 pixels on a phone."""
+WIDTH, HEIGHT = 4.8, 3.6
+"""Figure size in inches without the legend; 9-point text stays readable in one column of a paper."""
 _LONGEST = 48
+MOST_NAMED = 8
+"""Maximum number of rows whose labels contain the critic; with more rows, a legend below the plot has the critics."""
+_STEP = 5.0
+"""Distance in points between intervals that would cover each other."""
+_RINGS, _ANGLES = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0), 16
+"""Distances in points, and number of directions, at which a label is tried."""
+_SIDES = {"left": 0.0, "right": 1.0, "center": 0.5}
+_LEADER = 14.0
+"""Distance in points from which a line connects a label with its point."""
 
 
 def plot_text(text: str) -> str:
@@ -48,10 +58,11 @@ def plot_text(text: str) -> str:
 
 
 def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
-    """Draw Hit@1 with its 95% interval against the cost per problem; colors show critics, markers show search methods.
+    """Draw Hit@1 with its 95% interval against the cost per problem; colors show searches, markers show critics.
 
-    A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line is the Pareto frontier:
-    the rows that no other row outperforms at the same or lower cost.
+    Each point is labeled. A line that ends in a marker shows that search's accuracy with fewer tokens. The dotted line
+    is the Pareto frontier: the rows that no other row outperforms at the same or lower cost. Intervals that would cover
+    each other are moved apart.
 
     Raises:
         ConfigError: No row has a finished search with token counts.
@@ -63,29 +74,48 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
         raise ConfigError(
             "expected a row with at least one finished search and its token counts, got none; nothing to plot"
         )
-    colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": NO_CRITIC}
-    markers = _assign([row.planner for row in drawn], _MARKERS)
+    colours = dict(zip(dict.fromkeys(row.planner for row in drawn), cycle((*COLOURS, INK, NO_CRITIC)), strict=False))
+    critics = dict(zip(dict.fromkeys(["", *(row.critic for row in drawn)]), cycle(_MARKERS), strict=False))
     best = frontier(drawn, cost)
     dotted, curves = 1 < len(best) < len(drawn), cost == "tokens" and any(row.curve for row in drawn)
-    # Draw smaller markers above larger ones, so that critics with equal results stay visible.
-    named = list(dict.fromkeys(row.critic for row in drawn if row.critic))
-    sizes = {"": 9.0} if any(not row.critic for row in drawn) else {}
-    sizes |= {name: 13 - 7 * place / (len(named) - 1) if len(named) > 1 else 9.0 for place, name in enumerate(named)}
-    lines = _lines(dotted, curves, marked_problems(drawn))
-    handles, columns = _legend_handles(colours, markers, sizes, lines)
-    figure = make(figsize=(WIDTH, HEIGHT + legend_height(len(handles) // columns)), dpi=200, layout="constrained")
+    whole = len(drawn) <= MOST_NAMED
+    handles = [] if whole else _critic_handles(critics)
+    columns = min(3, len(handles))
+    figure = make(figsize=(WIDTH, HEIGHT + legend_height(-(-len(handles) // 3))), dpi=200, layout="constrained")
     axes = figure.subplots()
-    if dotted:
-        spent = [row.cost(cost).mean for row in best]
-        axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=NO_CRITIC, linewidth=1.2, zorder=1)
-    for row in sorted(drawn, key=lambda row: -sizes[row.critic]):
-        _draw_row(axes, row, cost, colours[row.critic], markers[row.planner], sizes[row.critic])
     dress(axes, f"{_COSTS[cost]} per problem", "Hit@1 (%)", title)
     costs = [row.cost(cost).mean for row in drawn]
     if min(costs) > 0 and max(costs) / min(costs) > 3:
         axes.set_xscale("log")
         plain_log_ticks(axes, min(costs), max(costs))
-    add_legend(figure, handles, columns)
+        # Labels need room on the right.
+        axes.set_xlim(right=2.2 * max(costs))
+    else:
+        axes.set_xlim(right=max(costs) + 0.4 * (max(costs) - min(costs) or max(costs) or 1.0))
+    said = _line_notes(dotted, curves, marked_problems(drawn))
+    axes.set_xlabel(f"{axes.get_xlabel()}\n", color=INK)
+    axes.annotate(said, (0.5, 0), (0, -37), "axes fraction", "offset points", ha="center", color=NO_CRITIC, fontsize=8)
+    if dotted:
+        spent = [row.cost(cost).mean for row in best]
+        axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=NO_CRITIC, linewidth=1.2, zorder=1)
+    for row in drawn:
+        if row.curve and cost == "tokens":
+            stops, hits = zip(*row.curve, strict=True)
+            axes.plot(
+                stops, [100 * hit for hit in hits], color=colours[row.planner], linewidth=1.3, alpha=0.6, zorder=2
+            )
+    if handles:
+        add_legend(figure, handles, columns)
+    ends = [end for row in drawn for end in row.interval]
+    span = max(ends) - min(ends) or 0.1
+    axes.set_ylim(100 * (min(ends) - 0.06 * span), 100 * (max(ends) + 0.06 * span))
+    figure.draw_without_rendering()
+    points = [(row.cost(cost).mean, 100 * row.hits[1].mean) for row in drawn]
+    shifts = _apart(figure, axes, points, [row.interval for row in drawn])
+    for row, point, shift in zip(drawn, points, shifts, strict=True):
+        _draw_row(figure, axes, row, point, shift, colours[row.planner], critics[row.critic])
+    texts = [plot_text(row.label if whole else row.planner) for row in drawn]
+    _label(figure, axes, points, shifts, texts, [colours[row.planner] for row in drawn])
     return figure
 
 
@@ -130,20 +160,101 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _assign(names: Sequence[str], looks: Sequence[Look]) -> dict[str, Look]:
-    return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
+def _draw_row(
+    figure: Figure, axes: Axes, row: ResultRow, point: tuple[float, float], shift: float, colour: str, marker: Marker
+) -> None:
+    from matplotlib.transforms import ScaledTranslation
+
+    moved = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
+    look: dict[str, Any] = {"color": colour, "transform": moved}
+    low, high = (100 * end for end in row.interval)
+    axes.plot([point[0]] * 2, [low, high], linewidth=2.2, alpha=0.45, solid_capstyle="butt", zorder=2.5, **look)
+    axes.plot(*point, marker=marker, ms=6.5, mec=PAPER, mew=0.8, zorder=3, **look)
 
 
-def _draw_row(axes: Axes, row: ResultRow, cost: str, colour: str, marker: Marker, size: float) -> None:
-    if row.curve and cost == "tokens":
-        stops, hits = zip(*row.curve, strict=True)
-        axes.plot(stops, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
-    hit = 100 * row.hits[1].mean
-    below, above = (abs(100 * end - hit) for end in row.interval)
-    # Wide, pale bars stay readable if methods with equal budgets overlap.
-    spent = row.cost(cost).mean
-    axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
-    axes.plot(spent, hit, marker=marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
+def _apart(
+    figure: Figure, axes: Axes, points: Sequence[tuple[float, float]], intervals: Sequence[Interval]
+) -> list[float]:
+    """Return the horizontal offset of each row in points, such that no interval covers another."""
+    at = axes.transData.transform(points)[:, 0] * 72 / figure.dpi
+    shifts: list[float] = [0.0] * len(points)
+    done: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: (at[i], -points[i][1])):
+        near = [
+            float(at[j]) + shifts[j]
+            for j in done
+            if intervals[i].low <= intervals[j].high and intervals[j].low <= intervals[i].high
+        ]
+        tried = (sign * step * _STEP for step in range(len(points) + 1) for sign in (1, -1))
+        shifts[i] = next(move for move in tried if all(abs(at[i] + move - x) >= _STEP - 1e-6 for x in near))
+        done.append(i)
+    return shifts
+
+
+def _label(
+    figure: Figure,
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    shifts: Sequence[float],
+    texts: Sequence[str],
+    colours: Sequence[str],
+) -> None:
+    """Write each text near its point, where it covers no other text and few lines."""
+    from matplotlib.transforms import Bbox, ScaledTranslation
+
+    scale = figure.dpi / 72
+    places = axes.transData.transform(points) + [(shift * scale, 0.0) for shift in shifts]
+    taken = [Bbox.from_extents(*(place - 4 * scale), *(place + 4 * scale)) for place in places]
+    lines = np.concatenate([_dense(line.get_transform().transform(line.get_xydata())) for line in axes.lines])
+    frame = axes.get_window_extent()
+    look: dict[str, Any] = {"fontsize": 8, "va": "center", "textcoords": "offset points", "annotation_clip": False}
+    for point, place, shift, text, colour in zip(points, places, shifts, texts, colours, strict=True):
+        moved = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
+        shown = axes.annotate(text, point, (0, 0), xycoords=moved, color=colour, zorder=4, **look)
+        size = shown.get_window_extent()
+        tried = []
+        for ring, turn in product(_RINGS, range(_ANGLES)):
+            dx, dy = ring * math.cos(2 * math.pi * turn / _ANGLES), ring * math.sin(2 * math.pi * turn / _ANGLES)
+            side = "left" if dx > 1 else "right" if dx < -1 else "center"
+            left = place[0] + dx * scale - _SIDES[side] * size.width
+            box = Bbox.from_bounds(left, place[1] + dy * scale - size.height / 2, size.width, size.height)
+            outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
+            crossed = np.all((lines > box.min) & (lines < box.max), axis=1).sum()
+            cost = ring + 1.5 * crossed + 60 * box.count_overlaps(taken) + 200 * outside
+            tried.append((cost, turn, dx, dy, side, box))
+        _, _, dx, dy, side, box = min(tried, key=lambda one: one[:2])
+        shown.update({"horizontalalignment": side})
+        shown.set_position((dx, dy))
+        shown.set_in_layout(False)
+        taken.append(box)
+        if math.hypot(dx, dy) >= _LEADER:
+            arrow = {"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
+            leader = axes.annotate("", point, (dx, dy), xycoords=moved, textcoords="offset points", arrowprops=arrow)
+            leader.set_in_layout(False)
+
+
+def _dense(path: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return points on a path, at most about 4 pixels apart."""
+    steps = [max(2, int(np.hypot(*(b - a)) / 4)) for a, b in pairwise(path)]
+    return np.concatenate([path, *(np.linspace(a, b, n) for (a, b), n in zip(pairwise(path), steps, strict=True))])
+
+
+def _line_notes(dotted: bool, curves: bool, marked: bool) -> str:
+    """Return the explanation of bars and lines."""
+    said = ["bars: 95% intervals"]
+    said += ["lines: if stopped earlier"] if curves else []
+    said += ["dotted: best at its cost or less"] if dotted else []
+    said += ["rows of different problems"] if marked else []
+    return "; ".join(said)
+
+
+def _critic_handles(critics: Mapping[str, Marker]) -> list[Artist]:
+    from matplotlib.lines import Line2D
+
+    look: dict[str, Any] = {"linestyle": "none", "color": INK, "markeredgecolor": PAPER, "markersize": 7}
+    return [
+        Line2D([], [], marker=marker, label=plot_text(name) or "no critic", **look) for name, marker in critics.items()
+    ]
 
 
 def dress(axes: Axes, x: str, y: str, title: str = "") -> None:
@@ -158,7 +269,7 @@ def dress(axes: Axes, x: str, y: str, title: str = "") -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(FAINT)
-    axes.tick_params(colors=INK, length=0, labelsize=10)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
 
 
 def plain_log_ticks(axes: Axes, low: float, high: float) -> None:
@@ -182,52 +293,5 @@ def legend_height(lines: int) -> float:
 
 def add_legend(figure: Figure, handles: Sequence[Artist], columns: int = 1) -> None:
     """Put a legend below the panels."""
-    look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 10, "labelspacing": 0.25}
-    legend = figure.legend(handles=handles, loc="outside lower left", ncols=columns, **look)
-    for text in legend.get_texts():
-        if text.get_text() in _HEADINGS:
-            text.set_fontweight("bold")
-
-
-_HEADINGS = ("Search", "Critic", "Lines")
-_TWO_COLUMNS = 48
-"""Maximum total characters of two legend columns."""
-
-
-def _legend_handles(
-    colours: dict[str, str], markers: dict[str, Marker], sizes: dict[str, float], lines: Mapping[str, dict[str, Any]]
-) -> tuple[list[Artist], int]:
-    """Return the legend entries (searches, then critics and line styles) and the number of columns."""
-    from matplotlib.lines import Line2D
-
-    def entry(label: str, **look: Any) -> Artist:
-        return Line2D([], [], label=label, **({"linestyle": "none"} | look))
-
-    shape: dict[str, Any] = {"markeredgecolor": PAPER}
-    first = [entry(_HEADINGS[0])]
-    first += [entry(plot_text(name), marker=look, color=INK, markersize=8, **shape) for name, look in markers.items()]
-    second = []
-    if list(sizes) != [""]:
-        second = [entry(_HEADINGS[1])]
-        second += [
-            entry(plot_text(name) or "none", marker="o", color=colours[name], markersize=size, **shape)
-            for name, size in sizes.items()
-        ]
-    second += [entry(_HEADINGS[2]), *(entry(label, color=NO_CRITIC, **look) for label, look in lines.items())]
-    if sum(max(len(str(one.get_label())) for one in block) for block in (first, second)) > _TWO_COLUMNS:
-        return [*first, *second], 1
-    short = min(first, second, key=len)
-    short += [entry("") for _ in range(abs(len(first) - len(second)))]
-    return [*first, *second], 2
-
-
-def _lines(dotted: bool, curves: bool, marked: bool) -> dict[str, dict[str, object]]:
-    """Return the legend labels and styles of the lines."""
-    found: dict[str, dict[str, Any]] = {"95% interval": {"linestyle": "-", "linewidth": 3, "alpha": 0.35}}
-    if curves:
-        found["search if stopped earlier"] = {"linestyle": "-", "linewidth": 1.4, "alpha": 0.55}
-    if dotted:
-        found["best at its cost or less"] = {"linestyle": ":", "linewidth": 1.2}
-    if marked:
-        found["rows of different problems"] = {}
-    return found
+    look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 9, "labelspacing": 0.25}
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, **look)

@@ -76,12 +76,12 @@ class Comparison:
         return find_row(self.rows, label)
 
     def to_markdown(self) -> str:
-        """Return the table as GitHub Markdown."""
-        return table_formats.to_markdown(self.rows)
+        """Return the table and the paired differences as GitHub Markdown."""
+        return table_formats.markdown_document(self.rows, self.title, self.baseline)
 
     def to_latex(self) -> str:
-        """Return the table in LaTeX, for the package booktabs."""
-        return table_formats.to_latex(self.rows, self.title)
+        """Return the table and the paired differences in LaTeX, with labels, for the package booktabs."""
+        return table_formats.to_latex(self.rows, self.title, self.baseline)
 
     def to_csv(self) -> str:
         """Return the table as CSV with a header; shares are in ``[0, 1]``."""

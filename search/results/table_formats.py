@@ -9,12 +9,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
-from html import escape
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import by_cause, one_line
+from search.pages.templates import render
 from search.results.intervals import Difference, Interval
 from search.results.summary import HIT_RANKS, SCHEMA, ResultRow, Spread, hit_differences
 
@@ -278,20 +279,69 @@ def _lines_table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]
 def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -> Table:
     from rich.text import Text
 
-    title = f"Hit@1 against {one_line(gaps[0][1].label)}, in points; paired 95% intervals"
-    table = _plain_table(title, header=False)
+    shown = _difference_text(gaps)
+    table = _plain_table(shown.title, header=False)
     for justify in ("left", "right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
-    for row, first, gap in gaps:
+    for (_, _, gap), line in zip(gaps, shown.lines, strict=True):
         style = "dim" if not gap.significant else "green" if gap.low > 0 else "red"
-        table.add_row(Text(one_line(row.label)), *gap_cells(gap), Text(verdict(row, first, gap), style=style))
+        table.add_row(*map(Text, line[:3]), Text(line[3], style=style))
     return table
+
+
+class TextTable(NamedTuple):
+    """A table of a page or a file.
+
+    Attributes:
+        head: The column names.
+        lines: The cells of each row.
+        title: The text above the table.
+        note: The text below the table.
+    """
+
+    head: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    title: str = ""
+    note: str = ""
+
+
+def _difference_text(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -> TextTable:
+    title = f"Hit@1 against {one_line(gaps[0][1].label)}, in points; paired 95% intervals"
+    lines = [(one_line(row.label), *gap_cells(gap), verdict(row, first, gap)) for row, first, gap in gaps]
+    return TextTable(("Search", "Difference", "95% interval", "Verdict"), lines, title)
+
+
+def text_tables(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> list[TextTable]:
+    """Return the table with its caption, the table of arms, and the differences from the baseline.
+
+    Args:
+        rows: The rows.
+        title: The title of the first table.
+        baseline: The row to compare the others with; the first by default.
+    """
+    header, *body = _fixed_columns(rows)
+    found = [TextTable(header, body, title, caption(rows) if rows else "")]
+    if arms := arm_cells(rows):
+        found.append(TextTable(ARM_HEAD, arms, ARM_TITLE))
+    if len(rows) > 1 and (gaps := hit_differences(rows, baseline)):
+        found.append(_difference_text(gaps))
+    return found
 
 
 def to_markdown(rows: Sequence[ResultRow]) -> str:
     """Return the table as GitHub Markdown, with a note if the rows ran on different problems."""
     remark = "\n" + PROBLEM_MARKS.replace("*", r"\*") + "\n" if marked_problems(rows) else ""
     return markdown_table(_fixed_columns(rows), left=2) + remark
+
+
+def markdown_document(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> str:
+    """Return `text_tables` as GitHub Markdown."""
+    parts = []
+    for place, table in enumerate(text_tables(rows, title, baseline)):
+        body = markdown_table([table.head, *table.lines], left=2 if place == 0 else 1)
+        said = (text.replace("*", r"\*") for text in (table.title, table.note))
+        parts.append("\n\n".join(filter(None, (next(said), body.strip(), next(said)))))
+    return "\n\n".join(parts) + "\n"
 
 
 def markdown_table(lines: Sequence[Sequence[str]], left: int) -> str:
@@ -324,21 +374,34 @@ def to_csv(rows: Sequence[ResultRow]) -> str:
     return out.getvalue()
 
 
-def to_latex(rows: Sequence[ResultRow], title: str = "") -> str:
-    """Return the table in LaTeX, with booktabs rules; the best Hit@1 is in bold."""
-    found = table_cells(rows)
-    shown = [i for i in range(len(COLUMNS)) if any(line[i] != _DASH for line in found)]
-    best, hit = _best(rows), COLUMNS.index("Hit@1")
-    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{''.join('l' if i < 2 else 'r' for i in shown)}}}"]
-    lines += [r"\toprule", " & ".join(latex(COLUMNS[i]) for i in shown) + r" \\", r"\midrule"]
-    for row, plain in zip(rows, found, strict=True):
-        line = [latex(cell) for cell in plain]
-        if row.hits[1].mean == best:
-            line[hit] = rf"\textbf{{{line[hit]}}}"
-        lines.append(" & ".join(line[i] for i in shown) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    said = " ".join(filter(None, (f"{title}." if title else "", caption(rows) if rows else "")))
-    return "\n".join([*lines, rf"\caption{{{latex(said)}}}", r"\end{table}"]) + "\n"
+def to_latex(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> str:
+    """Return the table and the differences from the baseline in LaTeX, with booktabs rules and labels.
+
+    The best Hit@1 is in bold.
+    """
+    first, *more = text_tables(rows, title, baseline)
+    shown = [i for i in range(len(first.head)) if any(line[i] != _DASH for line in first.lines)]
+    hit, best = first.head.index("Hit@1"), _best(rows)
+    lines = [
+        [rf"\textbf{{{latex(line[i])}}}" if i == hit and row.hits[1].mean == best else latex(line[i]) for i in shown]
+        for row, line in zip(rows, first.lines, strict=True)
+    ]
+    said = " ".join(filter(None, (f"{title}." if title else "", first.note)))
+    label = re.sub(r"\W+", "-", title.casefold(), flags=re.ASCII).strip("-") or "results"
+    parts = [_latex_table([first.head[i] for i in shown], lines, said, label, sum(i < 2 for i in shown))]
+    for one in more:
+        lines = [[latex(cell) for cell in line] for line in one.lines]
+        kind = "arms" if one.head == ARM_HEAD else "differences"
+        parts.append(_latex_table(one.head, lines, f"{one.title}.", f"{label}-{kind}", 1))
+    return "\n".join(parts)
+
+
+def _latex_table(head: Sequence[str], lines: Sequence[Sequence[str]], said: str, label: str, left: int) -> str:
+    parts = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(head) - left)}}}"]
+    parts += [r"\toprule", " & ".join(map(latex, head)) + r" \\", r"\midrule"]
+    parts += [" & ".join(line) + r" \\" for line in lines]
+    parts += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{latex(said)}}}", rf"\label{{tab:{label}}}"]
+    return "\n".join([*parts, r"\end{table}"]) + "\n"
 
 
 def latex(text: str) -> str:
@@ -353,30 +416,12 @@ def latex(text: str) -> str:
 
 def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> str:
     """Return the table, its caption and the differences as an HTML fragment for notebooks."""
-    parts = [f"<p><b>{escape(title)}</b></p>" if title else ""]
-    header, *body = _fixed_columns(rows)
-    parts.append(html_table(header, body))
-    if rows:
-        parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
-    if arms := arm_cells(rows):
-        parts += [f"<p>{escape(ARM_TITLE)}</p>", html_table(ARM_HEAD, arms)]
-    gaps = hit_differences(rows, baseline) if len(rows) > 1 else []
-    if gaps:
-        head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval", "")
-        lines = [(one_line(row.label), *gap_cells(gap), verdict(row, first, gap)) for row, first, gap in gaps]
-        parts.append(html_table(head, lines))
-    return "\n".join(filter(None, parts))
+    return render("tables.html", tables=text_tables(rows, title, baseline))
 
 
 def verdict(a: ResultRow, b: ResultRow, gap: Difference) -> str:
     """Return a difference's verdict, such as ``"includes 0"``, with the number of common problems if a row has more."""
     return gap.verdict + (f", {gap.problems:,} common problems" if gap.problems < max(a.problems, b.problems) else "")
-
-
-def html_table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """Return a table with escaped cells as HTML."""
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines)
-    return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{body}</table>"
 
 
 def to_json(rows: Sequence[ResultRow], meta: JSONMapping | None = None, baseline: str = "") -> str:

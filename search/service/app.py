@@ -44,6 +44,7 @@ from search.service.chat_format import (
 )
 from search.service.search_pool import PoolFullError, SearchPool, Service
 from search.service.telemetry import Families, family, prometheus_text
+from search.service.waiting_connections import WaitingLimits
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -403,14 +404,15 @@ def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
         app: The service.
         host: Address to listen on.
         port: Port to listen on.
-        limit: Maximum number of open connections; further ones get status 503.
+        limit: Maximum number of connections with a request; further ones get status 503. Connections without a request
+            are closed to make room for others (`search.service.waiting_connections`).
     """
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        # Other implementations do not limit the size of headers.
-        http="h11",
+        # Unlike other implementations, it limits the size of headers.
+        http=WaitingLimits,
         log_level="warning",
         limit_concurrency=limit,
         timeout_keep_alive=_IDLE_SECONDS,

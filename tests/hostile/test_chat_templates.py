@@ -9,7 +9,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 import local_models
 
 from mas_gym.errors import PolicyError
-from mas_gym.policies.local.chat import rendered
+from mas_gym.policies import chat_templates
+from mas_gym.policies.local.chat import ChatFormat, rendered
 from mas_gym.systems.prompts import ChatMessage
 
 MESSAGES = [ChatMessage("system", "You are the Solver."), ChatMessage("user", 'Is 3 < 4 & "5"?\n')]
@@ -78,3 +79,22 @@ def test_valid_template_renders_as_in_transformers(source: str) -> None:
     )
     assert rendered(tokenizer, MESSAGES, tokenize=False) == expected
     assert rendered(tokenizer, MESSAGES) == tokenizer(expected, add_special_tokens=False)["input_ids"]
+
+
+def test_template_that_does_not_end_fails_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "SECONDS", 0.5)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    only_long = "{% if messages[-1].content|length > 99 %}" + loops + "{% endif %}{{ messages[-1].content }}"
+    with pytest.raises(PolicyError, match=r"more than 0\.5 seconds"):
+        ChatFormat(local_models.tokenizer(loops), 128)
+    talk = ChatFormat(local_models.tokenizer(only_long), 128)
+    with pytest.raises(PolicyError, match=r"more than 0\.5 seconds"):
+        talk.encode([ChatMessage("user", "x" * 100)], 8)
+    # The process starts again.
+    assert rendered(talk.tokenizer, [ChatMessage("user", "hello")], tokenize=False) == "hello"
+
+
+@pytest.mark.parametrize("source", ["{{ 'ab' * 10**9 * 10 }}", "{{ 'a' * 20000000 }}"])
+def test_template_with_a_huge_text_is_rejected(source: str) -> None:
+    with pytest.raises(PolicyError, match="chat template failed"):
+        rendered(local_models.tokenizer(source), MESSAGES)

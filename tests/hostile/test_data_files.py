@@ -1,13 +1,15 @@
 """Data files that are broken, or made to break what reads them: one typed error that names the file and the line."""
 
+import gzip
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
-from mas_gym.tasks import TASK_NAMES, load_task
+from mas_gym.tasks import TASK_NAMES, json_rows, load_task, parquet_rows
 from mas_gym.tasks.catalogue import BENCHMARKS
 
 GOOD = {
@@ -148,3 +150,36 @@ def test_many_faults_give_a_short_message(tmp_path: Path) -> None:
         load_task("gsm8k", data=file)
     assert str(caught.value).count("\n") < 25
     assert "40000 of 40000 rows" in str(caught.value) and "more" in str(caught.value)
+
+
+def compressed(text: bytes) -> Callable[[Path], None]:
+    return lambda file: file.write_bytes(gzip.compress(text)) and None
+
+
+def repeated_text(file: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="reads Parquet with the extra 'data'")
+    rows = pa.array(["x" * 1000] * 5000).dictionary_encode()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"question": rows, "answer": rows}), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("test.jsonl", compressed(b'{"question": "' + b"x" * 10**6 + b'"}')),
+        ("test.jsonl", compressed(b"\n" * 9 + b"x" * 10**6)),
+        ("test.json", compressed(b'[\n{"question": "q"}' + b",\n{}" * 10**5 + b"]")),
+        ("test.json", compressed(b"[" + b" " * 10**6 + b"]")),
+        ("test.parquet", repeated_text),
+    ],
+    ids=["one line", "a later line", "a document of many lines", "a document on one line", "Parquet"],
+)
+def test_small_file_with_large_content_is_rejected(
+    name: str, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_rows, "LONGEST", 10**5)
+    monkeypatch.setattr(parquet_rows, "LARGEST", 10**6)
+    write(tmp_path / name)
+    assert (tmp_path / name).stat().st_size < 10**5
+    with pytest.raises(DataError, match=r"expected .*at most .* got more"):
+        load_task("gsm8k", data=tmp_path / name)

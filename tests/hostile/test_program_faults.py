@@ -24,8 +24,9 @@ from openai import APIError, AsyncOpenAI, OpenAI
 
 import search
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.programs import Program, Runner, gateway
+from mas_gym.programs import Program, Runner, http_server
 from mas_gym.programs.execution import Execution, Script, Waiting
+from mas_gym.programs.gateway import Gateway
 from mas_gym.programs.model_calls import CallError, read_call
 from mas_gym.tasks.base import Problem
 from search import Plan
@@ -485,7 +486,7 @@ def test_searches_leave_no_threads_tasks_or_files(kind: str, tmp_path: Path, ser
 
 @pytest.mark.slow
 def test_gateway_closes_connections_of_ended_programs(monkeypatch: Any) -> None:
-    monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 0.1)
     kept = []
 
     async def solve(question: str, base_url: str) -> str:
@@ -520,7 +521,7 @@ def test_connection_during_gateway_shutdown_leaves_no_error_or_task(turns: int) 
 
     async def close_after() -> set[Any]:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        server = gateway.Server(gateway.Gateway())
+        server = http_server.Server(Gateway())
         await server.start()
         # Between its arrival and its first request a connection goes through several turns of the loop.
         with socket.create_connection(("127.0.0.1", server.port), 5):
@@ -659,6 +660,26 @@ def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
         with socket.create_connection(("127.0.0.1", port), 5) as peer:
             peer.sendall(f"GET /{execution.token}/v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
             assert b"200 OK" in b"".join(iter(lambda: peer.recv(4096), b""))
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("key", ["", "authorization: Bearer wrong\r\n"])
+def test_gateway_answers_strangers_before_their_body(key: str) -> None:
+    async def idle(question: str, base_url: str, api_key: str) -> str:
+        await asyncio.sleep(60)
+        return "1"
+
+    runner = Runner(program_of(idle))
+    try:
+        execution = runner.start("q", *_nothing())
+        port = int(runner.url(execution).split(":")[2].split("/")[0])
+        for token in (execution.token, "x"):
+            head = f"POST /{token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: 1000\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", port), 5) as peer:
+                peer.sendall(head.encode())
+                status = peer.recv(4096).split()[1]
+            assert status == (b"401" if token == execution.token else b"404")
     finally:
         runner.close()
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 pytest.importorskip("openai", reason="the openai package is not installed")
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.policies import connections
 from mas_gym.policies.base import MOST_TOKENS, SamplingReply, SamplingRequest
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
 from mas_gym.policies.openai_format import BadReply, parse_reply
@@ -255,6 +256,25 @@ def test_bad_reply_raises_typed_error_in_bounded_time(place: tuple[Server, str],
     message = str(caught.value)
     assert message.isprintable() and len(message) < 1500
     assert agent.meter.generated_tokens <= MOST_TOKENS and agent.meter.prompt_tokens <= MOST_TOKENS
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        response(endless(b" " * 65536)),
+        response(endless(b" " * 65536), 400),
+        response(gzip.compress(b" " * 10**8), 200, "content-encoding: gzip"),
+    ],
+    ids=["without end", "an error without end", "compressed"],
+)
+def test_too_long_reply_is_rejected_before_the_timeout(
+    place: tuple[Server, str], reply: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, url = place
+    server.mode = reply
+    monkeypatch.setattr(connections, "MAX_REPLY", 10**6)
+    with pytest.raises(PolicyError, match="expected at most 1,000,000 bytes, got more"):
+        ask(policy(url, timeout=60.0))
 
 
 @pytest.mark.parametrize("mode", SOUND_MODES)

@@ -29,9 +29,10 @@ import mas_gym
 import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from search.service import foreign, is_loopback
+from search.service import foreign, is_loopback, waiting_connections
 from search.service.app import make_app
 from search.service.search_pool import Service
+from search.service.waiting_connections import WaitingLimits
 
 PATH = "/v1/chat/completions"
 Reply = tuple[int, Any]
@@ -44,7 +45,7 @@ def app_of(policy: Any = None, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(app_of(max_question=2**16), http="h11") as base:
+    with serving(app_of(max_question=2**16), http=WaitingLimits) as base:
         yield base
 
 
@@ -361,6 +362,37 @@ def test_slow_clients_do_not_block_others(url: str) -> None:
     assert post(url, asking())[0] == 200
     for sock in slow:
         sock.close()
+
+
+WAITING = {
+    "nothing": b"",
+    "half a line": b"POST /v1/chat/comp",
+    "half of the headers": b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: ",
+    "half of the second headers": head("GET", "/health") + b"GET /health HTTP/1.1\r\nHost: ",
+    "half of a body without the key": head("POST", PATH, "Host: x", "Content-Length: 99") + b"{",
+}
+
+
+@pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING)
+def test_connections_without_a_request_do_not_stop_others(sent: bytes) -> None:
+    with (
+        serving(app_of(key="secret"), http=WaitingLimits, limit_concurrency=5) as base,
+        contextlib.ExitStack() as open_,
+    ):
+        for _ in range(20):
+            open_.enter_context(connect(base)).sendall(sent)
+        assert exchange(base, head("GET", "/health")) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING)
+def test_connection_is_closed_if_its_headers_do_not_arrive_in_time(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_connections, "HEAD_SECONDS", 0.2)
+    with serving(app_of(key="secret"), http=WaitingLimits) as base, connect(base) as sock:
+        sock.sendall(sent)
+        while sock.recv(4096):
+            pass
 
 
 def test_tiny_temperature_is_rounded_to_0() -> None:

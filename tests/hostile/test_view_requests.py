@@ -10,7 +10,9 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -19,6 +21,7 @@ from mas_gym.cli import view
 from mas_gym.cli.view import Pages, make_server
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
+from search.pages.templates import DRAWING_POLICY, page_policy
 from search.results.outcomes import RunSums
 
 EVIL = "</title><script>alert(1)</script>\x1b[2J\u202e\"'&"
@@ -31,9 +34,13 @@ def fill(file: Path, seed: int = 0, problems: int = PROBLEMS) -> None:
     list(search.run("sc:2", task, mas="rpsv", policy=policy, seed=seed, store=str(file)))
 
 
+COOKIES: dict[int, str] = {}
+
+
 @contextlib.contextmanager
 def served(file: Path) -> Iterator[int]:
     server = make_server(file, 0)
+    COOKIES[server.server_port] = server.cookie
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -79,7 +86,7 @@ def exchange(port: int, raw: bytes) -> tuple[int, str]:
 
 
 def get(port: int, target: str = "/", *lines: str, host: str = "localhost") -> tuple[int, str]:
-    head = [f"GET {target} HTTP/1.1", f"Host: {host}", *lines, "", ""]
+    head = [f"GET {target} HTTP/1.1", f"Host: {host}", f"Cookie: a=b; {COOKIES[port]}", *lines, "", ""]
     return exchange(port, "\r\n".join(head).encode("utf-8", "surrogateescape"))
 
 
@@ -105,7 +112,7 @@ TARGETS = {
 def test_unknown_path_returns_4xx_with_a_reason(port: int, target: str) -> None:
     status, page = get(port, target)
     assert 400 <= status < 500
-    assert "<p>" in page and "<script" not in page and len(page) < 2000
+    assert "<p>" in page and "<script" not in page and len(page) < 6000
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def test_unknown_path_returns_4xx_with_a_reason(port: int, target: str) -> None:
 )
 def test_invalid_query_shows_the_listing(port: int, query: str) -> None:
     status, page = get(port, "/?" + query)
-    assert status == 200 and page.count("name=a value=") == 1
+    assert status == 200 and page.count('name="a" value=') == 1
     status, page = get(port, problems_of(port) + "&" + query[1:])
     assert status == 200 and page.count("<tr><th>") == PROBLEMS + 1
 
@@ -131,6 +138,70 @@ def test_stored_text_is_escaped_on_the_page(port: int) -> None:
     assert len(links) == 2 * PROBLEMS
     status, tree = get(port, links[0])
     assert status == 200 and "<script>alert" not in tree
+
+
+def answer(port: int, target: str, *lines: str, method: str = "GET") -> http.client.HTTPResponse:
+    head = [f"{method} {target} HTTP/1.1", "Host: localhost", *lines, "", ""]
+    with connect(port) as sock:
+        sock.sendall("\r\n".join(head).encode())
+        found = http.client.HTTPResponse(sock)
+        found.begin()
+        found.read()
+    return found
+
+
+def test_pages_require_the_printed_token(port: int) -> None:
+    name, _, token = COOKIES[port].partition("=")
+    for target in ("/", problems_of(port), "/plot/x", f"/?token={token[:-1]}", "/?token="):
+        assert answer(port, target).status == 401
+        assert answer(port, target, f"Cookie: {name}={token[:-1]}").status == 401
+    opened = answer(port, f"/?token={token}")
+    cookie = str(opened.headers["Set-Cookie"])
+    assert (opened.status, opened.headers["Location"]) == (303, "/") and "HttpOnly; SameSite=Strict" in cookie
+    assert answer(port, "/", f"Cookie: other=1; {cookie.partition(';')[0]}").status == 200
+
+
+@pytest.mark.parametrize("target", ["/", "/nothing", "/problems?a={key}", "/tree/{key}?problem={problem}"])
+def test_html_answers_have_the_policy_as_a_header(port: int, target: str) -> None:
+    [key] = re.findall(r'name="a" value="([^"]+)"', get(port)[1])
+    filled = target.format(key=key, problem=quote(f"{EVIL}/0"))
+    got = answer(port, filled, f"Cookie: {COOKIES[port]}")
+    policies = [got, answer(port, filled), answer(port, filled, method="POST")]
+    assert {one.headers["Content-Security-Policy"] for one in policies} == {page_policy()}
+
+
+def test_picture_answers_have_a_policy_without_scripts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the index has pictures with the extra 'plot'")
+    fill(tmp_path / "runs.db")
+    with served(tmp_path / "runs.db") as port:
+        [key] = re.findall(r'name="a" value="([^"]+)"', get(port)[1])
+        got = answer(port, f"/plot/{key}", f"Cookie: {COOKIES[port]}")
+    assert got.status == 200 and got.headers["Content-Type"].startswith("image/svg+xml")
+    assert got.headers["Content-Security-Policy"] == DRAWING_POLICY
+
+
+@pytest.mark.parametrize("field", ["seed", "planner", "task", "mas"])
+def test_markup_in_any_field_of_a_store_is_escaped(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, evil = tmp_path / "runs.db", '<meta http-equiv="refresh" content="0;url=//evil.example">'
+    fill(file)
+    runs = search.Store.runs
+
+    def changed(self: search.Store) -> list[search.RunInfo]:
+        places = {"seed": "config", "planner": "facts", "task": "facts", "mas": "facts"}
+        name = places[field]
+        return [replace(run, **{name: {**getattr(run, name), field: evil}}) for run in runs(self)]
+
+    monkeypatch.setattr(search.Store, "runs", changed)
+    pages = Pages(file)
+    index = pages.page("/", {})
+    [key] = re.findall(r'name="a" value="([^"]+)"', index)
+    for page in (index, pages.page("/problems", {"a": key})):
+        assert '<meta http-equiv="refresh' not in page
+
+
+def test_problem_list_shows_the_reference_answer(port: int) -> None:
+    page = get(port, problems_of(port))[1]
+    assert page.count('<td data-name="Reference">1</td>') == PROBLEMS
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "192.168.0.1", "", "[", "localhost@evil"])
@@ -193,7 +264,7 @@ def test_problems_with_equal_ids_in_two_tasks_show_different_questions(tmp_path:
         task = ProblemTask.of([Problem("row/1", f"The question of {name}?", "1", "number")], name=name)
         list(search.run("sc:2", task, mas="rpsv", policy=policy, seed=len(name), store=str(file)))
     pages = Pages(file)
-    a, b = re.findall(r'name=a value="([^"]+)"', pages.page("/", {}))
+    a, b = re.findall(r'name="a" value="([^"]+)"', pages.page("/", {}))
     one, other = (pages.page("/problems", {"a": key}) for key in (a, b))
     assert ("of first" in one) != ("of second" in one) and ("of first" in other) != ("of first" in one)
     assert "of first" in (both := pages.page("/problems", {"a": a, "b": b})) and "of second" in both
@@ -218,14 +289,13 @@ def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
         connection.execute("UPDATE searches SET correct = 1 - correct WHERE problem = ?", (f"{EVIL}/3",))
     pages = Pages(file)
     page = pages.page("/", {})
-    assert "damaged" in page and "class=failed" in page and f">{PROBLEMS - 1}</td>" in page
-    [key] = re.findall(r'name=a value="([^"]+)"', page)
+    assert "damaged" in page and 'class="failed"' in page and f">{PROBLEMS - 1}</td>" in page
+    [key] = re.findall(r'name="a" value="([^"]+)"', page)
     assert pages.page("/problems", {"a": key}).count("/tree/") == PROBLEMS - 1
 
 
 def test_problem_list_is_paginated() -> None:
-    from search.pages.tree_page import PAGE
-    from search.report.store_pages import Cell, ListingQuery, StoredRow, problems_page
+    from search.report.store_pages import PAGE, Cell, ListingQuery, StoredRow, problems_page
     from search.results.outcomes import Outcome
     from search.results.summary import summarise
 

@@ -11,7 +11,8 @@
 * If a prompt does not fit the context window, its oldest text is removed, word by word, but
   never the system prompt or the last paragraph. The removed tokens are counted.
 
-Chat templates are rendered by the tokenizer's ``apply_chat_template``, in the sandbox of transformers.
+Chat templates are rendered as by the tokenizer's ``apply_chat_template``, in a separate process with limits
+(`mas_gym.policies.chat_templates`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import PolicyError, PromptTooLongError
+from mas_gym.policies.chat_templates import render_chat
 from mas_gym.systems.prompts import ChatMessage
 
 if TYPE_CHECKING:
@@ -190,16 +192,17 @@ def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage]
     Args:
         tokenizer: A tokenizer with a chat template.
         messages: At least one message.
-        options: Options of ``apply_chat_template``, such as ``tokenize=False`` for the text, and template variables.
+        options: ``tokenize=False`` for the text, and JSON-serializable template variables.
 
     Raises:
-        PolicyError: The template fails. Its cause is a `jinja2.TemplateError` if the template rejects the messages.
+        PolicyError: As for `mas_gym.policies.chat_templates.render_chat`; or there is no template.
     """
     turns = [{"role": m.role, "content": m.content} for m in messages]
+    tokenize = options.pop("tokenize", True)
     try:
-        return tokenizer.apply_chat_template(turns, **{"add_generation_prompt": True, "return_dict": False, **options})
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"[:300]
-        raise PolicyError(
-            f"the model's chat template failed ({what!r}); fix chat_template in the tokenizer's files"
-        ) from error
+        template = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise PolicyError(f"expected a chat template in the tokenizer's files, got none: {error}") from error
+    values = {**tokenizer.special_tokens_map, "add_generation_prompt": True, **options}
+    text = render_chat(template, turns, **values)
+    return tokenizer(text, add_special_tokens=False)["input_ids"] if tokenize else text
