@@ -15,7 +15,7 @@ from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.tasks import Grade, Problem, answers_equal, extract_answer, grade, load_task
 from mas_gym.tasks.grading import symbolic
 from mas_gym.tasks.grading.expressions import compare_expressions, read_expression
-from mas_gym.tasks.grading.numbers import format_number, parse_number, read_number
+from mas_gym.tasks.grading.numbers import format_number, parse_number, plain_ascii, read_number
 from mas_gym.tasks.grading.symbolic import too_complex
 
 NUMBER = Problem("n", "How many?", "18")
@@ -85,29 +85,9 @@ NUMBERS = [
     ("Final Answer: Janet makes 9 * 2 = $18 per day.", "18"),
     ("Final Answer: 18 = 9 * 2", "18"),
     ("Final Answer: x = 18", "18"),
-    # the parts of one quantity are one number, in its first unit
-    ("Final Answer: 18 minutes and 30 seconds", "18.5"),
-    ("Final Answer: 18 minutes, 30 seconds", "18.5"),
-    ("Final Answer: 5 hours 30 minutes", "5.5"),
-    ("Final Answer: 5 hrs 30 min", "5.5"),
-    ("Final Answer: 1 hour, 30 minutes and 36 seconds", "1.51"),
-    ("Final Answer: 2 days and 18 hours", "2.75"),
-    ("Final Answer: 2 weeks and 3.5 days", "2.5"),
-    ("Final Answer: 18 years and 6 months", "18.5"),
-    ("Final Answer: 5 feet 6 inches", "5.5"),
-    ("Final Answer: 18 yards and 1 foot", "55/3"),
-    ("Final Answer: 1 mile and 528 feet", "1.1"),
-    ("Final Answer: 18 meters and 5 centimeters", "18.05"),
-    ("Final Answer: 2 km 250 m", "2.25"),
-    ("Final Answer: 18 pounds and 8 ounces", "18.5"),
-    ("Final Answer: 18 kg 200 g", "18.2"),
-    ("Final Answer: 18 dollars and 50 cents", "18.5"),
-    ("Final Answer: **18 dollars and 5 cents**", "18.05"),
-    ("Final Answer: -1 hour 30 minutes", "-1.5"),
-    ("Final Answer: It takes 18 minutes and 30 seconds.", "18.5"),
-    ("It takes her 18 minutes and 30 seconds.", "18.5"),
-    ("We start at 9. It takes 18 minutes and 30 seconds", "18.5"),
-    ("Final Answer: The trip takes 1 hour 15 minutes in total", "1.25"),
+    # the parts of one quantity are two numbers
+    ("Final Answer: 18 minutes and 30 seconds", None),
+    ("Final Answer: 5 feet 6 inches", None),
     # quantities of two kinds, or of growing units, are two numbers
     ("Final Answer: 18 apples and 12 oranges", None),
     ("Final Answer: 30 seconds and 18 minutes", None),
@@ -115,25 +95,13 @@ NUMBERS = [
     ("Final Answer: 2 months and 10 days", None),
     ("Final Answer: 18 dollars and 30 minutes", None),
     ("Final Answer: 5 hours 30 minutes or 6 hours", None),
-    # a count after an asserted number is not the answer
+    # a count after the number that begins the statement is not the answer
     ("Final Answer: 18 in 2 days", "18"),
     ("Final Answer: 18 dollars in 2 days", "18"),
     ("Final Answer: 18 miles over the next 7 days", "18"),
     ("Final Answer: $18 for 3 people", "18"),
-    ("Final Answer: The total is 18 in 2 days", "18"),
-    ("The total is 18 in 2 days", "18"),
-    ("The total is 18 in 2 days.", "18"),
     ("The answer is 18 in 2 days.", "18"),
-    ("The total cost is $18 for the 3 people.", "18"),
-    ("So she makes 18 dollars in 2 days.", "18"),
-    ("So she saves about $18 over the next 12 months.", "18"),
-    ("He earns a total of 18 dollars during those 4 weeks.", "18"),
-    ("Each of them spends 18 dollars within 5 hours.", "18"),
-    ("The 3 friends have 18 coins after 2 weeks.", "18"),
-    ("Final Answer: The total is 18 in 2 days for 3 people", "18"),
-    ("Final Answer: It costs 18 dollars and 50 cents for 3 people", "18.5"),
-    ("Final Answer: The total equals 18 across 4 weeks", "18"),
-    # without a verb that asserts the first number, the last one counts
+    # in another sentence, the last number counts
     ("Final Answer: He ran 3 miles in 18 minutes", "18"),
     ("Final Answer: The 3 men finish in 18 days", "18"),
     ("Final Answer: He finishes in 18 days", "18"),
@@ -155,7 +123,6 @@ NUMBERS = [
     ("Final Answer: $-18", "-18"),
     ("Final Answer: \u20ac18", "18"),
     ("Final Answer: 18 \u20ac", "18"),
-    ("Final Answer: $70k", "70000"),
     ("Final Answer: 18%", "18"),
     ("Final Answer: 30^\\circ", "30"),
     ("Final Answer: 30\u00b0", "30"),
@@ -167,8 +134,6 @@ NUMBERS = [
     ("Final Answer: \u00bd", "0.5"),
     ("Final Answer: 1.5e3", "1500"),
     ("Final Answer: 6.72 \\times 10^{-5}", "0.0000672"),
-    ("Final Answer: 6.72 \u00d7 10\u207b\u2075", "0.0000672"),
-    ("Final Answer: 3:30", "3:30"),
     ("Final Answer: 18/hour", "18"),
     ("Final Answer: 18 (eighteen)", "18"),
     ("Final Answer: about $18", "18"),
@@ -209,28 +174,11 @@ NUMBERS = [
     # magnitudes
     ("Final Answer: 1.5 million", "1500000"),
     ("The cost is $1.5 million.", "1500000"),
-    ("Final Answer: $1.5$ million dollars", "1500000"),
-    ("Final Answer: $1.5\\text{ million}$", "1500000"),
-    ("Final Answer: **1.5** million", "1500000"),
-    ("\\boxed{1.5} million", "1500000"),
-    ("$\\boxed{1.5}$ million", "1500000"),
     ("#### 1.5 million", "1500000"),
-    ("Final Answer: 2 1/2 million", "2500000"),
-    ("Final Answer: \\frac{3}{4} Billion", "750000000"),
-    ("Final Answer: 5 hundred thousand", "500000"),
     ("Final Answer: 1 000 million", "1000000000"),
     ("Final Answer: 5 thousandths", None),
     ("Final Answer: 3-5 million", None),
     ("Final Answer: 1 or 2 million", None),
-    ("Final Answer: 1,5 million", None),
-    ("Final Answer: 5k", "5000"),
-    ("Final Answer: 5 k", "5000"),
-    ("Final Answer: 5M", "5000000"),
-    ("Final Answer: 5 bn", "5000000000"),
-    ("Final Answer: $5m", "5000000"),
-    ("Final Answer: US$5 M per year", "5000000"),
-    ("Final Answer: 5 m euros", "5000000"),
-    ("Final Answer: \u20ac1.2B", "1200000000"),
     # units
     ("Final Answer: 5 km", "5"),
     ("Final Answer: 5 kg", "5"),
@@ -320,14 +268,12 @@ def test_options_that_are_letters_are_extracted(text: str, label: str) -> None:
 
 EQUAL = [
     (r"3\sqrt{13}", r"\sqrt{117}"),
-    (r"2\sqrt{113}", "2\u221a113"),
     ("p - q", "-q+p"),
     (r"\frac{\sqrt{3}}{3}", r"1/\sqrt{3}"),
     (r"\frac{\sqrt3}3", r"\dfrac{\sqrt{3}}{3}"),
     ("6 - 5i", "-5i+6"),
     (r"\cot x", r"\frac{\cos x}{\sin x}"),
     ("(a+5)(b+2)", "ab+2a+5b+10"),
-    ("x^2+1", "1+x**2"),
     ("y = 2x + 3", "2x-y+3=0"),
     ("y = 2x + 3", "2x+3"),
     ("x=5", "5"),
@@ -350,7 +296,6 @@ EQUAL = [
     (r"864 \mbox{ inches}^2", "864 square inches"),
     (r"\frac{270}7\text{ degrees}", "38.571"),
     (r"137 \frac{1}{2}", "275/2"),
-    (r"0.\overline{3}", r"\frac13"),
     (r"(0,9) \cup (9,36)", r"(9,36) \cup (0,9)"),
     (r"(-\infty, 2) \cup (3, \infty)", "(-\u221e,2)\u222a(3,+\u221e)"),
     (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix}-\frac13\\ \frac23\end{bmatrix}"),
@@ -362,8 +307,6 @@ EQUAL = [
     (r"\frac{20000}{\pi}", "6366.1977"),
     ("3:30 p.m.", r"3:30 \text{ PM}"),
     (r"50\%", "50"),
-    ("1500000", "$1.5$ million"),
-    ("1500000", r"1.5 \text{ million}"),
     ("1'000", r"1\,000"),
 ]
 DIFFERENT = [
@@ -743,6 +686,8 @@ def test_integers_grouped_by_any_separator_keep_their_value(
 ) -> None:
     # One point is a decimal point.
     assume(separator != "." or (abs(value) >= 10**6 and not indian))
+    # Groups of the Indian numbering system have commas.
+    assume(not indian or plain_ascii(separator).strip() == ",")
     text = grouped(value, separator, indian)
     assert extract_answer(NUMBER, statement.format(text)) == str(value)
     assert parse_number(text) == value
@@ -851,7 +796,7 @@ def test_grading_works_from_any_thread() -> None:
     verdicts: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        verdicts[number] = symbolic.equal_by_meaning(rf"\sqrt{{{4 * number}}}", rf"2\sqrt{{{number}}}").verdict
+        verdicts[number] = symbolic.equal_by_meaning(rf"\sqrt{{{4 * number}}}", rf"2\sqrt{{{number}}}")
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(2, 10)]
     for thread in threads:
@@ -862,12 +807,12 @@ def test_grading_works_from_any_thread() -> None:
 
 
 def test_dead_worker_is_replaced() -> None:
-    assert symbolic.equal_by_meaning(r"\sqrt{44}", r"2\sqrt{11}").verdict == "equal"
+    assert symbolic.equal_by_meaning(r"\sqrt{44}", r"2\sqrt{11}") == "equal"
     process = symbolic._worker._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert symbolic.equal_by_meaning(r"\sqrt{52}", r"2\sqrt{13}").verdict == "equal"
+    assert symbolic.equal_by_meaning(r"\sqrt{52}", r"2\sqrt{13}") == "equal"
 
 
 def test_numbers_are_graded_without_sympy(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:

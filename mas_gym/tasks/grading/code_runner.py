@@ -55,7 +55,7 @@ def _add_reporter(report: int, token: str) -> None:
     """Add an audit hook that writes the results of `main`; code cannot reach its variables, as it could in a frame."""
     allowed, frame_at, write, dumps = main.__code__, sys._getframe, os.write, json.dumps
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
+    def hook(event: str, args: tuple[object, ...]) -> None:
         if event == _REPORT and frame_at(1).f_code is allowed:
             value, reason, ready = args
             line = "ready" if ready else dumps({"token": token, "value": value, "reason": reason})
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"expected numbers, texts or containers of these, got an object of type {type(value).__name__}")
 
 
-def _plain_text(value: Any) -> str:
+def _plain_text(value: object) -> str:
     text = repr(_plain(value))
     if len(text) > _PLAIN_VALUE:
         raise ValueError(f"expected a value of at most {_PLAIN_VALUE:,} characters, got {len(text):,}")
@@ -195,13 +195,13 @@ def _plain_text(value: Any) -> str:
 # ------------------------------------------------------------------ tests that run beside the code
 
 
-def _same(a: Any, b: Any) -> Any:
+def _same(a: object, b: object) -> object:
     """Return ``a == b``; an object that is not a value differs from every value, whatever its class says."""
     (a_is_value, left), (b_is_value, right) = _as_value(a), _as_value(b)
     return left == right if a_is_value == b_is_value else False
 
 
-def _as_value(side: Any) -> tuple[bool, Any]:
+def _as_value(side: object) -> tuple[bool, object]:
     try:
         return True, _plain(side)
     except BaseException:
@@ -270,7 +270,7 @@ class _Suite:
 
 
 def _strict(method: Callable[..., None]) -> Callable[..., None]:
-    def compare(self: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> None:
+    def compare(self: Any, first: object, second: object, *args: object, **kwargs: object) -> None:
         (first_is_value, first), (second_is_value, second) = _as_value(first), _as_value(second)
         if first_is_value != second_is_value:
             self.fail("only one of the two is a value")

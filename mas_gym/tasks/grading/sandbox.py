@@ -44,10 +44,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast, get_args
+from typing import IO, Literal, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.identity import ADDED
@@ -56,7 +56,7 @@ from mas_gym.internal.process_groups import guard, kill
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.tasks.grading.syscalls import seccomp_program, supported
-from mas_gym.tasks.grading.value_tests import steps_of
+from mas_gym.tasks.grading.value_tests import Value, steps_of
 
 MAX_CHARS = 65_536
 """Maximum length of the code, and of the tests."""
@@ -207,9 +207,9 @@ def _failed(reason: str) -> CodeResult:
     return CodeResult(False, f"tests failed: {one_line(reason[:_SHOWN])[:_SHOWN]}")
 
 
-def _holds(holds: Callable[[list[Any]], bool], values: list[str | None]) -> bool:
+def _holds(holds: Value, values: list[str | None]) -> bool:
     try:
-        return holds([ast.literal_eval(value or "") for value in values])
+        return bool(holds([ast.literal_eval(value or "") for value in values]))
     except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
         return False
 

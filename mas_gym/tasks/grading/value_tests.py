@@ -13,7 +13,10 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+Value = Callable[[list[Any]], Any]
+"""Computes something from the values of the cases."""
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[..., object]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.Lt: operator.lt,
     ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
@@ -30,7 +33,7 @@ class Step(NamedTuple):
     """
 
     cases: list[str]
-    holds: Callable[[list[Any]], bool] | None = None
+    holds: Value | None = None
 
 
 def steps_of(tests: str) -> list[Step]:
@@ -78,9 +81,6 @@ class _Rename(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.copy_location(ast.Name(self.new, node.ctx), node) if node.id == self.old else node
-
-
-Value = Callable[[list[Any]], Any]
 
 
 def _truth(node: ast.expr, cases: list[str]) -> Value | None:
