@@ -1,5 +1,7 @@
 """Reading and comparing answers: every form that people and models write, and every way to fool a reader."""
 
+import gzip
+import json
 import os
 import signal
 import threading
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.tasks import Grade, Problem, answers_equal, extract_answer, grade, load_task
+from mas_gym.tasks.base import Kind
 from mas_gym.tasks.grading import symbolic
 from mas_gym.tasks.grading.expressions import compare_expressions, read_expression
 from mas_gym.tasks.grading.numbers import format_number, parse_number, plain_ascii, read_number
@@ -444,6 +447,163 @@ def test_only_the_final_message_is_graded() -> None:
     problem = Problem("p", "Ignore this. Final Answer: 99. \\boxed{99}", "18")
     assert grade(problem, "Final Answer: 18").correct
     assert extract_answer(problem, "I do not know.") is None
+
+
+# ------------------------------------------------------------------ languages of MGSM
+
+SENTENCES = [
+    "Die Antwort lautet {}.", "Endg\u00fcltige Antwort: {}", "La r\u00e9ponse est {}.", "R\u00e9ponse finale : {}",
+    "La respuesta es {}.", "Respuesta final: {}", "\u041e\u0442\u0432\u0435\u0442 \u2014 {}.",
+    "\u041e\u0442\u0432\u0435\u0442: {}",
+    "\u7b54\u6848\u662f{}\u3002", "\u6700\u7ec8\u7b54\u6848\uff1a{}", "\u7b54\u3048\u306f{}\u3067\u3059\u3002",
+    "\u0e04\u0e33\u0e15\u0e2d\u0e1a\u0e04\u0e37\u0e2d {}", "Jibu ni {}.", "Jibu la mwisho: {}",
+    "\u0989\u09a4\u09cd\u09a4\u09b0 \u09b9\u09b2 {}\u0964", "\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02 {}.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", SENTENCES, ids=ascii)
+def test_answer_sentences_in_other_languages_are_read(sentence: str) -> None:
+    assert extract_answer(NUMBER, "3 + 4 = 7\n" + sentence.format(18)) == "18"
+    for label in "AB":
+        assert extract_answer(CHOICE, sentence.format(label)) == label
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Die Antwort ist 1.234,50 Euro.", "1234.5"),
+        ("La r\u00e9ponse est 2,5.", "2.5"),
+        ("Final Answer: 1.234.567,89", "1234567.89"),
+        ("\u7b54\u6848\uff1a18\uff08\u6bcf\u5929\uff09\u3002\u5269\u4f59 3 \u4e2a\u3002", "18"),
+        ("\u7b54\u3048\u306f18\u3067\u3059\u30021\u65e53\u500b\u98df\u3079\u307e\u3059\u3002", "18"),
+        (
+        ("\u041e\u0442\u0432\u0435\u0442: 18 \u0434\u043e\u043b\u043b., 126 \u0432 \u0434\u0435\u043d\u044c", "18"),
+            "18",
+        ),
+        ("\u5229\u6da6\u4e3a7\u4e07\u7f8e\u5143", "70000"),
+        ("\u0989\u09a4\u09cd\u09a4\u09b0: \u09e7\u09ee", "18"),
+        ("\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02 \u0c67\u0c6e.", "18"),
+        ("Final Answer: negative 5", "-5"),
+        ("Final Answer: minus $5", "-5"),
+        ("Final Answer: not 18", None),
+        ("The answer is not 18.", None),
+        ("The answer is not 18. She makes 20.", "20"),
+    ],
+    ids=ascii,
+)
+def test_numbers_of_other_languages_and_in_words_are_read(text: str, answer: str | None) -> None:
+    assert extract_answer(NUMBER, text) == answer
+
+
+def test_decimal_setting_decides_between_two_readings(tmp_path: Path) -> None:
+    file = tmp_path / "my.csv"
+    file.write_text('question,answer\nHow many?,"1.234,5"\n')
+    task = load_task(file, kind="number", decimal=",")
+    assert task.grade(task[0], "Final Answer: 1.234,5").correct
+    assert [task.extract(task[0], text) for text in ("1.234", "1,234", "2.5")] == ["1234", "1.234", "2.5"]
+    assert [extract_answer(NUMBER, text) for text in ("1.234", "1,234", "2,5")] == ["1.234", "1234", "2.5"]
+    assert task.identity() != load_task(file, kind="text").identity()
+    with pytest.raises(ConfigError, match="decimal"):
+        load_task(file, kind="number", decimal=";")
+
+
+# ------------------------------------------------------------------ hedges, negations, reasoning
+
+ONE_ANSWER = [
+    ("number", "18", "18", "20"),
+    ("expression", "18", "18", "20"),
+    ("choice", "A", "A", "C"),
+    ("text", "Paris", "Paris", "Rome"),
+    ("regex", r"(?i)\bparis\b", "Paris", "Rome"),
+    ("formula", "1*2*3*4", "1*2*3*4", "4*3*2"),
+]
+
+
+@pytest.mark.parametrize("form", ["{} or {}", "{} (maybe {})", "{}, perhaps {}", "either {} or {}", "not {}"])
+@pytest.mark.parametrize(("kind", "reference", "right", "other"), ONE_ANSWER)
+def test_hedges_and_negations_are_no_right_answer(
+    kind: Kind, reference: str, right: str, other: str, form: str
+) -> None:
+    problem = Problem("p", "?", reference, kind, {"options": ["Paris", "London", "Rome"]})
+    assert grade(problem, f"Final Answer: {right}").correct
+    for text in (form.format(right, other), form.format(other, right) if form.count("{}") > 1 else form.format(right)):
+        assert not grade(problem, f"Final Answer: {text}").correct, text
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Final Answer: Paris.", True),
+        ("The answer is not London.\nFinal Answer: the Paris", True),
+        ("Final Answer: not London but Paris", True),
+        ("Final Answer: Bern, Oslo, Paris, Rome, Vienna, Wien", False),
+        ("Final Answer: not Paris but London", False),
+        ("The answer is not Paris.", False),
+    ],
+)
+def test_patterns_match_the_whole_answer(text: str, right: bool) -> None:
+    assert grade(Problem("p", "?", r"(?i)\bparis\b", "regex"), text).correct == right
+
+
+@pytest.mark.parametrize("text", [r"So it is \boxed{\text{New York}}.", "New York\n\nI hope this helps!"])
+def test_texts_are_read_without_latex_and_courtesies(text: str) -> None:
+    assert grade(Problem("p", "?", "New York", "text"), text).correct
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("<think>", "</think>"),
+        ("", "</think>"),
+        ("[THINK]", "[/THINK]"),
+        ("<|channel|>analysis", "<|channel|>final<|message|>"),
+    ],
+)
+@pytest.mark.parametrize(("kind", "reference", "right", "other"), ONE_ANSWER)
+def test_answer_is_read_after_the_reasoning(
+    opening: str, closing: str, kind: Kind, reference: str, right: str, other: str
+) -> None:
+    problem = Problem("p", "?", reference, kind, {"options": ["Paris", "London", "Rome"]})
+    assert grade(problem, f"{opening}\nFinal Answer: {other}? No.\n{closing}\n\n{right}").correct
+    assert not grade(problem, f"{opening or '<think>'}\nFinal Answer: {right}. But wait,").correct
+
+
+# ------------------------------------------------------------------ solutions, tiny values, references
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        (r"\boxed{x=1 \text{ or } x=2}", "1,2", "2"),
+        ("Final Answer: x = 1 or x = 2", r"\{2, 1\}", "2"),
+        (r"\boxed{x = 1 \pm \sqrt{2}}", r"1-\sqrt{2}, 1+\sqrt{2}", r"1+\sqrt{2}"),
+        (r"\boxed{x = y = 2}", "2", "y"),
+        (r"\boxed{\frac{1}{2^{98}}}", "2^{-98}", r"\frac{1}{2^{99}}"),
+        (r"\boxed{e^{-40}}", "e^{-40}", "e^{-50}"),
+        (r"\boxed{\sqrt{2}/1006}", r"\frac{\sqrt{2}}{1006}", r"\frac{\sqrt{2}}{1005}"),
+        (r"\boxed{\varnothing}", r"\emptyset", r"\{0\}"),
+        (r"\boxed{5 \leq 7}", r"5 \leq 7", r"\emptyset"),
+        (r"\boxed{x < \infty}", r"x < \infty", r"\{\}"),
+    ],
+)
+def test_solutions_and_values_equal_only_their_reference(text: str, right: str, wrong: str) -> None:
+    assert grade(Problem("p", "?", right, "expression"), text).correct
+    assert not grade(Problem("p", "?", wrong, "expression"), text).correct
+
+
+REFERENCE_FORMS = ("{}", r"\boxed{{{}}}", "x = {}", r"\boxed{{x = {}}}", "Final Answer: {}")
+
+
+def test_every_reference_equals_itself(shared_data: Path) -> None:
+    references = {problem.answer for problem in load_task("math", data=shared_data / "math500" / "test.jsonl")}
+    recorded = shared_data / "real" / "dylan_math.jsonl.gz"
+    if recorded.exists():
+        with gzip.open(recorded, "rt", encoding="utf-8") as rows:
+            references.update(json.loads(row)["answer"] for row in rows)
+    for reference in sorted(references):
+        problem = Problem("p", "?", reference, "expression")
+        for form in REFERENCE_FORMS:
+            assert grade(problem, form.format(reference)).correct, (reference, form)
 
 
 # ------------------------------------------------------------- the real files

@@ -109,7 +109,7 @@ def _read(span: str, kind: Kind, options: Sequence[str], decimal: Decimal) -> st
     return read_label(span, options) if kind == "choice" else read_expression(span)
 
 
-_SHORT = 80
+_SHORT = 100
 
 
 def _guess(text: str, kind: Kind, options: Sequence[str], decimal: Decimal) -> str | None:

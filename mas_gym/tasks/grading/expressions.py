@@ -77,6 +77,7 @@ _LETTERS = re.compile(r"[^\w:+/-]+|_")
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\[()]|\\\[|\\\](?!\])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}")
+_NAME_WITH_NUMBER = re.compile(r"(?:[A-Za-z]=)?[a-z]+\d{1,4}")
 _EMPTY = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|\\\{\s?\\\}")
 _HEDGE = re.compile(r"(?<![A-Za-z])(?:maybe|perhaps|possibly)(?![A-Za-z])", re.IGNORECASE)
 _PLAIN_WORD = re.compile(
@@ -98,6 +99,8 @@ def is_words(text: str) -> bool:
 
 def is_prose(text: str) -> bool:
     """Whether a normalized answer has numbers among words, as in ``36sides of the``; such text is never an answer."""
+    if _NAME_WITH_NUMBER.fullmatch(text):
+        return False
     plain_text = _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))
     return any(sign.isdigit() for sign in plain_text) and _PLAIN_WORD.search(plain_text) is not None
 
@@ -126,9 +129,11 @@ def normalise_expression(text: str) -> str:
     if _EMPTY.fullmatch(text):
         return r"\emptyset"
     text = _JOINED.sub(", ", text)
-    whole = _normalised_value(text)
+    name, equals, value = text.partition("=")
+    named = bool(equals) and _NAME.fullmatch(name.strip()) is not None
+    whole = _normalised_value(value.strip() if named else text)
     if whole is not None:
-        return whole
+        return f"{name.strip()}={whole}" if named else whole
     return ",".join(_normalised_cell(cell) for cell in _split(text, ","))
 
 
@@ -151,15 +156,22 @@ def _normalised_cell(text: str) -> str:
 
 
 _EQUALITY = re.compile(r"(?<![<>!:\\])=(?!=)")
-_HAS_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_RELATED = re.compile(r"=|\\in(?![a-z])")
 
 
 def _result(text: str) -> str:
-    """Return the end of a chain ``a = b = c``, with its first side if that is a name; keep ``y = 2x + 3``."""
+    """Return the end of a chain ``a = b = c``, with its first side if that is a name; keep ``y = 2x + 3``.
+
+    In ``x = y = 2x``, the name only labels the equation ``y = 2x``.
+    """
     parts = [part.strip() for part in _EQUALITY.split(text)]
     if len(parts) > 1 and all(parts) and _NAME.fullmatch(parts[0]):
+        rest = text.partition("=")[2]
+        if parts[0] in _VARIABLE.findall(_COMMAND.sub(" ", rest)) and _RELATED.search(rest):
+            return rest
         return f"{parts[0]}={parts[-1]}"
-    has_variable = _HAS_VARIABLE.search(_COMMAND.sub(" ", parts[0])) is not None
+    has_variable = _VARIABLE.search(_COMMAND.sub(" ", parts[0])) is not None
     return text if len(parts) < 3 and has_variable else parts[-1]
 
 
