@@ -220,7 +220,8 @@ def parse_number(text: str, decimal: Decimal = ".") -> Fraction | None:
     if len(text) > MAX_CHARS:
         return None
     text = _bare(text).strip()
-    text = _with_points(text, decimal) if decimal == "," else text
+    if decimal == "," or text.count(".") > 1:
+        text = _with_points(text, decimal)
     while len(text) > 1 and (text[0], text[-1]) in {("(", ")"), ("[", "]"), ("{", "}")}:
         text = text[1:-1].strip()
     match = NUMBER.fullmatch(_LOOSE_SIGN.sub(r"\1", text.rstrip("."), count=1))
