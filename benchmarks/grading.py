@@ -1,140 +1,143 @@
-"""Accuracy and CPU time of grading, in both modes.
+"""Which rules of grading change a grade: on recorded messages, against math-verify alone and with each rule left out.
 
-The script grades every reference solution of the real files as the final message, then wrong answers, then a table
-of misleading texts.
+The messages are the reference solutions of MATH-500 and GSM8K (all are right), wrong answers made from the references
+(none is right), the agents' messages of DyLAN's debates on MATH, and the solutions of ProcessBench to problems of GSM8K
+and MATH-500, with its own label of each final answer.
 
-    python benchmarks/grading.py --data ../shared/data
+    python -m benchmarks.grading --data ../shared/data            # agreement with math-verify and with the labels
+    python -m benchmarks.grading --data ../shared/data --rules    # also the grades that each pattern changes
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
+import logging
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
-from mas_gym.tasks import Problem, Task, grade, load_task
+from mas_gym.tasks import Problem, grade, load_task
 from mas_gym.tasks.grading.numbers import format_number, parse_number
 
-MODES = ("strict", "paper")
-OPTIONS = {"options": ["Paris", "A cat is black", "Vitamin C", "The dog"]}
-
-# (kind, reference, final message, whether the message gives the reference)
-MISLEADING = [
-    ("number", "9", "First, 18 eggs are laid. Final Answer: 9", True),
-    ("number", "18", "First, 18 eggs are laid. Final Answer: 9", False),
-    ("number", "18", "The answer is not 9.\nFinal Answer: 18", True),
-    ("number", "18", "To get the answer, we add 9 and 9.\nFinal Answer: 18", True),
-    ("number", "18", "Final Answer: 9\nWait, I forgot one.\nFinal Answer: 18", True),
-    ("number", "18", "**Final Answer:** $18 per day", True),
-    ("number", "18", "FINAL ANSWER: [18]", True),
-    ("number", "18", "\\boxed{18} because 9 + 9 = 18 and 2 * 9 = 18, in 3 ways", True),
-    ("number", "70000", "Final Answer: $70k", True),
-    ("number", "0.75", "Final Answer: $\\frac{3}{4}$", True),
-    ("number", "1.5", "Final Answer: 1 1/2 hours", True),
-    ("number", "-18", "Final Answer: \u221218", True),
-    ("number", "4", "Final Answer: 3 + 4", False),
-    ("number", "20", "Final Answer: 18 or 20", False),
-    ("number", "5", "Final Answer: 2\\sqrt5", False),
-    ("number", "3", "Final Answer: \\frac{5}{3}", False),
-    ("number", "9", "Final Answer: 9**9**9**9", False),
-    ("number", "30", "Final Answer: 3:30", False),
-    ("number", "0.0004", "Final Answer: 0.0009", False),
-    ("number", "18", "We get 18.\nFinal Answer: cannot be determined", False),
-    ("expression", r"\frac{3}{4}", "\\boxed{0.75}", True),
-    ("expression", r"2\sqrt{5}", "Final Answer: $\\sqrt{20}$", True),
-    ("expression", r"2\sqrt{5}", "Final Answer: 25", False),
-    ("expression", r"3\pi", "Final Answer: 3", False),
-    ("expression", r"\text{Evelyn}", "Final Answer: Evelyn", True),
-    ("expression", "(3,4]", "\\boxed{[3,4)}", False),
-    ("expression", "1,-2", "The solutions are $x=-2$ and $x=1$. Final Answer: $-2, 1$", True),
-    ("expression", "52_8", "\\boxed{52_{8}}", True),
-    ("expression", r"\frac{2}{1005}", "\\boxed{\\frac{2}{1006}}", False),
-    ("choice", "A", "Final Answer: A", True),
-    ("choice", "A", "A careful reading of the passage supports option (C).", False),
-    ("choice", "C", "A careful reading of the passage supports option (C).", True),
-    ("choice", "B", "Final Answer: Because of the dog", False),
-    ("choice", "B", "Final Answer: A cat is black", True),
-    ("choice", "C", "Final Answer: Vitamin C", True),
-    ("choice", "A", "Final Answer: A and B", False),
-    ("choice", "D", "The answer is a hard one to see.\nFinal Answer: D", True),
-    ("choice", "B", "Final Answer: \\boxed{\\text{B}}", True),
-]
+MODULES = ("answer_markers", "numbers", "expressions", "symbolic")
 
 
-def share(outcomes: Iterable[bool]) -> str:
-    """Write how many of some outcomes are true."""
-    values = list(outcomes)
-    return f"{sum(values)} of {len(values)}"
+class Message(NamedTuple):
+    """A final message and, if it is known, whether its answer is right."""
+
+    problem: Problem
+    text: str
+    right: bool | None = None
 
 
-def wrong_numbers(problem: Problem) -> list[str]:
-    """Return answers near the reference that are not it."""
+def rows(file: Path) -> Iterator[dict[str, object]]:
+    """Read gzipped JSON Lines."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def wrong(problem: Problem) -> list[str]:
+    """Return answers near the reference that differ from it."""
     value = parse_number(problem.answer)
     if value is None:
         return [problem.answer[1:] if problem.answer[0] == "-" else f"-{problem.answer}"]
     return [format_number(value + 1), format_number(value - 1), format_number(-value - 1)]
 
 
-def report(
-    title: str,
-    load: Callable[[str], Task],
-    right: Callable[[Problem], list[str]],
-    wrong: Callable[[Problem], list[str]],
-) -> None:
-    """Print how many right messages are graded right, and how many wrong ones, in both modes."""
-    for mode in MODES:
-        task = load(mode)
-        start = time.process_time()
-        accepted = [task.grade(problem, text).correct for problem in task for text in right(problem)]
-        each = (time.process_time() - start) / len(accepted) * 1e6
-        fooled = [task.grade(problem, text).correct for problem in task for text in wrong(problem)]
-        print(f"{title:<26} {mode:<7} {share(accepted):>14} {share(fooled):>16} {each:>12.1f}")
+def messages(data: Path) -> dict[str, list[Message]]:
+    """Return the messages by source."""
+    sets: dict[str, list[Message]] = {}
+    known = {}
+    for name, file in (("MATH-500", "math500/test.jsonl"), ("GSM8K", "gsm8k/test.jsonl")):
+        task = load_task("math" if name == "MATH-500" else "gsm8k", data=data / file)
+        known.update({"".join(problem.question.split()): problem for problem in task})
+        sets[f"{name}, solutions"] = [Message(problem, problem.metadata["solution"], True) for problem in task]
+        sets[f"{name}, wrong answers"] = [
+            Message(problem, f"Final Answer: ${text}$", False) for problem in task for text in wrong(problem)
+        ]
+    sets["ProcessBench"] = [
+        Message(known[key], "\n\n".join(row["steps"]), row["final_answer_correct"])  # type: ignore[arg-type]
+        for row in rows(data / "real" / "processbench.jsonl.gz")
+        if (key := "".join(str(row["problem"]).split())) in known
+    ]
+    sets["DyLAN"] = [
+        Message(Problem(str(row["id"]), str(row["question"]), str(row["answer"]), "expression"), text)
+        for row in rows(data / "real" / "dylan_math.jsonl.gz")
+        for texts in row["messages"]  # type: ignore[attr-defined]
+        for text in texts
+    ]
+    return sets
+
+
+def alone(message: Message) -> bool:
+    """Grade with math-verify's own extraction and comparison."""
+    from math_verify import parse, verify
+
+    return bool(verify(_reference(message.problem.answer), parse(message.text)))
+
+
+@cache
+def _reference(answer: str) -> list[object]:
+    from math_verify import parse
+
+    found: list[object] = parse(f"${answer}$")
+    return found
+
+
+def grades(batch: list[Message]) -> list[tuple[bool, str | None]]:
+    """Grade messages in strict mode."""
+    for module in map(_module, MODULES):
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear") and value.__name__ != "equal_by_meaning":
+                value.cache_clear()
+    return [(given.correct, given.extracted) for given in (grade(m.problem, m.text) for m in batch)]
+
+
+def _module(name: str) -> object:
+    return import_module(f"mas_gym.tasks.grading.{name}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math500/ and logiqa/")
-    data: Path = parser.parse_args().data
-
-    print(f"{'messages':<26} {'mode':<7} {'right accepted':>14} {'wrong accepted':>16} {'CPU us':>12}")
-    for part in ("test", "train"):
-        report(
-            f"GSM8K {part}, solutions",
-            lambda mode, part=part: load_task("gsm8k", data=data / "gsm8k" / f"{part}.jsonl", grading=mode),
-            lambda problem: [problem.metadata["solution"]],
-            lambda problem: [f"Final Answer: {wrong}" for wrong in wrong_numbers(problem)],
-        )
-    report(
-        "MATH-500, solutions",
-        lambda mode: load_task("math", data=data / "math500" / "test.jsonl", grading=mode),
-        lambda problem: [problem.metadata["solution"]],
-        lambda problem: [f"Final Answer: ${wrong}$" for wrong in wrong_numbers(problem)],
-    )
-    forms = ("Final Answer: {}", "FINAL ANSWER: ({})", "The answer is **{}**.", "{}")
-    report(
-        "LogiQA test, four forms",
-        lambda mode: load_task("logiqa", data=data / "logiqa" / "Test.txt", grading=mode),
-        lambda problem: [form.format(problem.answer) for form in forms],
-        lambda problem: [form.format(label) for form in forms for label in "ABCD" if label != problem.answer],
-    )
-    for mode in MODES:
-        verdicts = []
-        for kind, reference, text, gives_it in MISLEADING:
-            problem = Problem("p", "?", reference, kind, OPTIONS if kind == "choice" else {})
-            verdicts.append(grade(problem, text, mode).correct == gives_it)
-        print(f"{'misleading texts, verdicts':<26} {mode:<7} {share(verdicts):>14}")
-
-    number = Problem("p", "?", "18")
-    message = "She sells 16 - 3 - 4 = 9 eggs for $2 each, which makes 9 * 2 = $18 every day.\nFinal Answer: $18"
-    start = time.process_time()
-    for _ in range(20_000):
-        grade(number, message)
-    each = (time.process_time() - start) / 20_000 * 1e6
-    print(f"\na numeric message of {len(message)} characters: {each:.1f} us of CPU")
-    start = time.process_time()
-    grade(number, "Final Answer: " + "1" * 10**6)
-    print(f"a megabyte of digits: {(time.process_time() - start) * 1e3:.1f} ms of CPU")
+    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math500/ and real/")
+    parser.add_argument("--rules", action="store_true", help="also leave out each pattern in turn")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    sets = messages(options.data)
+    print(f"{'messages':<24}{'number':>7}{'labeled right':>15}{'strict':>8}{'paper':>8}{'math-verify':>12}"
+          f"{'only strict':>12}{'only it':>8}{'us each':>8}")  # fmt: skip
+    for name, batch in sets.items():
+        start = time.process_time()
+        strict = [correct for correct, _ in grades(batch)]
+        each = (time.process_time() - start) / len(batch) * 1e6
+        paper = [grade(message.problem, message.text, "paper").correct for message in batch]
+        other = [alone(message) for message in batch]
+        labels = [message.right for message in batch if message.right is not None]
+        agreed = f"{sum(labels)} of {len(labels)}" if labels else "-"
+        mine = sum(a and not b for a, b in zip(strict, other, strict=True))
+        its = sum(b and not a for a, b in zip(strict, other, strict=True))
+        print(f"{name:<24}{len(batch):>7}{agreed:>15}{sum(strict):>8}{sum(paper):>8}{sum(other):>12}{mine:>12}{its:>8}"
+              f"{each:>8.0f}", flush=True)  # fmt: skip
+    if options.rules:
+        every = [message for batch in sets.values() for message in batch]
+        before = grades(every)
+        print(f"\n{'pattern left out':<40}{'grades changed':>15}{'to wrong':>9}{'answers changed':>16}")
+        for module in map(_module, MODULES):
+            for name, value in list(vars(module).items()):
+                if isinstance(value, re.Pattern):
+                    setattr(module, name, re.compile(f"(?!)(?:{value.pattern})", value.flags))
+                    after = grades(every)
+                    setattr(module, name, value)
+                    changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+                    flips = [a[0] for a, b in changed if a[0] != b[0]]
+                    place = f"{module.__name__.rpartition('.')[2]}.{name}"  # type: ignore[attr-defined]
+                    print(f"{place:<40}{len(flips):>15}{sum(flips):>9}{len(changed):>16}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Reading and comparing answers: every form that people and models write, and every way to fool a reader."""
 
+import gzip
+import json
 import os
 import signal
 import threading
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.tasks import Grade, Problem, answers_equal, extract_answer, grade, load_task
+from mas_gym.tasks.base import Kind
 from mas_gym.tasks.grading import symbolic
 from mas_gym.tasks.grading.expressions import compare_expressions, read_expression
-from mas_gym.tasks.grading.numbers import format_number, parse_number, read_number
+from mas_gym.tasks.grading.numbers import format_number, parse_number, plain_ascii, read_number
 from mas_gym.tasks.grading.symbolic import too_complex
 
 NUMBER = Problem("n", "How many?", "18")
@@ -85,29 +88,9 @@ NUMBERS = [
     ("Final Answer: Janet makes 9 * 2 = $18 per day.", "18"),
     ("Final Answer: 18 = 9 * 2", "18"),
     ("Final Answer: x = 18", "18"),
-    # the parts of one quantity are one number, in its first unit
-    ("Final Answer: 18 minutes and 30 seconds", "18.5"),
-    ("Final Answer: 18 minutes, 30 seconds", "18.5"),
-    ("Final Answer: 5 hours 30 minutes", "5.5"),
-    ("Final Answer: 5 hrs 30 min", "5.5"),
-    ("Final Answer: 1 hour, 30 minutes and 36 seconds", "1.51"),
-    ("Final Answer: 2 days and 18 hours", "2.75"),
-    ("Final Answer: 2 weeks and 3.5 days", "2.5"),
-    ("Final Answer: 18 years and 6 months", "18.5"),
-    ("Final Answer: 5 feet 6 inches", "5.5"),
-    ("Final Answer: 18 yards and 1 foot", "55/3"),
-    ("Final Answer: 1 mile and 528 feet", "1.1"),
-    ("Final Answer: 18 meters and 5 centimeters", "18.05"),
-    ("Final Answer: 2 km 250 m", "2.25"),
-    ("Final Answer: 18 pounds and 8 ounces", "18.5"),
-    ("Final Answer: 18 kg 200 g", "18.2"),
-    ("Final Answer: 18 dollars and 50 cents", "18.5"),
-    ("Final Answer: **18 dollars and 5 cents**", "18.05"),
-    ("Final Answer: -1 hour 30 minutes", "-1.5"),
-    ("Final Answer: It takes 18 minutes and 30 seconds.", "18.5"),
-    ("It takes her 18 minutes and 30 seconds.", "18.5"),
-    ("We start at 9. It takes 18 minutes and 30 seconds", "18.5"),
-    ("Final Answer: The trip takes 1 hour 15 minutes in total", "1.25"),
+    # the parts of one quantity are two numbers
+    ("Final Answer: 18 minutes and 30 seconds", None),
+    ("Final Answer: 5 feet 6 inches", None),
     # quantities of two kinds, or of growing units, are two numbers
     ("Final Answer: 18 apples and 12 oranges", None),
     ("Final Answer: 30 seconds and 18 minutes", None),
@@ -115,25 +98,13 @@ NUMBERS = [
     ("Final Answer: 2 months and 10 days", None),
     ("Final Answer: 18 dollars and 30 minutes", None),
     ("Final Answer: 5 hours 30 minutes or 6 hours", None),
-    # a count after an asserted number is not the answer
+    # a count after the number that begins the statement is not the answer
     ("Final Answer: 18 in 2 days", "18"),
     ("Final Answer: 18 dollars in 2 days", "18"),
     ("Final Answer: 18 miles over the next 7 days", "18"),
     ("Final Answer: $18 for 3 people", "18"),
-    ("Final Answer: The total is 18 in 2 days", "18"),
-    ("The total is 18 in 2 days", "18"),
-    ("The total is 18 in 2 days.", "18"),
     ("The answer is 18 in 2 days.", "18"),
-    ("The total cost is $18 for the 3 people.", "18"),
-    ("So she makes 18 dollars in 2 days.", "18"),
-    ("So she saves about $18 over the next 12 months.", "18"),
-    ("He earns a total of 18 dollars during those 4 weeks.", "18"),
-    ("Each of them spends 18 dollars within 5 hours.", "18"),
-    ("The 3 friends have 18 coins after 2 weeks.", "18"),
-    ("Final Answer: The total is 18 in 2 days for 3 people", "18"),
-    ("Final Answer: It costs 18 dollars and 50 cents for 3 people", "18.5"),
-    ("Final Answer: The total equals 18 across 4 weeks", "18"),
-    # without a verb that asserts the first number, the last one counts
+    # in another sentence, the last number counts
     ("Final Answer: He ran 3 miles in 18 minutes", "18"),
     ("Final Answer: The 3 men finish in 18 days", "18"),
     ("Final Answer: He finishes in 18 days", "18"),
@@ -155,7 +126,6 @@ NUMBERS = [
     ("Final Answer: $-18", "-18"),
     ("Final Answer: \u20ac18", "18"),
     ("Final Answer: 18 \u20ac", "18"),
-    ("Final Answer: $70k", "70000"),
     ("Final Answer: 18%", "18"),
     ("Final Answer: 30^\\circ", "30"),
     ("Final Answer: 30\u00b0", "30"),
@@ -167,8 +137,6 @@ NUMBERS = [
     ("Final Answer: \u00bd", "0.5"),
     ("Final Answer: 1.5e3", "1500"),
     ("Final Answer: 6.72 \\times 10^{-5}", "0.0000672"),
-    ("Final Answer: 6.72 \u00d7 10\u207b\u2075", "0.0000672"),
-    ("Final Answer: 3:30", "3:30"),
     ("Final Answer: 18/hour", "18"),
     ("Final Answer: 18 (eighteen)", "18"),
     ("Final Answer: about $18", "18"),
@@ -209,28 +177,11 @@ NUMBERS = [
     # magnitudes
     ("Final Answer: 1.5 million", "1500000"),
     ("The cost is $1.5 million.", "1500000"),
-    ("Final Answer: $1.5$ million dollars", "1500000"),
-    ("Final Answer: $1.5\\text{ million}$", "1500000"),
-    ("Final Answer: **1.5** million", "1500000"),
-    ("\\boxed{1.5} million", "1500000"),
-    ("$\\boxed{1.5}$ million", "1500000"),
     ("#### 1.5 million", "1500000"),
-    ("Final Answer: 2 1/2 million", "2500000"),
-    ("Final Answer: \\frac{3}{4} Billion", "750000000"),
-    ("Final Answer: 5 hundred thousand", "500000"),
     ("Final Answer: 1 000 million", "1000000000"),
     ("Final Answer: 5 thousandths", None),
     ("Final Answer: 3-5 million", None),
     ("Final Answer: 1 or 2 million", None),
-    ("Final Answer: 1,5 million", None),
-    ("Final Answer: 5k", "5000"),
-    ("Final Answer: 5 k", "5000"),
-    ("Final Answer: 5M", "5000000"),
-    ("Final Answer: 5 bn", "5000000000"),
-    ("Final Answer: $5m", "5000000"),
-    ("Final Answer: US$5 M per year", "5000000"),
-    ("Final Answer: 5 m euros", "5000000"),
-    ("Final Answer: \u20ac1.2B", "1200000000"),
     # units
     ("Final Answer: 5 km", "5"),
     ("Final Answer: 5 kg", "5"),
@@ -320,14 +271,12 @@ def test_options_that_are_letters_are_extracted(text: str, label: str) -> None:
 
 EQUAL = [
     (r"3\sqrt{13}", r"\sqrt{117}"),
-    (r"2\sqrt{113}", "2\u221a113"),
     ("p - q", "-q+p"),
     (r"\frac{\sqrt{3}}{3}", r"1/\sqrt{3}"),
     (r"\frac{\sqrt3}3", r"\dfrac{\sqrt{3}}{3}"),
     ("6 - 5i", "-5i+6"),
     (r"\cot x", r"\frac{\cos x}{\sin x}"),
     ("(a+5)(b+2)", "ab+2a+5b+10"),
-    ("x^2+1", "1+x**2"),
     ("y = 2x + 3", "2x-y+3=0"),
     ("y = 2x + 3", "2x+3"),
     ("x=5", "5"),
@@ -350,7 +299,6 @@ EQUAL = [
     (r"864 \mbox{ inches}^2", "864 square inches"),
     (r"\frac{270}7\text{ degrees}", "38.571"),
     (r"137 \frac{1}{2}", "275/2"),
-    (r"0.\overline{3}", r"\frac13"),
     (r"(0,9) \cup (9,36)", r"(9,36) \cup (0,9)"),
     (r"(-\infty, 2) \cup (3, \infty)", "(-\u221e,2)\u222a(3,+\u221e)"),
     (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix}-\frac13\\ \frac23\end{bmatrix}"),
@@ -362,8 +310,6 @@ EQUAL = [
     (r"\frac{20000}{\pi}", "6366.1977"),
     ("3:30 p.m.", r"3:30 \text{ PM}"),
     (r"50\%", "50"),
-    ("1500000", "$1.5$ million"),
-    ("1500000", r"1.5 \text{ million}"),
     ("1'000", r"1\,000"),
 ]
 DIFFERENT = [
@@ -501,6 +447,163 @@ def test_only_the_final_message_is_graded() -> None:
     problem = Problem("p", "Ignore this. Final Answer: 99. \\boxed{99}", "18")
     assert grade(problem, "Final Answer: 18").correct
     assert extract_answer(problem, "I do not know.") is None
+
+
+# ------------------------------------------------------------------ languages of MGSM
+
+SENTENCES = [
+    "Die Antwort lautet {}.", "Endg\u00fcltige Antwort: {}", "La r\u00e9ponse est {}.", "R\u00e9ponse finale : {}",
+    "La respuesta es {}.", "Respuesta final: {}", "\u041e\u0442\u0432\u0435\u0442 \u2014 {}.",
+    "\u041e\u0442\u0432\u0435\u0442: {}",
+    "\u7b54\u6848\u662f{}\u3002", "\u6700\u7ec8\u7b54\u6848\uff1a{}", "\u7b54\u3048\u306f{}\u3067\u3059\u3002",
+    "\u0e04\u0e33\u0e15\u0e2d\u0e1a\u0e04\u0e37\u0e2d {}", "Jibu ni {}.", "Jibu la mwisho: {}",
+    "\u0989\u09a4\u09cd\u09a4\u09b0 \u09b9\u09b2 {}\u0964", "\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02 {}.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", SENTENCES, ids=ascii)
+def test_answer_sentences_in_other_languages_are_read(sentence: str) -> None:
+    assert extract_answer(NUMBER, "3 + 4 = 7\n" + sentence.format(18)) == "18"
+    for label in "AB":
+        assert extract_answer(CHOICE, sentence.format(label)) == label
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Die Antwort ist 1.234,50 Euro.", "1234.5"),
+        ("La r\u00e9ponse est 2,5.", "2.5"),
+        ("Final Answer: 1.234.567,89", "1234567.89"),
+        ("\u7b54\u6848\uff1a18\uff08\u6bcf\u5929\uff09\u3002\u5269\u4f59 3 \u4e2a\u3002", "18"),
+        ("\u7b54\u3048\u306f18\u3067\u3059\u30021\u65e53\u500b\u98df\u3079\u307e\u3059\u3002", "18"),
+        (
+            ("\u041e\u0442\u0432\u0435\u0442: 18 \u0434\u043e\u043b\u043b., 126 \u0432 \u0434\u0435\u043d\u044c", "18"),
+            "18",
+        ),
+        ("\u5229\u6da6\u4e3a7\u4e07\u7f8e\u5143", "70000"),
+        ("\u0989\u09a4\u09cd\u09a4\u09b0: \u09e7\u09ee", "18"),
+        ("\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02 \u0c67\u0c6e.", "18"),
+        ("Final Answer: negative 5", "-5"),
+        ("Final Answer: minus $5", "-5"),
+        ("Final Answer: not 18", None),
+        ("The answer is not 18.", None),
+        ("The answer is not 18. She makes 20.", "20"),
+    ],
+    ids=ascii,
+)
+def test_numbers_of_other_languages_and_in_words_are_read(text: str, answer: str | None) -> None:
+    assert extract_answer(NUMBER, text) == answer
+
+
+def test_decimal_setting_decides_between_two_readings(tmp_path: Path) -> None:
+    file = tmp_path / "my.csv"
+    file.write_text('question,answer\nHow many?,"1.234,5"\n')
+    task = load_task(file, kind="number", decimal=",")
+    assert task.grade(task[0], "Final Answer: 1.234,5").correct
+    assert [task.extract(task[0], text) for text in ("1.234", "1,234", "2.5")] == ["1234", "1.234", "2.5"]
+    assert [extract_answer(NUMBER, text) for text in ("1.234", "1,234", "2,5")] == ["1.234", "1234", "2.5"]
+    assert task.identity() != load_task(file, kind="text").identity()
+    with pytest.raises(ConfigError, match="decimal"):
+        load_task(file, kind="number", decimal=";")
+
+
+# ------------------------------------------------------------------ hedges, negations, reasoning
+
+ONE_ANSWER = [
+    ("number", "18", "18", "20"),
+    ("expression", "18", "18", "20"),
+    ("choice", "A", "A", "C"),
+    ("text", "Paris", "Paris", "Rome"),
+    ("regex", r"(?i)\bparis\b", "Paris", "Rome"),
+    ("formula", "1*2*3*4", "1*2*3*4", "4*3*2"),
+]
+
+
+@pytest.mark.parametrize("form", ["{} or {}", "{} (maybe {})", "{}, perhaps {}", "either {} or {}", "not {}"])
+@pytest.mark.parametrize(("kind", "reference", "right", "other"), ONE_ANSWER)
+def test_hedges_and_negations_are_no_right_answer(
+    kind: Kind, reference: str, right: str, other: str, form: str
+) -> None:
+    problem = Problem("p", "?", reference, kind, {"options": ["Paris", "London", "Rome"]})
+    assert grade(problem, f"Final Answer: {right}").correct
+    for text in (form.format(right, other), form.format(other, right) if form.count("{}") > 1 else form.format(right)):
+        assert not grade(problem, f"Final Answer: {text}").correct, text
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Final Answer: Paris.", True),
+        ("The answer is not London.\nFinal Answer: the Paris", True),
+        ("Final Answer: not London but Paris", True),
+        ("Final Answer: Bern, Oslo, Paris, Rome, Vienna, Wien", False),
+        ("Final Answer: not Paris but London", False),
+        ("The answer is not Paris.", False),
+    ],
+)
+def test_patterns_match_the_whole_answer(text: str, right: bool) -> None:
+    assert grade(Problem("p", "?", r"(?i)\bparis\b", "regex"), text).correct == right
+
+
+@pytest.mark.parametrize("text", [r"So it is \boxed{\text{New York}}.", "New York\n\nI hope this helps!"])
+def test_texts_are_read_without_latex_and_courtesies(text: str) -> None:
+    assert grade(Problem("p", "?", "New York", "text"), text).correct
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("<think>", "</think>"),
+        ("", "</think>"),
+        ("[THINK]", "[/THINK]"),
+        ("<|channel|>analysis", "<|channel|>final<|message|>"),
+    ],
+)
+@pytest.mark.parametrize(("kind", "reference", "right", "other"), ONE_ANSWER)
+def test_answer_is_read_after_the_reasoning(
+    opening: str, closing: str, kind: Kind, reference: str, right: str, other: str
+) -> None:
+    problem = Problem("p", "?", reference, kind, {"options": ["Paris", "London", "Rome"]})
+    assert grade(problem, f"{opening}\nFinal Answer: {other}? No.\n{closing}\n\n{right}").correct
+    assert not grade(problem, f"{opening or '<think>'}\nFinal Answer: {right}. But wait,").correct
+
+
+# ------------------------------------------------------------------ solutions, tiny values, references
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        (r"\boxed{x=1 \text{ or } x=2}", "1,2", "2"),
+        ("Final Answer: x = 1 or x = 2", r"\{2, 1\}", "2"),
+        (r"\boxed{x = 1 \pm \sqrt{2}}", r"1-\sqrt{2}, 1+\sqrt{2}", r"1+\sqrt{2}"),
+        (r"\boxed{x = y = 2}", "2", "y"),
+        (r"\boxed{\frac{1}{2^{98}}}", "2^{-98}", r"\frac{1}{2^{99}}"),
+        (r"\boxed{e^{-40}}", "e^{-40}", "e^{-50}"),
+        (r"\boxed{\sqrt{2}/1006}", r"\frac{\sqrt{2}}{1006}", r"\frac{\sqrt{2}}{1005}"),
+        (r"\boxed{\varnothing}", r"\emptyset", r"\{0\}"),
+        (r"\boxed{5 \leq 7}", r"5 \leq 7", r"\emptyset"),
+        (r"\boxed{x < \infty}", r"x < \infty", r"\{\}"),
+    ],
+)
+def test_solutions_and_values_equal_only_their_reference(text: str, right: str, wrong: str) -> None:
+    assert grade(Problem("p", "?", right, "expression"), text).correct
+    assert not grade(Problem("p", "?", wrong, "expression"), text).correct
+
+
+REFERENCE_FORMS = ("{}", r"\boxed{{{}}}", "x = {}", r"\boxed{{x = {}}}", "Final Answer: {}")
+
+
+def test_every_reference_equals_itself(shared_data: Path) -> None:
+    references = {problem.answer for problem in load_task("math", data=shared_data / "math500" / "test.jsonl")}
+    recorded = shared_data / "real" / "dylan_math.jsonl.gz"
+    if recorded.exists():
+        with gzip.open(recorded, "rt", encoding="utf-8") as rows:
+            references.update(json.loads(row)["answer"] for row in rows)
+    for reference in sorted(references):
+        problem = Problem("p", "?", reference, "expression")
+        for form in REFERENCE_FORMS:
+            assert grade(problem, form.format(reference)).correct, (reference, form)
 
 
 # ------------------------------------------------------------- the real files
@@ -743,6 +846,8 @@ def test_integers_grouped_by_any_separator_keep_their_value(
 ) -> None:
     # One point is a decimal point.
     assume(separator != "." or (abs(value) >= 10**6 and not indian))
+    # Groups of the Indian numbering system have commas.
+    assume(not indian or plain_ascii(separator).strip() == ",")
     text = grouped(value, separator, indian)
     assert extract_answer(NUMBER, statement.format(text)) == str(value)
     assert parse_number(text) == value
@@ -851,7 +956,7 @@ def test_grading_works_from_any_thread() -> None:
     verdicts: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        verdicts[number] = symbolic.equal_by_meaning(rf"\sqrt{{{4 * number}}}", rf"2\sqrt{{{number}}}").verdict
+        verdicts[number] = symbolic.equal_by_meaning(rf"\sqrt{{{4 * number}}}", rf"2\sqrt{{{number}}}")
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(2, 10)]
     for thread in threads:
@@ -862,19 +967,18 @@ def test_grading_works_from_any_thread() -> None:
 
 
 def test_dead_worker_is_replaced() -> None:
-    assert symbolic.equal_by_meaning(r"\sqrt{44}", r"2\sqrt{11}").verdict == "equal"
+    assert symbolic.equal_by_meaning(r"\sqrt{44}", r"2\sqrt{11}") == "equal"
     process = symbolic._worker._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert symbolic.equal_by_meaning(r"\sqrt{52}", r"2\sqrt{13}").verdict == "equal"
+    assert symbolic.equal_by_meaning(r"\sqrt{52}", r"2\sqrt{13}") == "equal"
 
 
 def test_numbers_are_graded_without_sympy(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
     monkeypatch.setattr(symbolic, "find_spec", lambda name: None)
     symbolic.equal_by_meaning.cache_clear()
     assert answers_equal("1.5", r"1\frac{1}{2}", "expression")
-    assert answers_equal("(1,2)", "(1.0, 2)", "expression")
     assert answers_equal(r"\text{East}", "east", "expression")
     with pytest.raises(MissingDependencyError, match=r"pip install 'mas-gym\[math\]'"):
         answers_equal(r"\sqrt{8}", r"2\sqrt{2}", "expression")

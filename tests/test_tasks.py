@@ -384,7 +384,7 @@ def test_unknown_name_error_is_short_and_accepts_any_type() -> None:
         ("gsm8k", {"split": "eval"}, "expected one of 'train', 'dev', 'test', got 'eval'"),
         ("gsm8k", {"limit": 0}, "expected an integer of at least 1, got 0"),
         ("gsm8k", {"limit": True}, "limit: expected an integer"),
-        ("gsm8k", {"seed": 3}, "options among allow_code, grader, grading, judge, limit, sandbox, got seed"),
+        ("gsm8k", {"seed": 3}, "options among allow_code, decimal, grader, grading, judge, limit, sandbox, got seed"),
         ("arithmetic", {"level": 3}, "difficulty, grader, grading, judge, limit, sandbox, seed, size, got level"),
         ("arithmetic", {"data": "x.jsonl"}, "generates its problems"),
         ("arithmetic", {"difficulty": 99}, "difficulty"),

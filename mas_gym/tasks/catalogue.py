@@ -33,7 +33,7 @@ from functools import lru_cache, partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown, whole_number
 from mas_gym.internal.suggestions import choice
@@ -45,6 +45,7 @@ from mas_gym.tasks.data_rows import RawRow, read_rows
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp, three_ways
 from mas_gym.tasks.grading.answers import check_mode
 from mas_gym.tasks.grading.graders import Function, KindGrader, make_grader
+from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub_data import Hub, read_hub
@@ -98,7 +99,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
 )
 PROCEDURAL = ("arithmetic", "ordering", "game24")
 TASK_NAMES = (*BENCHMARKS, *PROCEDURAL)
-GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code", "sandbox")
+GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code", "sandbox", "decimal")
 
 logger = logging.getLogger("mas_gym.tasks")
 
@@ -117,6 +118,7 @@ def load_task(
     judge: object = None,
     allow_code: bool = False,
     sandbox: str = "bubblewrap",
+    decimal: str = ".",
     **options: object,
 ) -> Task:
     """Load a task.
@@ -142,6 +144,8 @@ def load_task(
         judge: The policy that grades problems of kind ``"judge"``, or an argument of `mas_gym.policies.load_policy`.
         allow_code: Whether to run code from messages, for problems of kind ``"code"``.
         sandbox: Isolation of that code: ``"bubblewrap"``, or ``"none"`` (see `mas_gym.tasks.grading.sandbox`).
+        decimal: The sign before the fraction of a number, ``"."`` or ``","``; needed for answers such as ``1,234`` and
+            ``1.234``, which can be read in two ways.
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
 
     Returns:
@@ -167,7 +171,7 @@ def load_task(
     if data is not None and name not in BENCHMARKS:
         has = "generates its problems" if generated else "provides its problems"
         raise ConfigError(f"task {name!r} {has}; expected no data, got {shown(data)}")
-    base = make_base(grading, judge, allow_code, sandbox)
+    base = make_base(grading, judge, allow_code, sandbox, decimal)
     if name in BENCHMARKS:
         task: Task = _benchmark(name, split, data, base.mode, limit)
     elif is_data_source(name) and not spec.file:
@@ -180,11 +184,13 @@ def load_task(
     return task if limit is None else task[:limit]
 
 
-def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox: str = "bubblewrap") -> KindGrader:
+def make_base(
+    grading: str, judge: Any = None, allow_code: bool = False, sandbox: str = "bubblewrap", decimal: str = "."
+) -> KindGrader:
     """Return the grader that grades by kind; see `load_task`.
 
     Raises:
-        ConfigError: The grading mode does not exist, or code is allowed and its sandbox cannot be set up.
+        ConfigError: The grading mode or the decimal sign does not exist, or code cannot be isolated.
     """
     decides: Grader | None = None
     if judge is not None:
@@ -194,7 +200,9 @@ def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox
     if sandbox != "bubblewrap" and not allow_code:
         raise ConfigError(f"sandbox={shown(sandbox)}: expected allow_code=True or --allow-code as well")
     limits = Limits(sandbox=check_sandbox(sandbox)) if allow_code else None
-    return KindGrader(check_mode(grading), limits, decides)
+    return KindGrader(
+        check_mode(grading), limits, decides, cast(Decimal, choice("decimal", decimal, get_args(Decimal)))
+    )
 
 
 def _benchmark(

@@ -395,7 +395,7 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
             )
         return json.dumps(answers, ensure_ascii=False)
     [answer] = answers
-    if kind == "number" and parse_number(answer) is None:
+    if kind == "number" and parse_number(answer) is None and parse_number(answer, ",") is None:
         raise BadRow(f"expected a number as the answer, got {shown(answer)}; set another kind with kind= or --kind")
     if kind == "regex":
         from mas_gym.systems.conditions import matcher

@@ -19,6 +19,7 @@ from mas_gym.tasks.grading.sandbox import Limits, Sandbox, check_sandbox, run_ca
 ROOT = Path(__file__).parents[2]
 HOLES = Path(__file__).with_name("holes.py")
 PATIENT = 60.0
+ANY = "assert 1"
 
 
 def _missing() -> str:
@@ -95,7 +96,10 @@ RIGHT = {
         "print('x' * 100_000)\ntry:\n    input()\nexcept EOFError:\n    ended = True",
         "assert ended",
     ),
-    "a thread that never ends": ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()", ""),
+    "a thread that never ends": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()",
+        ANY,
+    ),
 }
 
 
@@ -107,7 +111,7 @@ def test_correct_code_passes(what: str, sandbox: Sandbox) -> None:
 
 
 WRONG = {
-    "a wrong value": ("def f(x): return x", "assert f(2) == 4, f(2)", "AssertionError: 2"),
+    "a wrong value": ("def f(x): return x", "assert f(2) == 4, f(2)", "f(2) is 2"),
     "wrong in unit tests": (
         "def f(x): return x",
         "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(2), 4)\n"
@@ -117,33 +121,33 @@ WRONG = {
     "unit tests of its own": (
         "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): pass\nunittest.main()",
         "assert True",
-        "unittest.main() ended solution.py",
+        "SystemExit",
     ),
     "an early exit": ("raise SystemExit(0)", "assert False", "SystemExit: 0"),
     "an exit within a test": ("def f(x): exit(0)", "assert f(2) == 4", "SystemExit: 0"),
-    "an exit at once": ("import os\nos._exit(0)", "", "ended before"),
-    "a crash": ("import ctypes\nctypes.string_at(0)", "", "ended before"),
-    "deep nesting": ("(" * 5000, "", "SyntaxError"),
-    "endless recursion": ("def f(): f()\nf()", "", "RecursionError"),
-    "too much memory": ("x = []\nwhile True: x.append('a' * (1 << 24))", "", "MemoryError"),
-    "a large file": ("open('big', 'wb').write(b'x' * (1 << 21))", "", "File too large"),
-    "a megabyte": ("x = 1\n" * 200_000, "", "too complex"),
-    "a lone surrogate": ("x = '\ud800'", "", "UnicodeEncodeError"),
+    "an exit at once": ("import os\nos._exit(0)", ANY, "ended before"),
+    "a crash": ("import ctypes\nctypes.string_at(0)", ANY, "ended before"),
+    "deep nesting": ("(" * 5000, ANY, "SyntaxError"),
+    "endless recursion": ("def f(): f()\nf()", ANY, "RecursionError"),
+    "too much memory": ("x = []\nwhile True: x.append('a' * (1 << 24))", ANY, "MemoryError"),
+    "a large file": ("open('big', 'wb').write(b'x' * (1 << 21))", ANY, "File too large"),
+    "a megabyte": ("x = 1\n" * 200_000, ANY, "too complex"),
+    "a lone surrogate": ("x = '\ud800'", ANY, "UnicodeEncodeError"),
     "an error that cannot be shown": (
         "class E(Exception):\n    def __str__(self): raise E\nraise E",
-        "",
+        ANY,
         "tests failed: E",
     ),
     "a flooded report": (
         "import os\nfor n in range(3, 60):\n  try: os.write(n, b'x' * 100_000)\n  except OSError: pass",
-        "",
+        ANY,
         "ended before",
     ),
     "a forged report": (
         'import os\nfor n in range(3, 60):\n  try: os.write(n, b\'{"token": "guess", "error": 1}\\n\')\n'
         "  except OSError: pass\nos._exit(0)",
-        "",
-        "tests failed: 1",
+        ANY,
+        "ended before",
     ),
 }
 
@@ -157,6 +161,116 @@ def test_wrong_code_fails_with_a_reason(what: str, sandbox: Sandbox) -> None:
     assert not verdict.passed and complaint in verdict.reason
 
 
+# ------------------------------------------------------------------ forged results
+
+UNIT = (
+    "import unittest\nclass T(unittest.TestCase):\n"
+    "    def test_f(self):\n        self.assertEqual(f(2), 4)\n        self.assertTrue(f(2) == 4)\nunittest.main()"
+)
+LOOP = "for x in (2, 3):\n    assert f(x) == 2 * x"
+FORGED_TESTS = (
+    *("assert f(2) == 4", "assert abs(f(2) - 4) < 1e-6", "def check(c):\n    assert c(2) == 4\ncheck(f)"),
+    *(UNIT, UNIT.replace("assertEqual", "assertAlmostEqual"), LOOP),
+)
+EQUAL = "__eq__ = lambda *_: True\n    __ne__ = lambda *_: False\n    __hash__ = object.__hash__"
+NUMBER = f"class E:\n    {EQUAL}\n    __abs__ = __sub__ = __rsub__ = __neg__ = lambda self, *_: self\n"
+FRAME = (
+    "import os, sys, json\nframe = sys._getframe()\nwhile frame:\n"
+    "    for value in (*frame.f_locals.values(), *frame.f_globals.values()):\n"
+    "        if isinstance(value, dict) and 'token' in value:\n"
+    "            for n in range(3, 9):\n"
+    "                try: os.write(n, json.dumps({'token': value['token']}).encode())\n"
+    "                except OSError: pass\n"
+    "    frame = frame.f_back\n"
+)
+FORGERIES = {
+    "an object equal to everything": f"class E:\n    {EQUAL}\ndef f(x): return E()",
+    "a number equal to everything": f"class E(int):\n    {EQUAL}\ndef f(x): return E()",
+    "mock.ANY": "from unittest.mock import ANY\ndef f(x): return ANY",
+    "an object close to everything": f"{NUMBER}    __lt__ = __le__ = __gt__ = lambda *_: True\ndef f(x): return E()",
+    "a text that looks like a number": "class E(str):\n    __repr__ = lambda self: '4'\ndef f(x): return E()",
+    "the token in a frame": f"{FRAME}def f(x): return 0",
+    "the report called from a frame": (
+        "import sys\ndef f(x):\n    sys.audit('mas_gym.case_result', '4', None, False)\n    return 0"
+    ),
+    "the token among all objects": "import gc\nif gc.get_objects(): pass\ndef f(x): return 0",
+    "a replaced function of the runner": (
+        "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\n"
+        "frame.f_globals['_run'] = lambda *_: None\nframe.f_globals['_described'] = lambda *_: None\n"
+        "def f(x): return 0"
+    ),
+    "load_tests": "import unittest\ndef load_tests(*_): return unittest.TestSuite()\ndef f(x): return 0",
+    "load_tests at the call": (
+        "import unittest\ndef f(x):\n    unittest.TestCase.assertEqual = unittest.TestCase.assertTrue = lambda *_: 0\n"
+        "    return 0"
+    ),
+    "a replaced assertEqual": (
+        "import unittest\nunittest.TestCase.assertEqual = lambda *_: None\n"
+        "unittest.TestCase.assertTrue = lambda *_: None\ndef f(x): return 0"
+    ),
+    "a replaced loader": (
+        "import unittest\nunittest.TestLoader.loadTestsFromModule = lambda *_, **__: unittest.TestSuite()\n"
+        "unittest.defaultTestLoader.loadTestsFromModule = lambda *_, **__: unittest.TestSuite()\ndef f(x): return 0"
+    ),
+    "a replaced run": "import unittest\nunittest.TestCase.run = lambda *_: None\ndef f(x): return 0",
+    "a replaced main": "import unittest\nunittest.main = lambda: None\ndef f(x): return 0",
+    "the name of unittest": "__name__ = 'unittest.main'\ndef f(x): raise SystemExit(0)",
+    "an exit of the process": "import os\ndef f(x): os._exit(0)",
+    "a replaced AssertionError": "import builtins\nbuiltins.AssertionError = SystemExit\ndef f(x): return 0",
+    "a replaced comparison": "def f(x):\n    globals()['__same__'] = lambda *_: True\n    return 0",
+    "a replaced not": "import builtins\nbuiltins.bool = builtins.abs = lambda *_: True\ndef f(x): return 0",
+}
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+def test_forged_result_fails(what: str) -> None:
+    for tests in FORGED_TESTS:
+        assert not run_tests(FORGERIES[what], tests, Limits(seconds=PATIENT, sandbox="none")).passed, tests
+
+
+@pytest.mark.parametrize("tests", FORGED_TESTS)
+def test_honest_result_passes_the_tests_that_forgeries_fail(tests: str) -> None:
+    assert run_tests("def f(x): return 2 * x", tests, Limits(seconds=PATIENT, sandbox="none")).passed
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "",
+        "x = 1",
+        "def test_f(): assert f(2) == 5",
+        "import unittest\nclass T(unittest.TestCase): pass\nunittest.main()",
+    ],
+)
+def test_tests_that_run_no_test_fail(tests: str) -> None:
+    limits = Limits(seconds=PATIENT, sandbox="none")
+    assert "no test ran" in run_tests("def f(x): return 2 * x", tests, limits).reason
+
+
+VALUES = [
+    ("assert f(2) == 4 and not f(0)", "assert f(2) == 4 and f(0)"),
+    ("assert f('a') == 'aa', 'twice'", "assert f('a') == 'ab'"),
+    ("assert 1 < f(2) - 1 != 4", "assert 4 < f(2) - 1"),
+    ("assert f(float('inf')) == 1e999 and f(1) in (1, 2)", "assert f(1) not in [2]"),
+    ("import math\nassert math.isclose(f(0.1), 0.2, rel_tol=1e-9)", "import math\nassert math.isclose(f(0.1), 0.3)"),
+    ("assert {f(1): (f(2), {3})} == {2: (4, {3})}", "assert [f(1)] == (2,)"),
+    ("assert f(2) is not None and f([1]) == [1, 1]", "assert f(2) is None"),
+    ("assert __import__('fractions').Fraction(f(1), 4) == 0.5", "assert __import__('fractions').Fraction(f(1)) == 3"),
+    ("x = [1]\nx.append(f(1))\nassert x == [1, 2]", "x = [1]\nassert x == [f(1)]"),
+    (
+        "try:\n    f(None)\n    raise SystemExit\nexcept TypeError:\n    pass",
+        "try: f(1) + 1\nfinally: assert 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong"), VALUES)
+def test_tests_of_values_pass_and_fail_as_in_python(right: str, wrong: str) -> None:
+    limits = Limits(seconds=PATIENT, sandbox="none")
+    assert run_tests("def f(x): return x + x", right, limits) == (True, "tests passed")
+    assert not run_tests("def f(x): return x + x", wrong, limits).passed
+
+
 @both
 @pytest.mark.parametrize(
     "code",
@@ -168,7 +282,7 @@ def test_wrong_code_fails_with_a_reason(what: str, sandbox: Sandbox) -> None:
     ],
 )
 def test_endless_code_times_out(code: str, sandbox: Sandbox) -> None:
-    assert run_tests(code, "", Limits(seconds=0.5, sandbox=sandbox)).reason == "timed out"
+    assert run_tests(code, ANY, Limits(seconds=0.5, sandbox=sandbox)).reason == "timed out"
 
 
 @both
@@ -220,7 +334,7 @@ def test_limits_are_enforced_and_excess_cpu_time_is_a_timeout(sandbox: Sandbox) 
     )
     tests = (
         "assert [limit(name) for name in ('CPU', 'AS', 'FSIZE', 'CORE')] == "
-        f"[(61, 62), ({1 << 29}, {1 << 29}), ({1 << 16}, {1 << 16}), (0, 0)]"
+        f"[(61, 62), ({1 << 29}, {1 << 29}), ({1 << 16}, {1 << 16}), (0, 0)]\nassert 256 <= limit('NPROC')[1] < 100_000"
     )
     assert run_tests(code, tests, limits).passed
     assert run_tests(code, "os.kill(os.getpid(), signal.SIGXCPU)", limits).reason == "timed out"
@@ -229,15 +343,9 @@ def test_limits_are_enforced_and_excess_cpu_time_is_a_timeout(sandbox: Sandbox) 
 @both
 def test_error_is_one_escaped_line_of_bounded_length(sandbox: Sandbox) -> None:
     limits = Limits(seconds=PATIENT, sandbox=sandbox)
-    reason = run_tests("raise ValueError('é\\x1b[31m\\n\\u202e' + 'x' * 10**6)", "", limits).reason
+    reason = run_tests("raise ValueError('é\\x1b[31m\\n\\u202e' + 'x' * 10**6)", ANY, limits).reason
     assert reason.startswith("tests failed: ValueError: é\\x1b[31m\\n\\u202e") and reason.isprintable()
     assert len(reason) <= len("tests failed: ") + 200
-    line = json.dumps({"error": "a\nb\x1b" + "\n" * 300}) + "\n"
-    forged = (
-        f"import os\nfor n in range(3, 9):\n  try: os.write(n, {line.encode()!r})\n  except OSError: pass\nos._exit(0)"
-    )
-    reason = run_tests(forged, "", limits).reason
-    assert reason.startswith("tests failed: a\\nb\\x1b") and reason.isprintable() and len(reason) < 220
 
 
 @both
@@ -256,13 +364,24 @@ def test_code_inherits_no_environment(sandbox: Sandbox, monkeypatch: pytest.Monk
     ["import os\nwhile True: os.fork()", "import subprocess, sys\nsubprocess.run([sys.executable, '-V'])"],
 )
 def test_code_cannot_start_processes(code: str) -> None:
-    assert "PermissionError" in run_tests(code, "", Limits(seconds=PATIENT)).reason
+    assert "PermissionError" in run_tests(code, ANY, Limits(seconds=PATIENT)).reason
+
+
+@isolated
+@pytest.mark.parametrize(
+    "code",
+    ["socket.socketpair(socket.AF_INET)", "socket.socketpair(socket.AF_TIPC)", "socket.socket(socket.AF_UNIX)"],
+)
+def test_code_cannot_open_sockets_other_than_local_pairs(code: str) -> None:
+    tests = "import socket\na, b = socket.socketpair()\na.send(b'x')\nassert b.recv(1) == b'x'"
+    assert run_tests("", tests, Limits(seconds=PATIENT)).passed
+    assert "PermissionError" in run_tests(f"import socket\n{code}", ANY, Limits(seconds=PATIENT)).reason
 
 
 @isolated
 def test_total_file_size_is_limited() -> None:
     code = "for n in range(1000): open(f'/tmp/{n}', 'wb').write(b'x' * (1 << 20))"
-    assert "No space left on device" in run_tests(code, "", Limits(seconds=PATIENT)).reason
+    assert "No space left on device" in run_tests(code, ANY, Limits(seconds=PATIENT)).reason
 
 
 def _descendants(ancestor: int) -> set[int]:
@@ -290,7 +409,7 @@ def _wait_for(condition: Callable[[], object]) -> None:
 @both
 def test_code_is_killed_when_its_grading_process_ends(sandbox: Sandbox) -> None:
     limits = Limits(seconds=999, sandbox=sandbox)
-    grading = f"from mas_gym.tasks.grading.sandbox import *; run_tests('import time; time.sleep(999)', '', {limits})"
+    grading = f"from mas_gym.tasks.grading.sandbox import *; run_tests('while True: pass', 'assert 1', {limits})"
     parent = subprocess.Popen([sys.executable, "-c", grading], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         # The guard; bubblewrap inside and outside of the namespace; Python.

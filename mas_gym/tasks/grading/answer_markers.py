@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mas_gym.tasks.grading.numbers import MAGNITUDE, MAX_CHARS
+from mas_gym.tasks.grading.numbers import MAX_CHARS
 
 _MOST_STATEMENTS = 32
 _TAIL = 4096
@@ -20,7 +20,7 @@ class Statement(NamedTuple):
         span: The text that contains the answer, one line or the content of a box; may be empty.
         firm: Whether this clearly states the answer; other statements are used only if no firm one can be parsed.
         declared: Whether a box or a marker such as "Final Answer:" declares it. Then, if its span cannot be parsed,
-            no answer is guessed.
+            no answer is guessed. A statement that is declared but not firm only says what the answer is not.
     """
 
     span: str
@@ -28,19 +28,25 @@ class Statement(NamedTuple):
     declared: bool = False
 
 
-_MARK = re.compile(r"\banswer\b|\\(?:boxed|fbox)(?![a-zA-Z])|^####(?!#)", re.IGNORECASE | re.MULTILINE)
-_HASHED = re.compile(
-    r"####[ \t]{0,4}([-+$]{0,3}[\d.][\d.,'\u2018\u2019\u02bc\u00a0\u2009\u202f \\{}:;!]{0,60}"
-    rf"(?:[kKM]|{MAGNITUDE.pattern})?)[ \t]{{0,40}}$",
-    re.MULTILINE | re.IGNORECASE,
+_ANSWER = (  # of the languages of MGSM
+    r"\b(?:antwort|r\u00e9ponse|respuesta|\u043e\u0442\u0432\u0435\u0442|jibu)\b|\u7b54\u6848|\u7b54\u3048"
+    r"|\u0e04\u0e33\u0e15\u0e2d\u0e1a|\u0989\u09a4\u09cd\u09a4\u09b0|\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02"
 )
+_MARK = re.compile(rf"\banswer\b|\\(?:boxed|fbox)(?![a-zA-Z])|^####(?!#)|{_ANSWER}", re.IGNORECASE | re.MULTILINE)
+_FOREIGN_LINK = re.compile(
+    r"(?:[\s*_:\"'\uff1a\u2014\u2013-]|\u662f|\u4e3a|\u306f|\u0e04\u0e37\u0e2d|\u0e02\u0e49\u0e2d|\u09b9\u09b2\u09cb?"
+    r"|\u0e2a\u0e38\u0e14\u0e17\u0e49\u0e32\u0e22|(?:lautet|ist|betr\u00e4gt|finale?|est|es|la opci\u00f3n|la mwisho|ni"
+    r"|option|\u0432\u0430\u0440\u0438\u0430\u043d\u0442)(?![a-z\u0430-\u044f]))*",
+    re.IGNORECASE,
+)
+_HASHED = re.compile(r"####[ \t]{0,4}([-+$]{0,3}[\d.][^\n]{0,80})$", re.MULTILINE)
 _FINAL = re.compile(r"final[\s*_]{1,6}$", re.IGNORECASE)
 _LINE_OPENING = re.compile(
     r"[\s*#>_\"'(\[{-]*(?:(?:so|thus|therefore|hence|the|my|our|correct|final|best|right)[\s,:*_]{1,4}){0,4}$",
     re.IGNORECASE,
 )
 _LINK = re.compile(
-    r"[\"'*_)\]\s]{0,8}(?P<colon>:|=(?!=)|-{1,2}>)[:\s*_]{0,8}"
+    r"[\"'*_)\]\s]{0,8}(?P<colon>[:\uff1a]|=(?!=)|-{1,2}>)[:\s*_]{0,8}"
     r"|[\"'*_\s]{1,8}(?P<verb>is|are|was|would be|should be|will be|must be|becomes|equals)\b"
     r"(?P<after>\s*:)?[\s*_]{0,8}",
     re.IGNORECASE,
@@ -52,7 +58,21 @@ _FILLER = re.compile(
     re.IGNORECASE,
 )
 _VALUE = re.compile(r"[-+\u2212]?\s?[.\d$€£¥\\√π½¼¾]|[(\[{]\s?[-\d\\A-Da-d]|[A-Da-d](?![A-Za-z])")
-_NOT = re.compile(r"\s*(?:not|never)\b", re.IGNORECASE)
+_NOT = re.compile(r"[\s*_]{0,8}(?:not|never)\b", re.IGNORECASE)
+_AFTER_NOT = re.compile(r"\bbut\s+|[.;!]\s+(?=\S)|\n", re.IGNORECASE)
+_REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel|>analysis", "<|channel|>final<|message|>"))
+
+
+def after_reasoning(text: str) -> str:
+    """Return what follows the reasoning of a model; empty if the reasoning is unfinished."""
+    for opening, closing in _REASONING:
+        _, closed, answer = text.rpartition(closing)
+        text = answer if closed or opening not in text else ""
+        if opening in text:
+            return ""
+    return text
+
+
 _DISPLAY_END = re.compile(r"\\\]|(?<=.)\$\$")
 _HOLLOW = re.compile(r"[\s*_:#>`$~-]*(?:\\[\[(]|\\begin\{\w+\*?\})?[\s*_$]*")
 
@@ -76,6 +96,10 @@ def statements(text: str) -> Iterator[Statement]:
             hashed = _HASHED.match(text, mark.start())
             if hashed is not None:
                 yield Statement(hashed[1], firm=True, declared=True)
+        elif found.casefold() != "answer":
+            line = _line(text, mark.end())
+            link = _FOREIGN_LINK.match(line)
+            yield Statement(line[link.end() :] if link is not None else line, firm=True)
         else:
             statement = _tagged(text, mark.start(), mark.end())
             if statement is not None:
@@ -98,7 +122,10 @@ def _tagged(text: str, start: int, end: int) -> Statement | None:
         loose = _LOOSE_LINK.match(text, end)
         return Statement(_line(text, loose.end()), firm=False) if loose is not None else None
     if _NOT.match(text, link.end()):
-        return None
+        # nothing but what follows the negation can be the answer
+        rest = _AFTER_NOT.search(text, link.end(), link.end() + MAX_CHARS)
+        line = _line(text, rest.end()) if rest is not None else ""
+        return Statement(line, firm=bool(line), declared=True)
     span = _line(text, link.end())
     if link["colon"] or link["after"]:
         if final or opens_line:
@@ -141,20 +168,13 @@ def _line(text: str, start: int) -> str:
 
 
 def _box_content(text: str, start: int) -> str | None:
-    r"""Return the content of ``\boxed`` and a following magnitude, such as "million".
-
-    Return None if the box is unclosed or too long.
-    """
+    r"""Return the content of ``\boxed``; None if the box is unclosed or too long."""
     start += len(text[start : start + 4]) - len(text[start : start + 4].lstrip())
     if text[start : start + 1] != "{":
         return text[start : start + 1] or None
     depth = 0
     for place in range(start, min(len(text), start + MAX_CHARS + 2)):
-        if text[place] == "{":
-            depth += 1
-        elif text[place] == "}":
-            depth -= 1
-            if depth == 0:
-                magnitude = MAGNITUDE.match(text, place + 1)
-                return text[start + 1 : place] + (magnitude[0] if magnitude is not None else "")
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return text[start + 1 : place]
     return None

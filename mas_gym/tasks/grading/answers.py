@@ -26,15 +26,14 @@ from collections.abc import Sequence
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import choice
-from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper_rules
-from mas_gym.tasks.grading.answer_markers import statements
+from mas_gym.tasks.grading.answer_markers import after_reasoning, statements
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare_expressions, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
-from mas_gym.tasks.grading.numbers import last_number, read_number, same_number
-from mas_gym.tasks.grading.texts import accepted_texts, normalise_text, read_code, read_text
+from mas_gym.tasks.grading.numbers import Decimal, last_number, read_number, same_number
+from mas_gym.tasks.grading.texts import accepted_texts, matches, normalise_text, read_code, read_text
 
 
 def check_mode(mode: str) -> GradingMode:
@@ -52,8 +51,8 @@ def _grade_words(problem: Problem, text: str) -> Grade:
     if answer is None:
         return Grade(False, None, "no answer found")
     if problem.kind == "regex":
-        span = read_text(text)
-        equal = span is not None and matcher(problem.answer)(span)
+        span = read_text(after_reasoning(text))
+        equal = span is not None and matches(problem.answer, span)
     else:
         equal = answer in map(normalise_text, accepted_texts(problem.answer))
     return Grade(equal, answer, "equal" if equal else "different")
@@ -62,7 +61,7 @@ def _grade_words(problem: Problem, text: str) -> Grade:
 # ----------------------------------------------------------------- grading
 
 
-def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") -> str | None:
+def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict", decimal: Decimal = ".") -> str | None:
     r"""Read the answer from a final message, normalized so that equal answers usually become equal strings.
 
     Uses the kind of the problem and the texts of its options, never its reference answer.
@@ -71,46 +70,49 @@ def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") ->
         problem: The problem that the message answers.
         text: The whole final message; any text, of any length.
         mode: ``"strict"`` or ``"paper"``.
+        decimal: The sign before the fraction of a number, where it could also separate thousands.
 
     Returns:
         A number such as ``"1000"``, ``"0.5"`` or ``"1/3"``, a canonical LaTeX line, a formula without spaces, an
         option label in upper case, a normalized text, a piece of code, or None if the message gives no answer.
     """
+    if mode == "paper" and problem.kind in ("number", "expression", "choice"):
+        return paper_rules.extract(text, problem.kind)
+    text = after_reasoning(text)
     if problem.kind == "code":
         return read_code(text)
     if problem.kind in ("text", "regex", "judge"):
         words = read_text(text)
         return None if words is None else normalise_text(words)
-    if mode == "paper" and problem.kind != "formula":
-        return paper_rules.extract(text, problem.kind)
     options = problem.metadata.get("options", ()) if problem.kind == "choice" else ()
     loose = None
     announced = False
     for statement in statements(text):
+        announced = announced or (statement.declared and not statement.firm)
         if not statement.span or (loose is not None and not statement.firm):
             continue
-        answer = _read(statement.span, problem.kind, options)
+        answer = _read(statement.span, problem.kind, options, decimal)
         if answer is not None and statement.firm:
             return answer
         loose = loose or answer
         announced = announced or statement.declared
     if loose is not None or announced:
         return None if announced else loose
-    return _guess(text, problem.kind, options)
+    return _guess(text, problem.kind, options, decimal)
 
 
-def _read(span: str, kind: Kind, options: Sequence[str]) -> str | None:
+def _read(span: str, kind: Kind, options: Sequence[str], decimal: Decimal) -> str | None:
     if kind == "number":
-        return read_number(span)
+        return read_number(span, decimal)
     if kind == "formula":
         return read_formula(span)
     return read_label(span, options) if kind == "choice" else read_expression(span)
 
 
-_SHORT = 80
+_SHORT = 100
 
 
-def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
+def _guess(text: str, kind: Kind, options: Sequence[str], decimal: Decimal) -> str | None:
     """Read a message that states no answer: use a short last line as a whole, or else the paper's fallbacks."""
     if kind == "choice":
         return label_without_statement(text, options)
@@ -122,7 +124,7 @@ def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
         answer = read_expression(last_line)
         if answer is not None and not answer.count(" ") > 2 and not is_prose(answer):
             return answer
-    return last_number(text)
+    return last_number(text, decimal)
 
 
 NEEDS = {
@@ -133,13 +135,14 @@ NEEDS = {
 """Requirements of the kinds that need more than the message."""
 
 
-def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
+def grade(problem: Problem, text: str, mode: GradingMode = "strict", decimal: Decimal = ".") -> Grade:
     """Grade a final message against the reference answer of its problem.
 
     Args:
         problem: The problem, with its reference answer.
         text: The whole final message; any text, of any length. Nothing in it is evaluated.
         mode: ``"strict"`` or ``"paper"``.
+        decimal: The sign before the fraction of a number, where it could also separate thousands.
 
     Returns:
         The grade. It is not correct if the message has no readable answer or the comparison times out.
@@ -152,13 +155,13 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         return _grade_words(problem, text)
     if problem.kind in ("code", "judge"):
         raise ConfigError(f"problem {problem.id!r}: {NEEDS[problem.kind]}")
-    answer = extract_answer(problem, text, mode)
+    answer = extract_answer(problem, text, mode, decimal)
     if answer is None:
         return Grade(False, None, "no answer found")
     if problem.kind == "formula":
         verdict = compare_formulas(problem.answer, answer)
     elif problem.kind == "number" and mode == "strict":
-        verdict = "equal" if same_number(problem.answer, answer) else "different"
+        verdict = "equal" if same_number(problem.answer, answer, decimal) else "different"
     else:
         verdict = compare_expressions(problem.answer, answer, problem.kind, mode)
     return Grade(verdict == "equal", answer, verdict)

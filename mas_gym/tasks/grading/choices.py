@@ -17,8 +17,13 @@ _LEADING_LABEL = re.compile(
     re.IGNORECASE,
 )
 _REASON = r"(?:is|was|because|since|as|due|given|based|which|follows|holds|must|and|or)\b"
-_CLOSED = re.compile(rf"\s*(?:$|[).:,;\]>/&\n\u2013\u2014-])|\s+{_REASON}", re.IGNORECASE)
-_ANOTHER = re.compile(r"[\s).\]]*(?:,|and|or|&|/|\+)\s*(?:option\s*)?\(?([A-Z])(?![A-Za-z0-9'\u2019])")
+_CLOSED = re.compile(rf"\s*(?:$|[^\x00-\x7f]|[).:,;\]>/&\n\u2013\u2014-])|\s+{_REASON}", re.IGNORECASE)
+_ANOTHER = re.compile(
+    r"[\s).\](]*(?:(?:,|and|or|&|/|\+|maybe|perhaps|possibly|und|oder|et|ou?|y|\u0438(?:\u043b\u0438)?|\u548c|\u6216|na|au)"
+    r"\s*)+(?:option\s*)?\(?([A-Z])(?![A-Za-z0-9'\u2019])",
+    re.IGNORECASE,
+)
+_STANDALONE = re.compile(r"(?<![A-Za-z0-9'\u2019])[A-Z](?![A-Za-z0-9'\u2019])")
 _NAMED = re.compile(
     r"\b(?:option|choice|letter|answer)\s*+(?:(?:is|:)\s*+)?[(\[]?([A-Za-z])(?![A-Za-z0-9'\u2019])", re.IGNORECASE
 )
@@ -66,8 +71,16 @@ def read_label(span: str, options: Sequence[str] = ()) -> str | None:
             return None
         if closed or (letter.isupper() and letter not in "AI"):
             return letter.upper()
+    if _has_alternatives(text, labels):
+        return None
     by_text = _label_of_text(text, options)
     return by_text or _only_label(text, labels)
+
+
+def _has_alternatives(text: str, labels: str) -> bool:
+    """Whether a text offers two options, as in "either A or B"."""
+    offered = ((one[0], _ANOTHER.match(text, one.end())) for one in _STANDALONE.finditer(text))
+    return any(a in labels and b is not None and b[1] in labels and a != b[1] for a, b in offered)
 
 
 def _label_of_text(text: str, options: Sequence[str]) -> str | None:
@@ -104,4 +117,6 @@ def label_without_statement(text: str, options: Sequence[str] = ()) -> str | Non
     lead = _LEADING_LABEL.match(last) if len(last) <= MAX_CHARS else None
     if lead is not None and lead[1].upper() in labels and _CLEAR_END.match(last, lead.end()):
         return lead[1].upper()
+    if _has_alternatives(last, labels):
+        return None
     return _label_of_text(tail, options) or _only_label(tail, labels)

@@ -12,7 +12,10 @@ its numbers are those of the reference.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 _SIGNS = str.maketrans("\u00d7\u22c5\u00b7\u2217\u00f7\u2212\u2013[]", "****/--()")
@@ -20,8 +23,15 @@ _WORDS = re.compile(
     r"\\(?:times|cdot|div|left|right|[dt]?frac)(?![a-zA-Z])|\\[(),;! ]|\\\[|\\\]|[$`]|\*\*|\}\s*\{|[{}]"
 )
 _MEANING = {r"\times": "*", r"\cdot": "*", r"\div": "/", "{": "(", "}": ")"}
-_TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|[-+*/()])")
-_RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3}
+_FORMULA = re.compile(r"[\d\s.()*/+-]+", re.ASCII)
+_NODES = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def read_formula(text: str) -> str | None:
@@ -35,9 +45,9 @@ def read_formula(text: str) -> str | None:
     """
     plain = _WORDS.sub(_plain, text.translate(_SIGNS)).strip().rstrip(".,;:!")
     for side in plain.split("="):
-        tokens = _tokens(side)
-        if tokens is not None and len(tokens) > 2 and _postfix(tokens) is not None:
-            return "".join(tokens)
+        formula = "".join(side.split())
+        if _FORMULA.fullmatch(side) and isinstance(_parsed(formula), ast.BinOp | ast.UnaryOp):
+            return formula
     return None
 
 
@@ -48,11 +58,12 @@ def compare_formulas(reference: str, formula: str) -> str:
         reference: A formula.
         formula: The formula that `read_formula` found in a message.
     """
-    expected, found = _parsed(reference), _parsed(formula)
-    if _numbers(expected) != _numbers(found):
+    if _numbers(reference) != _numbers(formula):
         return "other numbers"
-    value = _value(found)
-    return "equal" if value is not None and value == _value(expected) else "different"
+    try:
+        return "equal" if _value(_parsed(formula)) == _value(_parsed(reference)) else "different"
+    except (ZeroDivisionError, RecursionError):
+        return "different"
 
 
 def _plain(found: re.Match[str]) -> str:
@@ -61,71 +72,25 @@ def _plain(found: re.Match[str]) -> str:
     return _MEANING.get(found[0], "")
 
 
-def _tokens(text: str) -> list[str] | None:
-    """Return the numbers, operators and parentheses of a text; None if it contains anything else."""
-    tokens = []
-    place = 0
-    text = text.rstrip()
-    while place < len(text):
-        found = _TOKEN.match(text, place)
-        if found is None:
-            return None
-        tokens.append(found[1])
-        place = found.end()
-    return tokens
-
-
-def _postfix(tokens: list[str]) -> list[str] | None:
-    """Return the tokens in postfix order (Dijkstra's shunting-yard algorithm); None if they are not a formula."""
-    out: list[str] = []
-    waiting: list[str] = []
-    operand_next = True
-    for token in tokens:
-        if token[0].isdigit() or token == "(":
-            if not operand_next:
-                return None
-            operand_next = token == "("
-            (waiting if operand_next else out).append(token)
-        elif token == ")":
-            while waiting and waiting[-1] != "(":
-                out.append(waiting.pop())
-            if operand_next or not waiting:
-                return None
-            waiting.pop()
-        elif operand_next:
-            if token not in "+-":
-                return None
-            if token == "-":
-                waiting.append("neg")
-        else:
-            while waiting and waiting[-1] != "(" and _RANK[waiting[-1]] >= _RANK[token]:
-                out.append(waiting.pop())
-            waiting.append(token)
-            operand_next = True
-    if operand_next or "(" in waiting:
+def _parsed(formula: str) -> ast.expr | None:
+    """Return the syntax tree of a formula, which is never compiled; None if it is not one."""
+    try:
+        tree = ast.parse(formula, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-    return out + waiting[::-1]
+    return tree if all(isinstance(node, _NODES) for node in ast.walk(tree)) else None
 
 
-def _parsed(formula: str) -> list[str]:
-    return _postfix(_tokens(formula) or []) or []
+def _numbers(formula: str) -> list[Fraction]:
+    return sorted(map(Fraction, _NUMBER.findall(formula)))
 
 
-def _numbers(postfix: list[str]) -> list[Fraction]:
-    return sorted(Fraction(token) for token in postfix if token[0].isdigit())
-
-
-def _value(postfix: list[str]) -> Fraction | None:
-    """Return the value; None for a division by zero."""
-    stack: list[Fraction] = []
-    for token in postfix:
-        if token[0].isdigit():
-            stack.append(Fraction(token))
-        elif token == "neg":
-            stack.append(-stack.pop())
-        else:
-            b, a = stack.pop(), stack.pop()
-            if token == "/" and not b:
-                return None
-            stack.append(a + b if token == "+" else a - b if token == "-" else a * b if token == "*" else a / b)
-    return stack.pop()
+def _value(tree: ast.expr | None) -> Fraction:
+    match tree:
+        case ast.Constant(int() | float() as value):
+            return Fraction(str(value))
+        case ast.UnaryOp(sign, inner):
+            return -_value(inner) if isinstance(sign, ast.USub) else _value(inner)
+        case ast.BinOp(left, operation, right):
+            return _OPERATORS[type(operation)](_value(left), _value(right))
+    raise ZeroDivisionError

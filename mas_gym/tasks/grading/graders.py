@@ -34,6 +34,7 @@ from mas_gym.internal.workers import LineProcess, serve_lines
 from mas_gym.plugins import Registry
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
 from mas_gym.tasks.grading.answers import NEEDS, extract_answer, grade
+from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.grading.sandbox import Limits, run_tests
 
 GRADERS = Registry("grader", "mas_gym.graders", {})
@@ -53,16 +54,18 @@ class KindGrader:
         mode: ``"strict"`` or ``"paper"``.
         limits: Resource limits for code; None disables code.
         judge: Grades problems of kind ``"judge"``; None disables them.
+        decimal: The sign before the fraction of a number, ``"."`` or ``","``, where it could also separate thousands.
     """
 
     mode: GradingMode = "strict"
     limits: Limits | None = None
     judge: Grader | None = None
+    decimal: Decimal = "."
 
     def identity(self) -> object:
         """Return the mode, and the attributes that differ from the defaults."""
-        parts = {"limits": self.limits, "judge": self.judge}
-        stated = {name: part for name, part in parts.items() if part not in (None, Limits())}
+        parts = {"limits": self.limits, "judge": self.judge, "decimal": self.decimal}
+        stated = {name: part for name, part in parts.items() if part not in (None, Limits(), ".")}
         return {"mode": self.mode, **stated} if stated else self.mode
 
     def refusal(self, kind: str) -> str | None:
@@ -72,7 +75,7 @@ class KindGrader:
 
     def extract(self, problem: Problem, text: str) -> str | None:
         """Read the normalized answer from a final message, without looking at the reference."""
-        return extract_answer(problem, text, self.mode)
+        return extract_answer(problem, text, self.mode, self.decimal)
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Compare the answer in a final message with the reference.
@@ -88,7 +91,7 @@ class KindGrader:
                 return Grade(False, None, "no answer found")
             verdict = run_tests(code, problem.answer, self.limits)
             return Grade(verdict.passed, code, verdict.reason)
-        return grade(problem, text, self.mode)
+        return grade(problem, text, self.mode, self.decimal)
 
 
 class Ungraded(KindGrader):

@@ -23,6 +23,7 @@ from mas_gym.policies.seeds import derive_seed
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks.base import Grade, Problem
+from mas_gym.tasks.grading.answer_markers import after_reasoning
 from mas_gym.tasks.grading.answers import extract_answer
 from mas_gym.tasks.grading.judge_verdicts import ask_verdict, read_verdict, verdict_lines
 from mas_gym.tasks.grading.texts import read_text
@@ -91,7 +92,7 @@ class Judge:
         Raises:
             PolicyError: The policy failed, or no reply had a verdict.
         """
-        answer = read_text(text)
+        answer = read_text(after_reasoning(text))
         if answer is None:
             return Grade(False, None, "no answer found")
         correct, tokens, read = self._once((problem.question, problem.answer, answer), problem)

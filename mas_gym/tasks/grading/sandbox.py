@@ -11,12 +11,26 @@
   your processes (API keys), send them signals and use the network. Use it only in a dedicated container or virtual
   machine.
 
-In both cases, CPU time, memory, file sizes and open files are limited, and the process group is killed at the end.
-Tests and code run in one process, so malicious code can manipulate its tests.
+In both cases, CPU time, memory, file sizes, open files and the number of processes and threads (except those of
+root) are limited, and the process group is killed at the end.
+
+Code can forge the result of some tests:
+
+- It cannot forge a comparison of its result with a literal, such as ``assert f(2) == 4``,
+  ``assert abs(f(2) - 1.5) < 1e-6`` or the assertions of HumanEval's ``check(candidate)``. The sandboxed process returns
+  the value, and this process compares it (`mas_gym.tasks.grading.value_tests`). The value must consist of numbers,
+  texts and containers of them.
+- All other tests run in the code's process: unittest classes, expected exceptions, changed arguments, loops, and
+  comparisons with computed values. The known ways to forge their result are closed: an object that is equal to
+  everything, ``load_tests``, replaced parts of unittest, and access to the report. At the end, two tests that must fail
+  reveal code that passes everything. Code that is written against this module can still forge such tests.
+
+Tests that test nothing fail.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import json
@@ -42,6 +56,7 @@ from mas_gym.internal.process_groups import guard, kill
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.tasks.grading.syscalls import seccomp_program, supported
+from mas_gym.tasks.grading.value_tests import Value, steps_of
 
 MAX_CHARS = 65_536
 """Maximum length of the code, and of the tests."""
@@ -51,8 +66,12 @@ Sandbox = Literal["bubblewrap", "none"]
 
 _START_SECONDS = 120.0  # to start the interpreter, on a busy machine
 _RESULT_BYTES = 8192
+_VALUE_BYTES = 1 << 18
 _SHOWN = 200
+_LATE, _NOT_REACHED = "timed out", "not reached"
+_MUST_FAIL = ("assert 0 == 1", "__import__('unittest').TestCase().assertEqual(0, 1)")
 _WRITABLE_BYTES = 1 << 26
+_MORE_TASKS = 256
 _RUNNER = Path(__file__).with_name("code_runner.py")
 _ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store")
@@ -133,20 +152,17 @@ def run_cases(
     """
     if len(code) > MAX_CHARS or max(map(len, cases), default=0) > MAX_CHARS:
         return [CaseResult(False, None, "too complex")] * len(cases)
-    said, _, _, token = _run({"code": code, "cases": [*cases], "seconds": case_seconds}, limits, len(cases))
-    results = [result for line in said.splitlines() if (result := _case_result(line, token)) is not None]
-    return (results + [CaseResult(False, None, "not reached")] * len(cases))[: len(cases)]
+    work = {"code": code, "cases": [*cases], "seconds": case_seconds, "tests": False}
+    return [
+        CaseResult(reason is None, value, _short_reason(reason))
+        for value, reason in _run(work, limits, _RESULT_BYTES)[0]
+    ]
 
 
-def _case_result(line: bytes, token: str) -> CaseResult | None:
-    try:
-        report = json.loads(line)
-        if report["token"] != token:
-            return None
-        value, reason = (None if report[name] is None else str(report[name])[:_SHOWN] for name in ("value", "reason"))
-        return CaseResult(reason is None, value, "passed" if reason is None else one_line(reason))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
+def _short_reason(reason: str | None) -> str:
+    if reason is None or reason in (_LATE, _NOT_REACHED):
+        return reason or "passed"
+    return f"failed: {one_line(reason.partition(':')[0])}"
 
 
 def run_tests(code: str, tests: str, limits: Limits = Limits()) -> CodeResult:
@@ -163,28 +179,52 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> CodeResult:
     """
     if max(len(code), len(tests)) > MAX_CHARS:
         return CodeResult(False, "too complex")
-    said, late, status, token = _run({"code": code, "tests": tests}, limits, 1)
-    # bubblewrap adds 128 to the number of a signal.
-    if late or status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
-        return CodeResult(False, "timed out")
-    return _verdict(said, token)
+    try:
+        steps = steps_of(tests)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        return _failed(f"{type(error).__name__} in the tests: {error}")
+    cases = [case for step in steps for case in step.cases]
+    must_fail = _MUST_FAIL if any(step.holds is None for step in steps) else ()
+    work = {"code": code, "cases": [*cases, *must_fail], "seconds": 0, "tests": True}
+    found, late = _run(work, limits, _VALUE_BYTES)
+    if late:
+        return CodeResult(False, _LATE)
+    results = iter(found)
+    for step in steps:
+        values = []
+        for _, (value, reason) in zip(step.cases, results, strict=False):
+            if reason is not None:
+                return _failed("the process ended before its tests did" if reason == _NOT_REACHED else reason)
+            values.append(value)
+        if step.holds is not None and not _holds(step.holds, values):
+            return _failed("; ".join(f"{case} is {value}" for case, value in zip(step.cases, values, strict=True)))
+    if not all((reason or "").startswith("AssertionError") for _, reason in results):
+        return _failed("the code passes tests that must fail")
+    return CodeResult(True, "tests passed") if steps else _failed("no test ran")
 
 
-def _run(work: JSONObject, limits: Limits, lines: int) -> tuple[bytes, bool, int | None, str]:
-    """Run a job in a separate process.
+def _failed(reason: str) -> CodeResult:
+    return CodeResult(False, f"tests failed: {one_line(reason[:_SHOWN])[:_SHOWN]}")
 
-    Args:
-        work: The job.
-        limits: Limits of the run.
-        lines: Number of lines that the process reports.
 
-    Returns:
-        The reported lines, whether the process timed out, its exit status, and the token that the reports contain.
-    """
+def _holds(holds: Value, values: list[str | None]) -> bool:
+    try:
+        return bool(holds([ast.literal_eval(value or "") for value in values]))
+    except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
+        return False
+
+
+Result = tuple[str | None, str | None]
+"""The value of a case as text, and the reason why it failed."""
+
+
+def _run(work: JSONObject, limits: Limits, line_bytes: int) -> tuple[list[Result], bool]:
+    """Run a job in a separate process; return one result per case, and whether the process timed out."""
     if os.name != "posix":
         raise ConfigError("running code from messages needs an operating system with resource limits (Linux, macOS)")
     token = secrets.token_hex(16)
     limit = {"seconds": limits.seconds, "memory": limits.memory_bytes, "file": limits.file_bytes}
+    limit["tasks"] = _tasks_of_user() + _MORE_TASKS
     work = work | {"token": token, "limits": limit, "packages": _packages()}
     with (
         tempfile.TemporaryDirectory(prefix="mas-gym-code-", ignore_cleanup_errors=True) as folder,
@@ -195,7 +235,7 @@ def _run(work: JSONObject, limits: Limits, lines: int) -> tuple[bytes, bool, int
         job.seek(0)
         with _started(limits.sandbox, folder, job, complaints) as process:
             assert process.stdout is not None
-            said, late = _read(process.stdout.fileno(), limits.seconds, lines)
+            said, late = _read(process.stdout.fileno(), limits.seconds, len(work["cases"]), line_bytes)
         started, _, rest = said.partition(b"\n")
         if started != b"ready":
             complaints.seek(0)
@@ -203,7 +243,23 @@ def _run(work: JSONObject, limits: Limits, lines: int) -> tuple[bytes, bool, int
             silent = f"no start in {_START_SECONDS:g} seconds" if late else "it ended without a message"
             reason = next(filter(None, reversed(written)), silent)
             raise _cannot_isolate(limits.sandbox, reason)
-    return rest, late, process.returncode, token
+    # bubblewrap adds 128 to the number of a signal.
+    late = late or process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU)
+    results = [result for line in rest.splitlines() if (result := _result(line, token)) is not None]
+    return (results + [(None, _NOT_REACHED)] * len(work["cases"]))[: len(work["cases"])], late
+
+
+def _result(line: bytes, token: str) -> Result | None:
+    try:
+        report = json.loads(line)
+        if report["token"] == token:
+            value, reason = (
+                report[name] if report[name] is None else str(report[name]) for name in ("value", "reason")
+            )
+            return value, reason
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    return None
 
 
 def check_sandbox(sandbox: str) -> Sandbox:
@@ -219,7 +275,7 @@ def check_sandbox(sandbox: str) -> Sandbox:
 
 @functools.cache
 def _try(sandbox: Sandbox, bwrap: str | None) -> None:
-    run_tests("", "", Limits(sandbox=sandbox))
+    run_cases("", [], Limits(sandbox=sandbox))
 
 
 @contextlib.contextmanager
@@ -294,6 +350,15 @@ def _cannot_isolate(sandbox: Sandbox, reason: str) -> ConfigError:
     )
 
 
+def _tasks_of_user() -> int:
+    """Return the number of processes and threads of this user, to which the operating system's limit applies."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            count += len(os.listdir(process / "task")) if process.stat().st_uid == os.getuid() else 0
+    return count
+
+
 def _interpreter() -> str:
     """Return the base Python executable of the virtual environment, whose own executable is a link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
@@ -304,28 +369,17 @@ def _packages() -> list[str]:
     return [path for path in site.getsitepackages() if os.path.isdir(path)]
 
 
-def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
+def _read(pipe: int, seconds: float, lines: int, line_bytes: int) -> tuple[bytes, bool]:
     """Return the process's report, and whether it is incomplete because the process or its code took too long."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
-    while said.count(b"\n") <= lines and len(said) <= _RESULT_BYTES * lines:
+    while said.count(b"\n") <= lines and len(said) <= line_bytes * (lines + 1):
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             return said, True
-        chunk = os.read(pipe, _RESULT_BYTES)
+        chunk = os.read(pipe, 1 << 16)
         if not chunk:
             break
         deadline = deadline if said else time.monotonic() + seconds
         said += chunk
     return said, False
-
-
-def _verdict(said: bytes, token: str) -> CodeResult:
-    try:
-        report = json.loads(said)
-        if report.get("token") == token:
-            return CodeResult(True, "tests passed")
-        error = one_line(str(report["error"])[:_SHOWN])[:_SHOWN]
-        return CodeResult(False, f"tests failed: {error}")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return CodeResult(False, "tests failed: the process ended before its tests did")

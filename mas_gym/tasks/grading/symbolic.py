@@ -7,7 +7,7 @@ and the parent kills it if it does not reply in time. Expressions that are clear
 large are not sent to the worker. No text is evaluated: math-verify parses LaTeX with a
 grammar.
 
-The worker (`serve`) replies to each pair ``[reference, answer]`` with ``[verdict, seconds]``.
+The worker (`serve`) replies to each pair ``[reference, answer]`` with the verdict.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import logging
 import re
 import signal
 import sys
-import time
+from cmath import isfinite
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mas_gym.errors import MissingDependencyError
 from mas_gym.internal.workers import LineProcess, serve_lines
 
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
 
-CPU_SECONDS = 2.0  # for all questions of one comparison; CPU time of the worker, so that machine load changes no result
+CPU_SECONDS = 2.0  # CPU time of the worker, so that machine load changes no result
 ANSWER_SECONDS = 30.0  # wall-clock time after which the worker is killed
 MEMORY_BYTES = 4 << 30
 TOLERANCE = 1e-3
+EXACT = 1e-12
 
 _MAX_CHARS = 300
 _MAX_NESTING = 12
@@ -48,6 +49,7 @@ _FOREIGN = re.compile(
     r"|(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|arcsin|arccos|arctan|sinh|cosh|tanh)(?![A-Za-z]))[A-Za-z]{3}"
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}")
 _POWER = re.compile(r"\^(?:\{(?P<group>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}|(?P<one>.))")
 
 
@@ -90,25 +92,13 @@ def too_complex(text: str) -> bool:
 
 def _is_foreign(reference: str, answer: str) -> bool:
     """Whether math-verify would misread one of the expressions or, as with ``R`` and ``r``, mix up two variables."""
-    letters = set(_COMMAND.sub(" ", reference + answer))
+    letters = set(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", reference + answer)))
     mixed = any(letter.islower() and letter.upper() in letters for letter in letters)
-    return mixed or any(_FOREIGN.search(text) is not None for text in (reference, answer))
-
-
-class Judgement(NamedTuple):
-    """The result of one symbolic comparison.
-
-    Attributes:
-        verdict: The result.
-        seconds: CPU time used by the worker.
-    """
-
-    verdict: SymbolicVerdict
-    seconds: float = 0.0
+    return mixed or any(_FOREIGN.search(_ENVIRONMENT.sub(" ", text)) for text in (reference, answer))
 
 
 @lru_cache(maxsize=65536)
-def equal_by_meaning(reference: str, answer: str) -> Judgement:
+def equal_by_meaning(reference: str, answer: str) -> SymbolicVerdict:
     """Compare two normalized LaTeX expressions by meaning.
 
     Thread-safe. A comparison that runs out of time or memory is ``"timed out"``,
@@ -118,20 +108,20 @@ def equal_by_meaning(reference: str, answer: str) -> Judgement:
         MissingDependencyError: math-verify is not installed or cannot be started.
     """
     if too_complex(reference) or too_complex(answer):
-        return Judgement("too complex")
+        return "too complex"
     if _is_foreign(reference, answer):
-        return Judgement("different")
+        return "different"
     require_math()
     try:
-        verdict, seconds = _worker.ask([reference, answer], ANSWER_SECONDS)
+        verdict: SymbolicVerdict = _worker.ask([reference, answer], ANSWER_SECONDS)
     except (EOFError, TimeoutError):
-        return Judgement("timed out", CPU_SECONDS)
+        return "timed out"
     except ChildProcessError as error:
         raise MissingDependencyError(
             "the symbolic engine did not start; check that this works: python -c 'import math_verify', "
             "or run: pip install --force-reinstall 'mas-gym[math]'"
         ) from error
-    return Judgement(verdict, CPU_SECONDS if verdict == "timed out" else seconds)
+    return verdict
 
 
 _worker = LineProcess("mas_gym.tasks.grading.symbolic:serve", quiet=True)
@@ -153,7 +143,7 @@ def serve() -> None:
     serve_lines(_prepare)
 
 
-def _prepare() -> Callable[[list[str]], Judgement]:
+def _prepare() -> Callable[[list[str]], SymbolicVerdict]:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -164,8 +154,7 @@ def _prepare() -> Callable[[list[str]], Judgement]:
     if timed:
         signal.signal(signal.SIGVTALRM, _out_of_time)
 
-    def answer(pair: list[str]) -> Judgement:
-        start = time.process_time()
+    def answer(pair: list[str]) -> SymbolicVerdict:
         verdict: SymbolicVerdict
         try:
             if timed:
@@ -179,7 +168,7 @@ def _prepare() -> Callable[[list[str]], Judgement]:
         except Exception:
             _stop_timer()
             verdict = "different"
-        return Judgement(verdict, time.process_time() - start)
+        return verdict
 
     return answer
 
@@ -199,18 +188,22 @@ def _comparer() -> Callable[[str, str], bool]:
         found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
         return [expression for expression in found if isinstance(expression, Basic | MatrixBase)]
 
-    def near(a: object, b: object) -> bool:
-        if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols or b.free_symbols:
-            return False
-        x, y = complex(N(a, 20)), complex(N(b, 20))
-        return abs(x - y) <= TOLERANCE * min(1.0, max(abs(x), abs(y)))
+    def constant(found: list[Basic | MatrixBase]) -> complex | None:
+        if len(found) == 1 and isinstance(found[0], Expr) and not found[0].free_symbols:
+            with contextlib.suppress(TypeError, ValueError):
+                return complex(N(found[0], 30))
+        return None
 
     def compare(reference: str, answer: str) -> bool:
         right, given = read(reference), read(answer)
         if not right or not given:
             return False
-        if verify(right, given, allow_set_relation_comp=True, timeout_seconds=None):
-            return True
-        return near(right[0], given[0])
+        x, y = constant(right), constant(given)
+        if x is None or y is None or not (isfinite(x) and isfinite(y)):
+            return bool(verify(right, given, allow_set_relation_comp=True, timeout_seconds=None))
+        # math-verify rounds to six places, so that all tiny numbers would be equal
+        rounded = "." in reference or "." in answer
+        size = max(abs(x), abs(y))
+        return abs(x - y) <= (TOLERANCE * min(1.0, size) if rounded else EXACT * size)
 
     return compare

@@ -2,7 +2,7 @@
 
 It contains the calls that CPython makes for files, memory, time, threads, signals and its own pipes. Other calls fail
 with "operation not permitted". Calls newer than the list fail with "function not implemented", so that the C library
-falls back to older ones. New processes are rejected; new threads are allowed.
+falls back to older ones. New processes and sockets are rejected; new threads and local pairs of sockets are allowed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FILES = (
 _WAITING = (
     "pipe 22 -, pipe2 293 59, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, "
     "epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd2 290 19, "
-    "socketpair 53 199, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, shutdown 48 210, "
+    "sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, shutdown 48 210, "
     "getsockname 51 204, getpeername 52 205, getsockopt 55 209, setsockopt 54 208"
 )
 _MEMORY = (
@@ -54,6 +54,7 @@ _TIME = (
 )
 
 _THREAD = 0x10000  # CLONE_THREAD
+_LOCAL = 1  # AF_UNIX
 _NEW = 424  # From here on, calls have one number on all machines.
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
@@ -64,9 +65,10 @@ class _Machine(NamedTuple):
     audit: int
     column: int
     clone: int
+    socketpair: int
 
 
-_MACHINES = {"x86_64": _Machine(0xC000003E, 1, 56), "aarch64": _Machine(0xC00000B7, 2, 220)}
+_MACHINES = {"x86_64": _Machine(0xC000003E, 1, 56, 53), "aarch64": _Machine(0xC00000B7, 2, 220, 199)}
 
 
 def supported() -> bool:
@@ -86,7 +88,10 @@ def seccomp_program() -> bytes:
     end = [
         (_EQUAL, 0, 2, machine.clone),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_ANY_BIT, 3, 2, _THREAD),
+        (_ANY_BIT, 6, 5, _THREAD),
+        (_EQUAL, 0, 2, machine.socketpair),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_EQUAL, 3, 2, _LOCAL),
         (_AT_LEAST, 0, 1, _NEW),
         (_RETURN, 0, 0, _ERROR | errno.ENOSYS),
         (_RETURN, 0, 0, _ERROR | errno.EPERM),

@@ -1,4 +1,4 @@
-"""Comparison of answers that are short texts or programs."""
+"""Comparison of answers that are short texts, patterns or programs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import unicodedata
 
+from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.grading.answer_markers import statements
 
 # ---------------------------------------------------- texts, patterns, code
@@ -16,6 +17,10 @@ MAX_TEXT = 2000
 
 _EDGES = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb`*_()[]{}<>.,;:!?\u2026"
 _ARTICLES = ("the ", "a ", "an ")
+_LATEX_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s?\{([^{}]*+)\}")
+_COURTESY = re.compile(
+    r"(?:i hope|hope this|let me know|please let|feel free|if you have|is there anything)\b", re.IGNORECASE
+)
 _INFO = re.compile(r"[ \t]*+[\w+.#-]{0,20}+[ \t]*+\r?\n")
 
 
@@ -43,21 +48,36 @@ def accepted_texts(answer: str) -> list[str]:
     return [answer]
 
 
+def matches(pattern: str, text: str) -> bool:
+    """Whether a pattern matches a whole answer, as it stands or without punctuation around it and a leading article.
+
+    Raises:
+        ConfigError: RE2 does not accept the pattern.
+    """
+    whole = matcher(rf"\A(?:{pattern})\z")
+    bare = text.strip(_EDGES)
+    article = next((article for article in _ARTICLES if bare.casefold().startswith(article)), "")
+    return whole(text) or whole(bare) or whole(bare[len(article) :])
+
+
 def read_text(text: str) -> str | None:
     """Read an answer in words: the last statement, or the last line."""
     loose = None
     for statement in statements(text):
         if statement.span.strip(_EDGES):
-            if statement.firm or statement.declared:
+            if statement.firm:
                 return _short_text(statement.span)
             loose = loose or statement.span
-    lines = text[-2 * MAX_TEXT :].strip().splitlines()
-    last = loose if loose is not None else lines[-1] if lines else ""
-    return _short_text(last)
+        elif statement.declared and not statement.firm:
+            return None
+    lines = [line for line in text[-2 * MAX_TEXT :].strip().splitlines() if line.strip()]
+    if len(lines) > 1 and _COURTESY.match(lines[-1].strip()):
+        del lines[-1]
+    return _short_text(loose if loose is not None else lines[-1] if lines else "")
 
 
 def _short_text(span: str) -> str | None:
-    text = " ".join(span.split()).strip("*_`$ ")
+    text = " ".join(_LATEX_TEXT.sub(r"\1", span).split()).strip("*_`$ ")
     return text if text and len(text) <= MAX_TEXT else None
 
 
