@@ -47,7 +47,7 @@ def transcript() -> tuple[str, dict[str, str]]:
     Each turn has the graph, the view, the mask, the message and the reward.
     """
     drawn: dict[str, str] = {}
-    env = gym.make("MAS-Arithmetic-v0", view="local")
+    env = gym.make("MAS-Arithmetic-v0", split="test", view="local")
     mas: Any = env.unwrapped
     observation, info = env.reset(options={"problem_id": PROBLEM})
     parts = [f"> {observation['question']}\n"]
