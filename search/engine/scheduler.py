@@ -233,7 +233,8 @@ class Scheduler:
         Raises:
             SearchError: The scheduler is closed.
         """
-        given = {"seed": seed, "sampling": sampling, "budget": budget, "planner": planner}
+        limited = None if sampling is None else sampling.for_system(self._setup.dynamics.mas)
+        given = {"seed": seed, "sampling": limited, "budget": budget, "planner": planner}
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         number = next(self._numbers)
         future = SearchFuture(problem, partial(self._mail.put, (_CANCELLED, number)), on_progress)
