@@ -474,7 +474,8 @@ class ActiveSearch:
     def _prompt(self, state: MASState) -> tuple[Messages, Agent, Sampling, str]:
         mas = self.setup.dynamics.mas
         self._check_open(state)
-        agent, sampling = mas.agents[state.acting], self.setup.sampling
+        agent = mas.agents[state.acting]
+        sampling = self.setup.sampling.for_agent(agent)
         if self.session is None:
             return chat_messages(mas, state), agent, sampling, ""
         call = self.session.call(state)
@@ -546,6 +547,15 @@ class ActiveSearch:
     def _said(self, state: MASState) -> str:
         return self.grader.key(state) if self.setup.dynamics.is_terminal(state) else state.text
 
+    def _check_counted(self, reply: SamplingReply) -> None:
+        budget = self.setup.budget
+        limited = budget.tokens is not None or budget.usd is not None
+        if limited and any(sample.text and not sample.tokens for sample in reply.samples):
+            raise BudgetError(
+                "a budget in tokens or USD: expected replies with token counts, got none, because the server reports "
+                "no usage; name the model's tokenizer with tokenizer=FOLDER in the policy, or limit calls"
+            )
+
     def _take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
         """Process the policy's reply; return the program steps to run before the planner resumes.
 
@@ -556,6 +566,7 @@ class ActiveSearch:
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
             got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
             raise PolicyError(f"agent {call.request.agent!r}: expected {wanted} samples from the policy, got {got}")
+        self._check_counted(outcome)
         tokens, arm = sum(sample.tokens for sample in outcome.samples), call.request.arm
         by_arm = ArmUsage(arm, wanted, tokens, outcome.prompt_tokens, outcome.cached_tokens)
         self._spend(

@@ -46,6 +46,7 @@ class TransformersPolicy(StreamingPolicy):
         max_batch: Sequences decoded together.
         prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
         window: Context window in tokens, for prompt and answer together; by default the model's window.
+        truncate: Remove the oldest text of a prompt that does not fit the window. By default such a prompt is an error.
         threads: Torch CPU threads for this model. By default one for models of up to 50 million parameters, and
             torch's default for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
         exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
@@ -77,6 +78,7 @@ class TransformersPolicy(StreamingPolicy):
         max_batch: int = 128,
         prefix_megabytes: int = 64,
         window: int | None = None,
+        truncate: bool = False,
         threads: int | None = None,
         exact: bool | None = None,
         chat_options: Mapping[str, object] | None = None,
@@ -102,7 +104,7 @@ class TransformersPolicy(StreamingPolicy):
                 if exact:
                     raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
                 self._model.exact = False
-        self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options)
+        self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options, truncate)
         self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
         # Reused between calls of choose, because their prompts share instructions.
@@ -112,6 +114,7 @@ class TransformersPolicy(StreamingPolicy):
             "exact": self._model.exact,
             "window": self.format.window,
             "chat_options": dict(chat_options or {}),
+            **({"truncate": True} if truncate else {}),
         }
 
     def identity(self) -> dict[str, object]:
