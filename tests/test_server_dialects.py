@@ -118,6 +118,11 @@ def test_content_parts_and_separate_reasoning_are_read() -> None:
     assert (read.samples[0].text, read.reasoned) == ("", 1)
 
 
+def test_reasoning_tokens_are_counted() -> None:
+    found = reply() | {"usage": {"prompt_tokens": 20, "completion_tokens": 6, "total_tokens": 126}}
+    assert parse_reply(json.dumps(found).encode(), 1, "chat", False).generated_tokens == 106
+
+
 def test_reasoning_is_not_forwarded_to_other_agents() -> None:
     with serving(lambda body, path: (200, reply("<think>SECRET</think>Final Answer: 4"))) as (url, bodies):
         [plan, *_] = search.run("single", TASK, mas="rpsv", policy=policy_at(url), seed=1)
@@ -218,13 +223,14 @@ def test_reply_without_usage_is_counted_with_the_tokenizer(tmp_path: Path) -> No
         policy = policy_at(url, f"&tokenizer={tmp_path}")
         [found] = ask(policy, [request()])
         assert found.samples[0].tokens > 0 and found.prompt_tokens > 0
-        assert "estimated" in "".join(policy.notes)
+        assert "estimated" in "".join(policy.notes) and "(estimated)" in str(policy.meter)
 
 
-def test_token_budget_is_rejected_without_token_counts() -> None:
+@pytest.mark.parametrize("limit", ["budget", "run_budget"])
+def test_token_budget_is_rejected_without_token_counts(limit: str) -> None:
     with serving(lambda body, path: (200, reply(usage=False))) as (url, _):
         policy = policy_at(url)
-        [plan, *_] = search.run("sc:3", TASK, mas="single", policy=policy, budget=search.Budget(tokens=30))
+        [plan, *_] = search.run("sc:3", TASK, mas="single", policy=policy, **{limit: search.Budget(tokens=30)})
         assert "usage" in str(plan.error) and "tokenizer=" in str(plan.error)
         assert "reports no usage" in "".join(policy.notes)
 

@@ -510,7 +510,7 @@ def test_truncation_removes_older_messages_first() -> None:
 
 def test_newest_message_longer_than_the_window_is_rejected() -> None:
     newest = "ba " * 400
-    with pytest.raises(PromptTooLongError, match=r"got 4[0-9][0-9]"):
+    with pytest.raises(PromptTooLongError, match="window 100"):
         chat(window=100).encode([ChatMessage("user", f"de\n\n{newest}")], 8)
 
 

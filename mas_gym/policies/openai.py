@@ -398,6 +398,7 @@ class OpenAIPolicy(AsyncPolicy):
         if not reply.counted and any(sample.text for sample in reply.samples):
             self._note("usage", _UNCOUNTED if self._count is None else _ESTIMATED)
             if self._count is not None:
+                self.meter.estimated = True
                 prompt = self._count("\n\n".join(message.content for message in request.messages))
                 reply = reply._replace(prompt_tokens=reply.prompt_tokens or prompt)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)

@@ -206,6 +206,8 @@ def parse_reply(
     traces = [_trace(body, choice, one.values) if traced else None for choice, one in zip(choices, found, strict=True)]
     usage = _part(body, "usage")
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    # Gemini counts reasoning only in the total.
+    generated = max(generated, _count(usage, "total_tokens") - prompt)
     counted = generated > 0 or all(one.values is not None for one in found)
     counts = _token_counts([None if one.values is None else len(one.values) for one in found], generated)
     if not counted and count is not None:

@@ -60,6 +60,7 @@ class Meter:
         generated_tokens: Generated tokens.
         faults: Number of faults of each kind.
         reasoned: Number of replies that contain only reasoning.
+        estimated: Whether token counts are estimated, because the server reports none.
     """
 
     price: Price | None = None
@@ -69,6 +70,7 @@ class Meter:
     generated_tokens: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     reasoned: int = 0
+    estimated: bool = False
 
     def add(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> None:
         """Count one call's tokens."""
@@ -88,7 +90,7 @@ class Meter:
         parts = [
             f"{self.calls:,} calls",
             f"{self.prompt_tokens:,} prompt tokens ({self.cached_tokens:,} cached)",
-            f"{self.generated_tokens:,} generated tokens",
+            f"{self.generated_tokens:,} generated tokens{' (estimated)' if self.estimated else ''}",
         ]
         if self.money is not None:
             parts.append(f"cost {self.money:,.4f}")

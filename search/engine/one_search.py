@@ -113,8 +113,9 @@ def agent_calls(calls: Iterable[Call]) -> int:
 
 @dataclass
 class Account:
-    """The total cost of a scheduler's searches, including failed and cancelled ones."""
+    """The total cost of a scheduler's searches, including failed and cancelled ones, and the run's limits."""
 
+    budget: Budget = _NO_BUDGET
     usage: Usage = field(default_factory=Usage)
 
 
@@ -548,8 +549,8 @@ class ActiveSearch:
         return self.grader.key(state) if self.setup.dynamics.is_terminal(state) else state.text
 
     def _check_counted(self, reply: SamplingReply) -> None:
-        budget = self.setup.budget
-        limited = budget.tokens is not None or budget.usd is not None
+        budgets = self.setup.budget, self._account.budget
+        limited = any(budget.tokens is not None or budget.usd is not None for budget in budgets)
         if limited and any(sample.text and not sample.tokens for sample in reply.samples):
             raise BudgetError(
                 "a budget in tokens or USD: expected replies with token counts, got none, because the server reports "

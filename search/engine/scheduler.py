@@ -172,7 +172,7 @@ class Scheduler:
         self._open: dict[Hashable, tuple[_Entry, Call]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
-        self.calls, self._account, self._ended = 0, Account(), 0
+        self.calls, self._account, self._ended = 0, Account(run_budget or Budget()), 0
         self._spans = None if Spans.current is None else Spans.current()
         self._started = perf_counter()
         self._lock = threading.Lock()
