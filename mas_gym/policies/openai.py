@@ -50,6 +50,7 @@ from mas_gym.policies.openai_format import (
     system_in_first,
 )
 from mas_gym.policies.prompt_length import reserved_tokens, too_long
+from mas_gym.policies.reasoning import check_first_token
 from mas_gym.policies.retries import Fault, StatusError, Tries, delay, fault_of
 from mas_gym.policies.server_errors import ServerError
 from mas_gym.policies.usage_meters import Meter, Price
@@ -258,11 +259,7 @@ class OpenAIPolicy(AsyncPolicy):
         """
         request = SamplingRequest(tuple(messages), (0,), 1, 1.0, 1.0)
         reply, _ = await on_engine_loop(self._call(request, (0,), True))
-        if reply.reasons_first:
-            raise PolicyError(
-                f"{self.name}: expected a reply that begins with {' or '.join(words)}, got reasoning; use mode=share, "
-                "or turn reasoning off, such as extra_body={chat_template_kwargs: {enable_thinking: false}}"
-            )
+        check_first_token(self.name, words, reply.likely)
         listed = dict(reply.first)
         known = ([listed[form] for form in spellings(word) if form in listed] for word in words)
         return Choice(tuple(log_sum(values) for values in known), reply.prompt_tokens, reply.generated_tokens)
@@ -291,7 +288,7 @@ class OpenAIPolicy(AsyncPolicy):
         tries = Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
         changes, kept, empties = 0, 1.0, 0
         while True:
-            tried_with = frozenset(self._refused)
+            tried_with, listed = frozenset(self._refused), self._listed if top else 0
             try:
                 reply = await self._once(request, seeds, top)
             except Exception as error:
@@ -311,7 +308,7 @@ class OpenAIPolicy(AsyncPolicy):
                 if (fitted := self._fitted(request, fault)) is not None:
                     request, kept = fitted[0], kept * fitted[1]
                     continue
-                if self._lower_cap(fault.error, request) or self._adapt(fault.error, seeds, tried_with, top):
+                if self._lower_cap(fault.error, request) or self._adapt(fault.error, seeds, tried_with, listed):
                     continue
                 changes -= 1
             one_choice = len(seeds) > 1 and fault.reason.endswith("choices, got 1")
@@ -478,14 +475,14 @@ class OpenAIPolicy(AsyncPolicy):
         self.notes = [*(kept for kept in self.notes if "limits messages" not in kept), f"{self.name}: {note}"]
         return True
 
-    def _adapt(self, error: ServerError, seeds: tuple[int, ...], tried_with: frozenset[str], top: bool) -> bool:
+    def _adapt(self, error: ServerError, seeds: tuple[int, ...], tried_with: frozenset[str], listed: int) -> bool:
         """Leave out the rejected parameters if a request can do without one of them."""
         if error.meaning == "system role" and "system" not in tried_with:
             self._refuse("system", _FOLDED)
             return True
         if error.meaning != "parameter":
             return False
-        if top and {"top_logprobs", "logprobs"} & {*error.params} and self._listed > _FEWER_LISTED:
+        if listed > _FEWER_LISTED and {"top_logprobs", "logprobs"} & {*error.params}:
             self._listed = _FEWER_LISTED
             return True
         for name in error.params:

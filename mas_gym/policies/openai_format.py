@@ -77,10 +77,9 @@ class WireReply(NamedTuple):
     reasoned: int = 0
 
     @property
-    def reasons_first(self) -> bool:
-        """Whether the only choice begins with reasoning."""
-        likely = max(self.first, key=lambda pair: pair[1], default=("", 0.0))
-        return self.reasoned > 0 or likely[0].strip() in OPENINGS
+    def likely(self) -> str:
+        """The most likely first token of the only choice; a token that opens reasoning if it contains no other text."""
+        return OPENINGS[0] if self.reasoned else max(self.first, key=lambda pair: pair[1], default=("", 0.0))[0]
 
 
 class _Read(NamedTuple):

@@ -6,6 +6,10 @@ sees the reasoning, and no answer is read from it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mas_gym.errors import PolicyError
+
 _BLOCKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"
 _ENDS = ("<|return|>", "<|end|>")
@@ -34,3 +38,22 @@ def after_reasoning(text: str) -> str:
             message = message.partition(end)[0]
         return message
     return "" if text.lstrip().startswith(_CHANNEL) else text
+
+
+def check_first_token(policy: str, words: Sequence[str], token: str) -> None:
+    """Check that a reply that should begin with one of some words does not begin with reasoning.
+
+    Args:
+        policy: The policy's name.
+        words: The words.
+        token: The most likely first token.
+
+    Raises:
+        PolicyError: The token opens reasoning.
+    """
+    if token.strip() in OPENINGS:
+        raise PolicyError(
+            f"{policy}: expected a reply that begins with {' or '.join(words)}, got reasoning; use mode=share, or turn "
+            "reasoning off, such as chat_options={enable_thinking: false} or, on a server, "
+            "extra_body={chat_template_kwargs: {enable_thinking: false}}"
+        )

@@ -42,7 +42,8 @@ class SharedSamples(AsyncPolicy):
             return await self._remembered(request)
         replies = await together(self._remembered(replace(request, seeds=(seed,))) for seed in request.seeds)
         samples = tuple(sample for reply in replies for sample in reply.samples)
-        return SamplingReply(samples, *(sum(reply[i] for reply in replies) for i in (1, 2, 3)))
+        counts = ((reply.prompt_tokens, reply.cached_tokens, reply.dropped_tokens) for reply in replies)
+        return SamplingReply(samples, *map(sum, zip(*counts, strict=True)))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
         """Return the inner policy's choice. Raises `mas_gym.errors.PolicyError`."""

@@ -34,7 +34,7 @@ from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat, Prompt
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.openai_format import SEED_MASK
-from mas_gym.policies.reasoning import after_reasoning
+from mas_gym.policies.reasoning import after_reasoning, check_first_token
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
@@ -321,6 +321,7 @@ class VLLMPolicy(AsyncPolicy):
         except Exception as error:
             raise self._explained(error) from error
         listed = final.outputs[0].logprobs[0]
+        check_first_token(self.name, words, tokenizer.decode([max(listed, key=lambda token: listed[token].logprob)]))
         self.meter.calls += 1
         self.meter.add(len(prompt.ids), final.num_cached_tokens or 0, 1)
         known = ([listed[token].logprob for token in tokens if token in listed] for tokens in ids)

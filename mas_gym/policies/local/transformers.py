@@ -26,6 +26,7 @@ from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, DecodingJob
 from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, threads_for
 from mas_gym.policies.model_files import ModelSource, import_models
+from mas_gym.policies.reasoning import check_first_token
 from mas_gym.systems.prompts import ChatMessage
 
 import_models()
@@ -138,7 +139,8 @@ class TransformersPolicy(StreamingPolicy):
         """Return, for each prompt, the log-probability that the reply begins with each word, one pass per batch.
 
         Raises:
-            PolicyError: A prompt does not fit the window, or two words begin with the same token.
+            PolicyError: A prompt does not fit the window, two words begin with the same token, or the model begins with
+                reasoning.
         """
         ids = first_tokens(words, lambda text: self.format.tokenizer(text, add_special_tokens=False)["input_ids"])
         encoded = [self.format.encode(messages, 1).ids for messages in prompts]
@@ -150,6 +152,8 @@ class TransformersPolicy(StreamingPolicy):
                 part = order[start : start + self.max_batch]
                 logits, _ = self._model.prefill([encoded[place] for place in part], self._prefixes)
                 spread = torch.log_softmax(logits.double(), dim=1)
+                for token in spread.argmax(dim=1).tolist():
+                    check_first_token(self.name, words, self.format.tokenizer.decode([token]))
                 columns = torch.stack([torch.logsumexp(spread[:, tokens], dim=1) for tokens in ids], dim=1)
                 for place, row in zip(part, columns.tolist(), strict=True):
                     found[place] = Choice(tuple(row), len(encoded[place]))
