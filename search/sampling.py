@@ -37,6 +37,11 @@ class Sampling:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"sampling: expected max_new_tokens >= 1, got {self.max_new_tokens!r}")
 
+    @property
+    def limit(self) -> int:
+        """The maximum length as a number."""
+        return DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+
     def for_system(self, mas: MAS) -> Sampling:
         """Return the same sampling with the maximum length as a number."""
         if self.max_new_tokens is not None:

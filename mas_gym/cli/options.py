@@ -326,8 +326,8 @@ class AgentSource:
 
     def _sampled(self, system: MAS) -> MAS:
         """Return a system whose agents have no settings of their own where the command has one."""
-        unset = {name: None for name in ("temperature", "top_p") if getattr(self, name) is not None}
-        limit = {} if self.max_tokens is None else {"max_new_tokens": self.max_tokens}
+        unset: dict[str, Any] = {name: None for name in ("temperature", "top_p") if getattr(self, name) is not None}
+        limit: dict[str, Any] = {} if self.max_tokens is None else {"max_new_tokens": self.max_tokens}
         return replace(system, agents=tuple(replace(agent, **unset, **limit) for agent in system.agents))
 
     def spec(self, system: MAS) -> PolicySpec:

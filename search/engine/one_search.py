@@ -480,7 +480,7 @@ class ActiveSearch:
         if self.session is None:
             return chat_messages(mas, state), agent, sampling, ""
         call = self.session.call(state)
-        cap = min(call.max_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+        cap = min(call.max_tokens or sampling.limit, sampling.limit)
         return call.messages, agent, replace(sampling, max_new_tokens=cap, **call.settings), call.extra_body
 
     def _seeds(self, state: MASState, n: int) -> tuple[int, ...]:
@@ -715,7 +715,7 @@ class ActiveSearch:
 
 def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
     messages, agent, sampling, extra, arm = prompt
-    cap = min(agent.max_new_tokens, sampling.max_new_tokens)
+    cap = min(agent.max_new_tokens, sampling.limit)
     settings = (cap, sampling.temperature, sampling.top_p, agent.name, extra)
     return SamplingRequest(messages, tuple(seeds), *settings, arm=arm)
 

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -116,7 +116,7 @@ class ChatRequest(BaseModel):
     def sampling(self, default: Sampling) -> Sampling:
         """Return the service's sampling with the client's values; the token limit is per message."""
         cap = self.max_completion_tokens or self.max_tokens
-        chosen = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": cap}
+        chosen: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": cap}
         return replace(default, **{name: value for name, value in chosen.items() if value is not None})
 
 
