@@ -326,9 +326,14 @@ class AgentSource:
 
     def _sampled(self, system: MAS) -> MAS:
         """Return a system whose agents have no settings of their own where the command has one."""
-        unset: dict[str, Any] = {name: None for name in ("temperature", "top_p") if getattr(self, name) is not None}
-        limit: dict[str, Any] = {} if self.max_tokens is None else {"max_new_tokens": self.max_tokens}
-        return replace(system, agents=tuple(replace(agent, **unset, **limit) for agent in system.agents))
+        agents = system.agents
+        if self.temperature is not None:
+            agents = tuple(replace(agent, temperature=None) for agent in agents)
+        if self.top_p is not None:
+            agents = tuple(replace(agent, top_p=None) for agent in agents)
+        if self.max_tokens is not None:
+            agents = tuple(replace(agent, max_new_tokens=self.max_tokens) for agent in agents)
+        return replace(system, agents=agents)
 
     def spec(self, system: MAS) -> PolicySpec:
         """Return the policy of ``--policy``; the bundled model is the default if the MAS's config names no policies."""

@@ -205,8 +205,9 @@ def parse_reply(
     traces = [_trace(body, choice, one.values) if traced else None for choice, one in zip(choices, found, strict=True)]
     usage = _part(body, "usage")
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    # Gemini counts reasoning only in the total.
-    generated = max(generated, _count(usage, "total_tokens") - prompt)
+    if generated or any(one.finish == "length" for one in found):
+        # Gemini counts reasoning only in the total.
+        generated = max(generated, _count(usage, "total_tokens") - prompt)
     counted = generated > 0 or all(one.values is not None for one in found)
     counts = _token_counts([None if one.values is None else len(one.values) for one in found], generated)
     if not counted and count is not None:
@@ -255,6 +256,7 @@ def load_object(raw: bytes) -> JSONObject:
 def _choice(choice: JSONObject, api: Api, logprobs: bool, tools: bool) -> _Read:
     calls: list[ToolCall] = []
     reasoning = ""
+    whole: object
     if api == "chat":
         message = choice.get("message")
         if not isinstance(message, dict):
@@ -278,7 +280,7 @@ def _choice(choice: JSONObject, api: Api, logprobs: bool, tools: bool) -> _Read:
     return _Read(text, reasoning, values, "length" if ended in _CUT else "stop")
 
 
-def _content(message: JSONObject) -> tuple[Any, str]:
+def _content(message: JSONObject) -> tuple[object, str]:
     """Return a message's content, and the reasoning that the server separated from it."""
     content = message.get("content")
     reasoning = next((text for key in _REASONING if isinstance(text := message.get(key), str)), "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import MOST_TOKENS
@@ -212,14 +212,15 @@ def first_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> object:
     try:
-        return json.loads(text)
+        found: object = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return found
 
 
-def _read(found: Any, text: str, depth: int = 0) -> ServerError:
+def _read(found: object, text: str, depth: int = 0) -> ServerError:
     # Gemini's body is a list with one object.
     body = found[0] if isinstance(found, list) and len(found) == 1 else found
     if not isinstance(body, dict):

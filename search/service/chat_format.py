@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -115,9 +115,10 @@ class ChatRequest(BaseModel):
 
     def sampling(self, default: Sampling) -> Sampling:
         """Return the service's sampling with the client's values; the token limit is per message."""
-        cap = self.max_completion_tokens or self.max_tokens
-        chosen: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": cap}
-        return replace(default, **{name: value for name, value in chosen.items() if value is not None})
+        temperature = default.temperature if self.temperature is None else self.temperature
+        top_p = default.top_p if self.top_p is None else self.top_p
+        cap = self.max_completion_tokens or self.max_tokens or default.max_new_tokens
+        return replace(default, temperature=temperature, top_p=top_p, max_new_tokens=cap)
 
 
 def parse_chat(raw: bytes, model: str) -> ChatRequest:
