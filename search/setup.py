@@ -84,7 +84,7 @@ def make_setup(
     if critic is not None:
         critic.check_graph(system)
     bound = as_planner(planner.for_run(critic, training))
-    settings = (sampling or Sampling(), budget or Budget(), training, loaded)
+    settings = ((sampling or Sampling()).for_system(system), budget or Budget(), training, loaded)
     return Setup(bound, Dynamics(system), critic, seed, *settings, recording=recording)
 
 

@@ -63,28 +63,28 @@ def make_app(
                 return _error(400, f"Unsupported parameter: '{name}' is not supported with this model.", name)
         cap = body.get("max_tokens") or body["max_completion_tokens"]
         if cap > longest:
-            text = f"max_tokens is too large: {cap}. This model supports at most {longest} completion tokens."
+            text = f"max_tokens is too large: {cap}. This model supports at most {longest} completion tokens, whereas "
+            text += f"you provided {cap}."
             return _error(400, text, "max_tokens")
         chat = "messages" in body
         messages = [(m["role"], m["content"]) for m in body["messages"]] if chat else [("user", body["prompt"])]
         length = sum(len(text.split()) for _, text in messages)
         if length > window:
-            text = (
-                f"This model's maximum context length is {window} tokens. However, your prompt contains {length} input"
-            )
-            return _error(400, text + " tokens. Please reduce the length of the input prompt.")
+            text = f"This model's maximum context length is {window} tokens. However, your request has {length} input"
+            return _error(400, text + " tokens. Please reduce the length of the input messages.")
         if whole and length + cap > window:
             text = (
                 f"This model's maximum context length is {window} tokens. However, you requested {length + cap} tokens "
             )
-            return _error(400, text + f"({length} in the messages, {cap} in the completion). Please reduce the length.")
+            text += f"({length} in the messages, {cap} in the completion). "
+            return _error(400, text + "Please reduce the length of the messages or completion.")
         n = 1 if "n" in refuses else body.get("n", 1)
         wanted = SamplingRequest(
             tuple(ChatMessage(role, text) for role, text in messages),
             tuple(body.get("seed", 0) + i for i in range(n)),
             cap,
-            body["temperature"],
-            body["top_p"],
+            body.get("temperature", 1.0),
+            body.get("top_p", 1.0),
             traced=bool(body.get("return_token_ids")),
         )
         return render(

@@ -25,7 +25,7 @@ from fault_proxy import Fault, FaultProxy, proxied
 from local_models import ask, texts
 from loopback import hash_policy, make_app, serving
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, PromptTooLongError
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, split_address
@@ -131,7 +131,7 @@ def test_server_with_one_choice_per_call_is_called_repeatedly() -> None:
     assert "n" not in app.state.bodies[-1]
 
 
-@pytest.mark.parametrize("name", ["logprobs", "seed", "max_tokens"])
+@pytest.mark.parametrize("name", ["logprobs", "seed", "max_tokens", "temperature", "top_p"])
 def test_rejected_parameters_are_omitted_and_logged(name: str) -> None:
     app = make_app(hash_policy(), refuses=frozenset({name}))
     with serving(app) as base:
@@ -163,10 +163,18 @@ def test_missing_logprobs_are_logged() -> None:
     assert "policy likelihood is not available" in policy.notes[0]
 
 
-def test_long_prompts_are_truncated_at_the_start() -> None:
+def test_long_prompt_is_an_error_that_states_window_prompt_and_remedy() -> None:
     with serving(app := make_app(hash_policy(), window=50)) as base:
         long = " ".join(f"w{i}" for i in range(400))
-        [reply] = ask(policy_at(base + "/v1"), [request(n=1, text=long)])
+        with pytest.raises(PromptTooLongError, match=r"at most 38 tokens \(window 50.*got 404.*#truncate=true"):
+            ask(policy_at(base + "/v1"), [request(n=1, text=long)])
+    assert len(app.state.bodies) == 1
+
+
+def test_truncate_removes_the_oldest_text_of_a_long_prompt() -> None:
+    with serving(app := make_app(hash_policy(), window=50)) as base:
+        long = " ".join(f"w{i}" for i in range(400))
+        [reply] = ask(policy_at(base + "/v1", truncate=True), [request(n=1, text=long)])
     sent = app.state.bodies[-1]["messages"]
     assert sent[0]["content"] == "You are the Solver."
     assert sent[1]["content"].endswith("w398 w399") and "w0 " not in sent[1]["content"]
@@ -175,11 +183,11 @@ def test_long_prompts_are_truncated_at_the_start() -> None:
 
 
 @pytest.mark.parametrize(("words", "kept"), [(900, True), (1900, False)])
-def test_large_token_limit_does_not_truncate_a_fitting_prompt(words: int, kept: bool) -> None:
+def test_large_token_limit_is_lowered_before_a_prompt_is_truncated(words: int, kept: bool) -> None:
     text = " ".join(f"w{i}" for i in range(words))
     with serving(app := make_app(hash_policy(), window=2000, whole=True)) as base:
-        [reply] = ask(policy_at(base + "/v1"), [replace(request(n=1, text=text), max_new_tokens=1999)])
-    assert app.state.bodies[-1]["max_tokens"] == 500
+        [reply] = ask(policy_at(base + "/v1", truncate=True), [replace(request(n=1, text=text), max_new_tokens=1999)])
+    assert app.state.bodies[-1]["max_tokens"] >= 500
     assert (app.state.bodies[-1]["messages"][1]["content"] == text) is kept
     assert (reply.dropped_tokens == 0) is kept and reply.prompt_tokens <= 1500
 

@@ -164,7 +164,7 @@ def test_match_usd_chooses_the_search_size() -> None:
     table = search.compare(["single", "sc:3"], problems(30), mas=MAS, policy=talker(), match="usd=0.25", prices=PRICES)
     [_, part] = table.calibrated
     assert part.spent == pytest.approx(0.25, rel=0.15) and part.size > 3
-    with pytest.raises(ConfigError, match="cost 0 USD at these prices"):
+    with pytest.raises(ConfigError, match="cost 0 usd, because the prices are 0"):
         search.compare(
             "sc:3",
             problems(4),

@@ -90,7 +90,7 @@ BAD = [
     ("agents.0.max_new_tokens", 1_000_001),
     ("agents.0.max_new_tokens", "12"),
     ("agents.0.max_new_tokens", True),
-    ("agents.0.temperature", 0.5),
+    ("agents.0.temperature", 101),
     ("edges", None),
     ("edges", []),
     ("edges.0", ["q"]),

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from transformers.utils import logging as hf_logging
 
 import mas_gym.policies.local.decode as decode_module
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, PromptTooLongError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, StreamingPolicy, TransformersPolicy, load_policy
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import Decoder, DecodeStats, DecodingJob, draw, uniforms
@@ -412,8 +412,8 @@ def test_random_numbers_are_uniformly_distributed_and_independent() -> None:
 # Prompts
 
 
-def chat(template: str | None = local_models.TEMPLATE, window: int = 512) -> ChatFormat:
-    return ChatFormat(local_models.tokenizer(template), window)
+def chat(template: str | None = local_models.TEMPLATE, window: int = 512, truncate: bool = True) -> ChatFormat:
+    return ChatFormat(local_models.tokenizer(template), window, truncate=truncate)
 
 
 def text_of(format_: ChatFormat, *messages: tuple[str, str], cap: int = 40) -> str:
@@ -468,6 +468,13 @@ def test_lone_surrogates_are_replaced_and_pairs_are_kept() -> None:
     assert chat()._clean("\ud83d\ude00") == "\U0001f600"
 
 
+def test_overlong_prompt_is_an_error_that_states_window_prompt_and_remedy() -> None:
+    messages = [ChatMessage("user", "ba " * 100)]
+    tokens = len(chat().encode(messages, 20).ids)
+    with pytest.raises(PromptTooLongError, match=rf"at most 60 tokens \(window 80.*got {tokens};.*#truncate=true"):
+        chat(window=80, truncate=False).encode(messages, 20)
+
+
 def test_overlong_prompt_is_truncated_at_its_oldest_text(caplog: pytest.LogCaptureFixture) -> None:
     format_ = chat(window=80)
     oldest = " ".join(local_models.WORDS[:60])
@@ -501,14 +508,14 @@ def test_truncation_removes_older_messages_first() -> None:
     assert text.count("go") == 12
 
 
-def test_newest_message_longer_than_the_window_is_rejected(policy: TransformersPolicy) -> None:
+def test_newest_message_longer_than_the_window_is_rejected() -> None:
     newest = "ba " * 400
-    with pytest.raises(PolicyError, match="newest message take"):
-        policy.sample([SamplingRequest((ChatMessage("user", f"de\n\n{newest}"),), (1,))])
+    with pytest.raises(PromptTooLongError, match="window 100"):
+        chat(window=100).encode([ChatMessage("user", f"de\n\n{newest}")], 8)
 
 
 def test_reply_reports_truncation_and_other_replies_are_unaffected(folder: Path) -> None:
-    policy = load_policy(f"transformers:{folder}", window=64)
+    policy = load_policy(f"transformers:{folder}#window=64&truncate=true")
     session = policy.open()
     session.submit("long", SamplingRequest((ChatMessage("user", "ba de\n" * 40 + "\n\nfi"),), (1,), max_new_tokens=9))
     session.submit("hopeless", SamplingRequest((ChatMessage("user", "ba " * 100),), (1,), max_new_tokens=9))

@@ -407,7 +407,7 @@ def test_server_request_contains_top_logprobs() -> None:
     async def answer(request: Any) -> dict[str, Any]:
         seen.append(await request.json())
         likely = [{"token": word, "logprob": math.log(p)} for word, p in (("Yes", 0.5), (" yes", 0.1), ("no", 0.2))]
-        step = {"token": "Yes", "logprob": math.log(0.5), "top_logprobs": likely if len(seen) == 1 else []}
+        step = {"token": "Yes", "logprob": math.log(0.5), "top_logprobs": likely if len(seen) < 3 else []}
         choice = {"index": 0, "finish_reason": "length", "message": {"content": "Yes"}, "logprobs": {"content": [step]}}
         return {"choices": [choice], "usage": {"prompt_tokens": 40, "completion_tokens": 1}}
 
@@ -416,6 +416,7 @@ def test_server_request_contains_top_logprobs() -> None:
     app.post("/v1/chat/completions")(answer)
     with serving(app) as base:
         critic = load_critic(f"judge:openai:m@{base}/v1")
+        # The first request finds out whether the server lists likely tokens.
         scores = critic.score([context("a")])
         unread = critic.score([context("b")])
     assert critic.mode == "logprob" and critic.concurrent  # type: ignore[attr-defined]

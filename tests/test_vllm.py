@@ -28,7 +28,7 @@ if importlib.util.find_spec("vllm") is None:
 import local_models
 from local_models import ask, texts
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, PromptTooLongError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
@@ -148,10 +148,10 @@ def test_shared_prefixes_come_from_the_cache(both: tuple[VLLMPolicy, ...]) -> No
     assert 32 <= reply.cached_tokens <= reply.prompt_tokens
 
 
-def test_long_prompts_are_truncated_at_the_oldest_text(both: tuple[VLLMPolicy, ...]) -> None:
+def test_long_prompt_is_an_error_unless_truncation_is_requested(both: tuple[VLLMPolicy, ...]) -> None:
     long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", "\n\n".join([WORDS] * 10))), (1,), 16)
-    [reply] = ask(both[0], [long])
-    assert reply.dropped_tokens > 0 and reply.prompt_tokens <= 512 - 16
+    with pytest.raises(PromptTooLongError, match="window 512"):
+        ask(both[0], [long])
 
 
 def test_more_prompts_than_one_step_allows_are_processed(both: tuple[VLLMPolicy, ...]) -> None:
@@ -490,7 +490,9 @@ def test_server_specific_options_are_used(server: str) -> None:
 
 def test_server_truncates_long_prompts_and_rejects_unknown_models(server: str) -> None:
     long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", " ".join([WORDS] * 20))), (1,), 16)
-    [reply] = ask(load_policy(f"openai:served@{server}"), [long])  # type: ignore[arg-type]
+    with pytest.raises(PromptTooLongError, match="window"):
+        ask(load_policy(f"openai:served@{server}"), [long])  # type: ignore[arg-type]
+    [reply] = ask(load_policy(f"openai:served@{server}#truncate=true"), [long])  # type: ignore[arg-type]
     assert reply.dropped_tokens > 0
     with pytest.raises(EngineUnavailableError, match="'absent'"):
         ask(load_policy(f"openai:absent@{server}"), [request(0)])  # type: ignore[arg-type]

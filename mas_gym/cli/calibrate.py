@@ -50,7 +50,7 @@ def calibrate(
     system, code = agents.load(problems)
     numbers = read_seeds(seeds)
     options: dict[str, Any] = {"mas": None if code is not None else system, "program": code}
-    options["policy"] = agents.read_policy(system)
+    options |= {"policy": agents.read_policy(system), "sampling": agents.sampling}
     options |= {"seeds": numbers, "method": method, "concurrency": concurrency, "progress": True}
     found = calibrate_stop(algorithm, problems, critic=read_critic(critic), **options)
     about = {

@@ -138,6 +138,7 @@ def evaluate(
         local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
         load_weights(rows if local is not None else [])
         bench = Bench(problems, system, local, (), remote=remote, workers=shared, program=code)
+        bench = replace(bench, sampling=agents.sampling)
         policy = policy_label(spec)
         title = f"{source.label}, {system.name}, policy {policy}"
         task = {"task": source.task, "split": problems.split, "grading": problems.grading}

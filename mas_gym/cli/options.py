@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
-    from search import Budget, Prices
+    from search import Budget, Prices, Sampling
     from search.compare.comparison_runs import Remote
     from search.service.telemetry import Watch
 
@@ -132,6 +132,18 @@ PolicyName = Annotated[
         help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, or several "
         "models as arms:NAME=POLICY,NAME=POLICY; from-config uses those in the MAS's config. The default is tiny.",
     ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", min=0, max=100, help="Sampling temperature of all agents; by default 0.7."),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", min=1e-6, max=1, help="Probability mass of nucleus sampling of all agents; default 0.95."),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Token limit of one message of all agents; by default the MAS's limits."),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]
 TokenTraces = Annotated[
@@ -275,6 +287,17 @@ class AgentSource:
     isolate: Isolate = False
     policy: PolicyName = None
     cache: Cache = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    max_tokens: MaxTokens = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the agents sample."""
+        from search import Sampling
+
+        given = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_tokens}
+        return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
     def load(self, task: Task | None, kind: str | None = None) -> tuple[MAS, Program | None]:
         """Load a program and the MAS that represents it, or only a MAS if there is no program; ``mas`` names the MAS.
@@ -298,8 +321,19 @@ class AgentSource:
         for name in given:
             raise ConfigError(f"{own[name][0]}: expected --program as well, got none")
         if self.mas is not None:
-            return load_mas(self.mas), None
-        return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
+            return self._sampled(load_mas(self.mas)), None
+        return self._sampled(load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task))), None
+
+    def _sampled(self, system: MAS) -> MAS:
+        """Return a system whose agents have no settings of their own where the command has one."""
+        agents = system.agents
+        if self.temperature is not None:
+            agents = tuple(replace(agent, temperature=None) for agent in agents)
+        if self.top_p is not None:
+            agents = tuple(replace(agent, top_p=None) for agent in agents)
+        if self.max_tokens is not None:
+            agents = tuple(replace(agent, max_new_tokens=self.max_tokens) for agent in agents)
+        return replace(system, agents=agents)
 
     def spec(self, system: MAS) -> PolicySpec:
         """Return the policy of ``--policy``; the bundled model is the default if the MAS's config names no policies."""

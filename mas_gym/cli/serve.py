@@ -85,6 +85,7 @@ def serve(
         grader=grader,
         references=task,
         canary=canary,
+        sampling=agents.sampling,
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")

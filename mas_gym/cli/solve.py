@@ -63,7 +63,7 @@ def solve(
     [row] = pair_rows([planner], [critic] if critic else None)
     engine = read_policy(spec, agents.cache)
     costs = read_prices(prices)
-    bench = Bench(problems, system, engine, [seed], concurrency=1, program=code, prices=costs)
+    bench = Bench(problems, system, engine, [seed], concurrency=1, program=code, prices=costs, sampling=agents.sampling)
     with RunProgress([row.label], 1, graded=task is not None) as progress:
         plans = list(start(row, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)

@@ -311,7 +311,7 @@ def rollouts(
     warn_of_misuse(spec, source.task, system)
     local, remote = options.engines(spec, agents.cache, store)
     costs = read_prices(options.prices)
-    shared: dict[str, Any] = {"program": code, "training": True, "prices": costs}
+    shared: dict[str, Any] = {"program": code, "training": True, "prices": costs, "sampling": agents.sampling}
     bench = Bench(problems, system, local, [seed], options.concurrency, store, remote, *options.limits(costs), **shared)
     harvest = _Harvest()
     with options.watched() as watch:

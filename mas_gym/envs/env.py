@@ -323,6 +323,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if state.acting == self.sink:
             raise EpisodeOverError("the episode has ended or has not started: call env.reset() first")
         agent = self.mas.agents[state.acting]
+        temperature = temperature if agent.temperature is None else agent.temperature
+        top_p = top_p if agent.top_p is None else agent.top_p
         return SamplingRequest(self._prompt(state), seeds, agent.max_new_tokens, temperature, top_p, agent.name)
 
     def _prompt(self, state: MASState) -> tuple[ChatMessage, ...]:

@@ -341,7 +341,8 @@ class PolicyBase:
         independent_samples: True if each sample is a separate call that depends only on its seed; False if one call
             returns all samples of a request, which a response cache then keeps together; None if each sample depends
             only on its seed, but may not be a separate call.
-        chooses: Whether the policy provides log-probabilities of first words through ``choose`` or ``choose_async``.
+        chooses: Whether the policy provides log-probabilities of first words through ``choose`` or ``choose_async``;
+            None if only a call shows it.
         max_prompt_bytes: Upper bound on the UTF-8 bytes of a message that fits in the context window; None if unknown.
         meters: Calls, tokens and cost so far, by engine; empty for local models.
         made_for: The tasks and systems that the policy was trained for; None for a general-purpose policy.
@@ -352,7 +353,7 @@ class PolicyBase:
     name: str = ClassName()  # type: ignore[assignment]
     takes_extra_body: bool | Set[str] = False
     independent_samples: bool | None = None
-    chooses: bool = False
+    chooses: bool | None = False
     max_prompt_bytes: int | None = None
     meters: Mapping[str, Meter] = MappingProxyType({})
     made_for: Purpose | None = None

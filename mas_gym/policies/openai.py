@@ -5,14 +5,15 @@ not used, because they retry a fixed number of times.
 
 Each sample is one HTTP call with the seed of that sample, so a message depends only on
 its prompt and seed, as far as the server allows. ``choices="n"`` requests all samples of a
-prompt in one call, for servers that ignore seeds and charge for the prompt per call. If the server
-rejects a prompt as too long, the beginning of its last message is removed.
+prompt in one call, for servers that ignore seeds and charge for the prompt per call. A parameter that the server
+rejects and that a request can do without is left out of later requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import re
@@ -26,7 +27,6 @@ from mas_gym.errors import (
     ConfigError,
     EngineUnavailableError,
     PolicyError,
-    PromptTooLongError,
     is_number,
     need,
     shown,
@@ -39,8 +39,20 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.connections import Connections, read_body
-from mas_gym.policies.openai_format import Api, BadReply, WireReply, load_object, model_facts, parse_reply, payload
+from mas_gym.policies.openai_format import (
+    Api,
+    BadReply,
+    WireReply,
+    load_object,
+    model_facts,
+    parse_reply,
+    payload,
+    system_in_first,
+)
+from mas_gym.policies.prompt_length import reserved_tokens, too_long
+from mas_gym.policies.reasoning import check_first_token
 from mas_gym.policies.retries import Fault, StatusError, Tries, delay, fault_of
+from mas_gym.policies.server_errors import ServerError
 from mas_gym.policies.usage_meters import Meter, Price
 from mas_gym.systems.prompts import ChatMessage
 
@@ -51,15 +63,28 @@ logger = logging.getLogger("mas_gym.policies")
 
 _WRONG_COUNTS_BEFORE_SINGLES = 3
 _EMPTIES_TO_BELIEVE = 2
-# The maximum that OpenAI and vLLM allow.
-_LISTED = 20
+# The maximum that OpenAI and vLLM allow, and the maximum of other servers.
+_LISTED, _FEWER_LISTED = 20, 5
 _CHANGES = 16
 _FAULTS_TO_REPORT = 4
 _CONNECT_SECONDS = 20.0
 _NO_LIST = (400, 404, 405, 501)
-_CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
-_WINDOW = re.compile(r"context (?:length|window|size)\D{1,20}(\d{2,9})", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
+_MOST_KEPT = 0.98
+"""Largest share of a prompt that is kept at once, because characters only estimate tokens."""
+_ENDPOINT = re.compile(r"/(?:chat/)?completions/*$")
+_OMITTED = {
+    "logprobs": "it rejects log-probabilities: policy likelihood is not available",
+    "top_logprobs": "it lists no likely tokens: a judge uses mode=share",
+    "return_token_ids": "it rejects return_token_ids: traces have log-probabilities but no token ids",
+    "seed": "it rejects seeds: samples cannot be repeated",
+    "temperature": "it rejects the temperature: messages are sampled at the server's own",
+    "top_p": "it rejects top_p: messages are sampled with the server's own",
+    "max_tokens": "it requires max_completion_tokens",
+}
+"""Parameters that a request can do without, and the consequence."""
+_FOLDED = "it has no system role: system prompts are put in front of the first message"
+_UNCOUNTED = "it reports no usage: TOK and costs are too low, and limits of tokens and USD fail"
+_ESTIMATED = "it reports no usage: token counts are estimated with the tokenizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +102,10 @@ class OpenAIOptions:
             times out gets at least this many calls, even after ``patience``.
         key_env: Environment variable with the API key.
         price: Price per million prompt, cached and generated tokens.
-        extra_body: Additional parameters of every call, such as ``{"top_k": -1}`` for vLLM.
+        extra_body: Additional parameters of every call, such as ``{"top_k": -1}`` for vLLM; null leaves one out.
         revision: Version of the served weights, part of the identity; change it if the weights behind the name change.
+        truncate: Whether to remove the oldest text of a prompt that exceeds the context window, in place of an error.
+        tokenizer: Folder or hub id of the model's tokenizer, to estimate the tokens of replies without ``usage``.
     """
 
     api: Api = "chat"
@@ -92,6 +119,8 @@ class OpenAIOptions:
     price: Price | str | None = None
     extra_body: JSONMapping | None = None
     revision: str | None = None
+    truncate: bool = False
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         """Check every value. Raises `ConfigError`."""
@@ -100,6 +129,7 @@ class OpenAIOptions:
         choice("api", self.api, ("chat", "completions"))
         choice("choices", self.choices, ("seeds", "n"))
         choice("logprobs", self.logprobs, (True, False))
+        choice("truncate", self.truncate, (True, False))
         whole_number("max_concurrency", self.max_concurrency, at_least=1)
         whole_number("max_attempts", self.max_attempts, at_least=1)
         for name, seconds in (("timeout", self.timeout), ("patience", self.patience)):
@@ -152,8 +182,9 @@ class OpenAIPolicy(AsyncPolicy):
         need("openai", "an openai: policy", "openai")
         self.options = options or OpenAIOptions()
         self.model = model
-        self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-        check_address(self.base_url or "")
+        url = base_url or os.environ.get("OPENAI_BASE_URL") or ""
+        check_address(url)
+        self.base_url = _ENDPOINT.sub("", url.rstrip("/")) or None
         if self.base_url is None and not os.environ.get(self.options.key_env, "").strip():
             raise ConfigError(
                 f"policy openai:{model}: expected the API key of the OpenAI service in the environment variable "
@@ -162,14 +193,17 @@ class OpenAIPolicy(AsyncPolicy):
             )
         self.name = f"openai:{model}"
         self.independent_samples = self.options.choices == "seeds"
-        self.chooses = self.options.logprobs
+        self.chooses = None if self.options.logprobs else False
         self.takes_extra_body = self.options.api == "chat"
         self.max_concurrency = self.options.max_concurrency
         price = self.options.price
         self.meter = Meter(price if isinstance(price, Price) else None)
         self.meters = {self.name: self.meter}
         self.notes: list[str] = []
+        self._noted: set[str] = set()
         self._refused: set[str] = set()
+        self._listed = _LISTED
+        self._count = _counter(self.options.tokenizer)
         self._cap = 10**9
         self._connections = Connections(self._open)
         self._slots: asyncio.Semaphore | None = None
@@ -200,28 +234,32 @@ class OpenAIPolicy(AsyncPolicy):
             "choices": chosen.choices,
             "logprobs": chosen.logprobs,
             "extra_body": dict(chosen.extra_body or {}),
+            **({"truncate": True} if chosen.truncate else {}),
+            **({"tokenizer": chosen.tokenizer} if chosen.tokenizer else {}),
         }
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Return the reply to one request.
 
         Raises:
-            PromptTooLongError: The prompt does not fit the server's window, even after its input is shortened.
+            PromptTooLongError: The prompt does not fit the server's window, or cannot be shortened to fit it.
             PolicyError: The server rejects the request or the retries are exhausted; the message gives the reason.
             EngineUnavailableError: The server is down, rejects the key or does not have the model.
         """
         return await on_engine_loop(self._answer(request))
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        """Return the log-probability that the reply begins with each word, from only the 20 most likely first tokens.
+        """Return the log-probability that the reply begins with each word, from only the most likely first tokens.
 
-        If the server lists no tokens, each log-probability is minus infinity.
+        These are the 20 most likely tokens, or 5 on servers that allow no more. If the server lists no tokens, each
+        log-probability is minus infinity.
 
         Raises:
-            PolicyError: As for `sample_async`.
+            PolicyError: As for `sample_async`, or the model begins with reasoning.
         """
         request = SamplingRequest(tuple(messages), (0,), 1, 1.0, 1.0)
-        reply, _ = await on_engine_loop(self._call(request, (0,), _LISTED))
+        reply, _ = await on_engine_loop(self._call(request, (0,), True))
+        check_first_token(self.name, words, reply.likely)
         listed = dict(reply.first)
         known = ([listed[form] for form in spellings(word) if form in listed] for word in words)
         return Choice(tuple(log_sum(values) for values in known), reply.prompt_tokens, reply.generated_tokens)
@@ -245,12 +283,12 @@ class OpenAIPolicy(AsyncPolicy):
     async def _one_by_one(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
         return await together(self._call(request, (seed,)) for seed in request.seeds)
 
-    async def _call(self, request: SamplingRequest, seeds: tuple[int, ...], top: int = 0) -> tuple[WireReply, int]:
+    async def _call(self, request: SamplingRequest, seeds: tuple[int, ...], top: bool = False) -> tuple[WireReply, int]:
         """Return a usable reply, after retries and adaptations if needed, and the prompt tokens that were cut."""
         tries = Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
         changes, kept, empties = 0, 1.0, 0
         while True:
-            tried_with = frozenset(self._refused)
+            tried_with, listed = frozenset(self._refused), self._listed if top else 0
             try:
                 reply = await self._once(request, seeds, top)
             except Exception as error:
@@ -258,7 +296,8 @@ class OpenAIPolicy(AsyncPolicy):
                 if fault is None:
                     raise
             else:
-                if top or all(sample.text for sample in reply.samples) or empties + 1 >= _EMPTIES_TO_BELIEVE:
+                said = all(sample.text or sample.finish_reason == "length" for sample in reply.samples)
+                if top or said or empties + 1 >= _EMPTIES_TO_BELIEVE:
                     return reply, self._dropped(reply, kept)
                 # The model may generate an empty message: two in a row are accepted.
                 empties += 1
@@ -266,16 +305,18 @@ class OpenAIPolicy(AsyncPolicy):
                 continue
             if changes < _CHANGES:
                 changes += 1
-                if (fitted := _fitted(request, fault)) is not None:
+                if (fitted := self._fitted(request, fault)) is not None:
                     request, kept = fitted[0], kept * fitted[1]
                     continue
-                if self._lower_cap(fault, request) or self._adapt(fault, seeds, tried_with):
+                if self._lower_cap(fault.error, request) or self._adapt(fault.error, seeds, tried_with, listed):
                     continue
                 changes -= 1
             one_choice = len(seeds) > 1 and fault.reason.endswith("choices, got 1")
             if one_choice and tries.repeated(fault) >= _WRONG_COUNTS_BEFORE_SINGLES - 1:
                 self.meter.faults[fault.kind] += 1
                 raise _NoManyChoicesError
+            if fault.kind == "too long":
+                raise self._too_long(request, fault)
             await self._wait(fault, tries)
 
     async def post(self, url: str, body: Mapping[str, object]) -> JSONObject:
@@ -344,16 +385,25 @@ class OpenAIPolicy(AsyncPolicy):
             )
         return dropped
 
-    async def _once(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> WireReply:
+    async def _once(self, request: SamplingRequest, seeds: tuple[int, ...], top: bool) -> WireReply:
         body = self._body(request, seeds, top)
         want = "logprobs" in body
         api = self.options.api
         url = "chat/completions" if api == "chat" else "completions"
         raw = await self._exchange("POST", url, body)
-        reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced)
+        reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced, self._count)
+        if not reply.counted and any(sample.text for sample in reply.samples):
+            self._note("usage", _UNCOUNTED if self._count is None else _ESTIMATED)
+            if self._count is not None:
+                self.meter.estimated = True
+                prompt = self._count("\n\n".join(message.content for message in request.messages))
+                reply = reply._replace(prompt_tokens=reply.prompt_tokens or prompt)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
-        if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
+        if not reply.reasoned and any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")
+        if reply.reasoned and not top:
+            self.meter.reasoned += reply.reasoned
+            self._note("reasoning", "some replies are only reasoning, which is no message; raise --max-tokens")
         if want and any(sample.logprob is None for sample in reply.samples):
             self._refuse("logprobs", "it returns no log-probabilities: policy likelihood is not available")
         self.meter.calls += 1
@@ -379,50 +429,78 @@ class OpenAIPolicy(AsyncPolicy):
             raise StatusError(response.status_code, response.headers, content)
         return content
 
-    def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> JSONObject:
-        body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
+    def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: bool) -> JSONObject:
+        listed = self._listed if top and "top_logprobs" not in self._refused else 0
+        body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, listed)
         body["max_tokens"] = min(body["max_tokens"], self._cap)
-        for name in self._refused & {"logprobs", "return_token_ids", "seed"}:
+        for name in self._refused & _OMITTED.keys() - {"max_tokens"}:
             body.pop(name, None)
         if "logprobs" in self._refused:
             body.pop("top_logprobs", None)
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body.pop("max_tokens")
-        return body | dict(self.options.extra_body or {})
+        if "system" in self._refused and "messages" in body:
+            body["messages"] = system_in_first(body["messages"])
+        body |= dict(self.options.extra_body or {})
+        return {name: value for name, value in body.items() if value is not None}
 
-    def _lower_cap(self, fault: Fault, request: SamplingRequest) -> bool:
-        """Lower the token limit of this and later requests if the server rejects it as too high."""
+    def _fitted(self, request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
+        """Return a request that fits the window, and the kept share of its prompt; None if there is none."""
+        window, prompt = fault.error.window, fault.error.prompt
+        if fault.kind != "too long":
+            return None
         cap = min(request.max_new_tokens, self._cap)
-        lower = [number for found in _NUMBER.findall(fault.reason) if (number := int(found)) < cap]
-        if fault.kind != "refused" or not _CAP_TOO_HIGH.search(fault.reason) or not lower:
+        reserved = cap if window is None else reserved_tokens(window, cap)
+        # The reply's limit may be the reason, rather than the prompt.
+        room = reserved if window is None or prompt is None else min(cap, window - prompt)
+        if reserved <= room < cap:
+            return replace(request, max_new_tokens=room), 1.0
+        if not self.options.truncate or len(request.messages[-1].content) <= 1:
+            return None
+        return _shortened(request, 0.75 if window is None or prompt is None else (window - reserved) / prompt)
+
+    def _too_long(self, request: SamplingRequest, fault: Fault) -> PolicyError:
+        window, prompt = fault.error.window, fault.error.prompt
+        reserved = 0 if window is None else reserved_tokens(window, min(request.max_new_tokens, self._cap))
+        return too_long(f"{self.name} at {self._shown_url()}", prompt, window, reserved, fault.reason)
+
+    def _lower_cap(self, error: ServerError, request: SamplingRequest) -> bool:
+        """Lower the token limit of this and later requests if the server rejects it as too high."""
+        if error.meaning != "token limit" or error.limit is None:
             return False
-        self._cap = max(lower)
+        if error.limit >= min(request.max_new_tokens, self._cap):
+            return False
+        self._cap = error.limit
         note = f"it limits messages to {self._cap} tokens, below the agents' max_new_tokens"
         self.notes = [*(kept for kept in self.notes if "limits messages" not in kept), f"{self.name}: {note}"]
         return True
 
-    def _adapt(self, fault: Fault, seeds: tuple[int, ...], tried_with: frozenset[str]) -> bool:
-        """Omit the rejected parameter if it is optional."""
-        if fault.kind != "refused" or fault.hopeless:
+    def _adapt(self, error: ServerError, seeds: tuple[int, ...], tried_with: frozenset[str], listed: int) -> bool:
+        """Leave out the rejected parameters if a request can do without one of them."""
+        if error.meaning == "system role" and "system" not in tried_with:
+            self._refuse("system", _FOLDED)
+            return True
+        if error.meaning != "parameter":
             return False
-        words = {
-            "logprobs": "it rejects log-probabilities: policy likelihood is not available",
-            "return_token_ids": "it rejects return_token_ids: traces have log-probabilities but no token ids",
-            "seed": "it rejects seeds: samples cannot be repeated",
-            "max_tokens": "it requires max_completion_tokens",
-        }
-        for name, note in words.items():
-            named = fault.param == name or (not fault.param and name in fault.reason)
-            if named and name not in tried_with and not (name == "logprobs" and not self.options.logprobs):
-                self._refuse(name, note)
+        if listed > _FEWER_LISTED and {"top_logprobs", "logprobs"} & {*error.params}:
+            self._listed = _FEWER_LISTED
+            return True
+        for name in error.params:
+            if name in _OMITTED and name not in tried_with and not (name == "logprobs" and not self.options.logprobs):
+                self._refuse(name, _OMITTED[name])
                 return True
-        if len(seeds) > 1 and (fault.param == "n" or re.search(r"\bn\b", fault.reason)):
+        if len(seeds) > 1 and "n" in error.params:
             raise _NoManyChoicesError
         return False
 
     def _refuse(self, name: str, note: str) -> None:
-        if name not in self._refused:
-            self._refused.add(name)
+        self._refused.add(name)
+        self._note(name, note)
+
+    def _note(self, name: str, note: str) -> None:
+        """Report a limit of the server, once."""
+        if name not in self._noted:
+            self._noted.add(name)
             self.notes.append(f"{self.name}: {note}")
             logger.warning("%s: %s", self.name, note)
 
@@ -431,11 +509,12 @@ class OpenAIPolicy(AsyncPolicy):
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
             reason = fault.reason.rstrip(".")
-            raise EngineUnavailableError(f"{where} cannot be used: {reason}. {self._remedy(fault.status)}")
-        if fault.kind == "too long":
-            raise PromptTooLongError(f"{where} rejected a prompt that cannot be shortened further: {fault.reason}")
+            raise EngineUnavailableError(f"{where} cannot be used: {reason}. {self._remedy(fault)}")
         if fault.kind == "refused":
-            raise PolicyError(f"{where} rejected a request: {fault.reason}")
+            raise PolicyError(
+                f"{where} rejected a request: {fault.reason}; leave a rejected parameter out with "
+                "extra_body={NAME: null}, and log-probabilities with logprobs=false"
+            )
         now = asyncio.get_running_loop().time()
         # A server that accepts calls counts as down if it timed out twice and completed no other call meanwhile.
         away = fault.away or (fault.kind == "timeout" and tries.made > 1 and self._answered < tries.started)
@@ -459,8 +538,13 @@ class OpenAIPolicy(AsyncPolicy):
         pause = delay(tries.made, fault.retry_after, tries.rng)
         return pause if slow else min(pause, left)
 
-    def _remedy(self, status: int) -> str:
-        if status == 404:
+    def _remedy(self, fault: Fault) -> str:
+        status = fault.status
+        if fault.error.meaning == "quota":
+            return f"Add credit to the account of the key in {self.options.key_env}, or use another key"
+        if status in (404, 405) and self.base_url and not re.search(r"/v\d", self.base_url):
+            return f"Expected the base URL of the API, which usually ends in /v1, as in {self._shown_url()}/v1"
+        if status in (404, 405):
             return (
                 f"Expected a server with the model {self.model!r}; its models are listed at {self._shown_url()}/models"
             )
@@ -521,30 +605,25 @@ class _NoManyChoicesError(Exception):
     """The server returns only one choice per call."""
 
 
-def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
-    """Return a smaller request and the kept share of its prompt; None if it is not too long or cannot be shortened."""
-    if fault.kind != "too long":
+def _counter(tokenizer: str | None) -> Callable[[str], int] | None:
+    """Return a function that counts the tokens of a text; None without a tokenizer."""
+    if tokenizer is None:
         return None
-    room = _room(fault.reason)
-    if room < request.max_new_tokens:
-        return replace(request, max_new_tokens=room), 1.0
-    return _shortened(request, fault.reason) if len(request.messages[-1].content) > 1 else None
+    need("transformers", "tokenizer= of an openai: policy", "local")
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tokenizer: expected a tokenizer's folder or hub id, got {tokenizer!r}: {error}") from error
+    return lambda text: len(loaded(text, add_special_tokens=False)["input_ids"])
 
 
-def _room(reason: str) -> int:
-    """Return how many tokens of the server's window are reserved for the message: a quarter, as for local models."""
-    window = _WINDOW.search(reason)
-    return max(int(window[1]) // 4, 1) if window else 10**9
-
-
-def _shortened(request: SamplingRequest, reason: str) -> tuple[SamplingRequest, float]:
-    """Return the request without the oldest part of its input, and the share of the prompt that was kept."""
-    numbers = [int(found) for found in _NUMBER.findall(reason)]
-    window, length = (min(numbers), max(numbers)) if len(numbers) >= 2 else (0, 0)
-    share = min(max(0.8 * window / length, 0.1), 0.8) if length else 0.75
+def _shortened(request: SamplingRequest, share: float) -> tuple[SamplingRequest, float]:
+    """Return the request without the oldest part of its input, to keep about a share of it, and the exact share."""
     last = request.messages[-1]
     total = sum(len(message.content) for message in request.messages)
-    cut = min(max(int(total * (1 - share)), 1), len(last.content) - 1)
+    cut = min(max(math.ceil(total * (1 - min(share, _MOST_KEPT))), 1), len(last.content) - 1)
     # A truncated number would be a different number.
     word = re.search(r"\s\S", last.content[cut - 1 :])
     cut += word.start() if word else 0
@@ -559,7 +638,7 @@ def split_address(argument: str) -> tuple[str, str | None]:
         ConfigError: The model's name is missing, or the address has no ``http://`` or ``https://``.
     """
     found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL | re.IGNORECASE)
-    model, url = (found[1], found[2].rstrip("/")) if found else (argument, None)
+    model, url = (found[1], _ENDPOINT.sub("", found[2].rstrip("/"))) if found else (argument, None)
     if not model:
         raise ConfigError(f"expected openai:MODEL@URL, got openai:{argument}; name the model before the @")
     if url is None and (bare := re.search(r"@((?:localhost|[\w.-]+:\d+)(?:/\S*)?)$", argument)):

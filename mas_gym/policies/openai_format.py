@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
@@ -23,6 +24,7 @@ from mas_gym.policies.base import (
     finite_logprob,
     token_count,
 )
+from mas_gym.policies.reasoning import OPENINGS, after_reasoning
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
 Api = Literal["chat", "completions"]
@@ -40,6 +42,15 @@ _CHAT_MARKUP = re.compile(
 )
 
 
+_STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "null", "none", "")
+_CUT = ("length", "model_length", "max_tokens")
+"""Finish reasons of complete messages and of messages cut at the token limit, in lower case."""
+
+
+_REASONING = ("reasoning_content", "reasoning")
+"""Fields of a message with its reasoning."""
+
+
 class BadReply(Exception):
     """A reply that arrived but is unusable."""
 
@@ -53,6 +64,8 @@ class WireReply(NamedTuple):
         cached_tokens: Prompt tokens that the server reports as cached.
         generated_tokens: Sum over all choices.
         first: The most likely first tokens of the only choice, with their log-probabilities; empty if not listed.
+        counted: Whether the server reports the number of generated tokens, by ``usage`` or by their log-probabilities.
+        reasoned: Number of choices that contain only reasoning.
     """
 
     samples: tuple[Sample, ...]
@@ -60,6 +73,22 @@ class WireReply(NamedTuple):
     cached_tokens: int
     generated_tokens: int
     first: tuple[tuple[str, float], ...] = ()
+    counted: bool = True
+    reasoned: int = 0
+
+    @property
+    def likely(self) -> str:
+        """The most likely first token of the only choice; a token that opens reasoning if it contains no other text."""
+        return OPENINGS[0] if self.reasoned else max(self.first, key=lambda pair: pair[1], default=("", 0.0))[0]
+
+
+class _Read(NamedTuple):
+    """One choice: its message, its reasoning, its tokens' log-probabilities if known, and its finish reason."""
+
+    text: str
+    reasoning: str
+    values: list[float] | None
+    finish: str
 
 
 def replace_surrogates(text: str) -> str:
@@ -132,7 +161,23 @@ def _defused(value: Any) -> Any:
     return defuse(value) if isinstance(value, str) else value
 
 
-def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = False, traced: bool = False) -> WireReply:
+def system_in_first(messages: list[JSONObject]) -> list[JSONObject]:
+    """Return chat messages with the system message in front of the next one, separated by a blank line."""
+    if len(messages) < 2 or messages[0]["role"] != "system":
+        return messages
+    system, first, *rest = messages
+    return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
+
+
+def parse_reply(
+    raw: bytes,
+    n: int,
+    api: Api,
+    logprobs: bool,
+    tools: bool = False,
+    traced: bool = False,
+    count: Callable[[str], int] | None = None,
+) -> WireReply:
     """Parse and check a reply that should have ``n`` choices.
 
     Args:
@@ -142,6 +187,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
         logprobs: Whether log-probabilities were requested.
         tools: Whether tools were offered; if so, texts may end with tool calls (see `mas_gym.systems.prompts`).
         traced: Whether token ids were requested.
+        count: Estimates the number of tokens of a text, for servers that report none.
 
     Raises:
         BadReply: The reply is unusable; the message gives the reason.
@@ -156,21 +202,26 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
         raise BadReply(f"expected {n} choices, got {len(choices)}")
     choices = sorted(choices, key=lambda choice: _count(choice, "index"))
     found = [_choice(choice, api, logprobs, tools) for choice in choices]
-    traces = [
-        _trace(body, choice, values) if traced else None for choice, (_, values, _) in zip(choices, found, strict=True)
-    ]
+    traces = [_trace(body, choice, one.values) if traced else None for choice, one in zip(choices, found, strict=True)]
     usage = _part(body, "usage")
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    counts = _token_counts([None if values is None else len(values) for _, values, _ in found], generated)
+    if generated or any(one.finish == "length" for one in found):
+        # Gemini counts reasoning only in the total.
+        generated = max(generated, _count(usage, "total_tokens") - prompt)
+    counted = generated > 0 or all(one.values is not None for one in found)
+    counts = _token_counts([None if one.values is None else len(one.values) for one in found], generated)
+    if not counted and count is not None:
+        counts = [count(one.reasoning + one.text) for one in found]
     samples = tuple(
-        Sample(text, count, None, finish)
+        Sample(text, tokens, None, finish)
         if values is None
-        else Sample(text, count, math.fsum(values), finish, Certainty(min(values)) if values else None, trace)
-        for (text, values, finish), count, trace in zip(found, counts, traces, strict=True)
+        else Sample(text, tokens, math.fsum(values), finish, Certainty(min(values)) if values else None, trace)
+        for (text, _, values, finish), tokens, trace in zip(found, counts, traces, strict=True)
     )
     cached = _count(_part(usage, "prompt_tokens_details"), "cached_tokens")
     first = _first_tokens(choices[0].get("logprobs"), api) if logprobs and n == 1 else ()
-    return WireReply(samples, prompt, cached, sum(counts), first)
+    reasoned = sum(bool(one.reasoning) and not one.text for one in found)
+    return WireReply(samples, prompt, cached, sum(counts), first, counted, reasoned)
 
 
 def model_facts(body: JSONObject, model: str) -> JSONObject:
@@ -202,27 +253,45 @@ def load_object(raw: bytes) -> JSONObject:
     return body
 
 
-def _choice(choice: JSONObject, api: Api, logprobs: bool, tools: bool) -> tuple[str, list[float] | None, str]:
-    """Return the text, the tokens' log-probabilities if known, and the finish reason of one choice."""
+def _choice(choice: JSONObject, api: Api, logprobs: bool, tools: bool) -> _Read:
     calls: list[ToolCall] = []
+    reasoning = ""
+    whole: object
     if api == "chat":
         message = choice.get("message")
         if not isinstance(message, dict):
             raise BadReply("a choice has no message")
-        text = message.get("content")
+        whole, reasoning = _content(message)
         calls = _tool_calls(message.get("tool_calls"), tools)
     else:
-        text = choice.get("text")
-    if text is None:
-        text = ""
-    if not isinstance(text, str):
+        whole = choice.get("text")
+    if whole is None:
+        whole = ""
+    if not isinstance(whole, str):
         raise BadReply("a choice's text is not a string")
     finish = choice.get("finish_reason")
-    if finish not in ("stop", "length", "eos", "eos_token") and not (calls and finish == "tool_calls"):
+    ended = str(finish).lower()
+    if ended not in (*_STOPPED, *_CUT) and not (calls and finish == "tool_calls"):
         raise BadReply(f"the server ended a message with finish_reason {str(finish)[:40]!r}")
     values = _logprobs(choice.get("logprobs"), api) if logprobs else None
+    text = after_reasoning(whole)
+    reasoning += whole[: len(whole) - len(text)]
     text = with_calls(replace_surrogates(text), calls) if tools else replace_surrogates(text).strip()
-    return text, values, "length" if finish == "length" else "stop"
+    return _Read(text, reasoning, values, "length" if ended in _CUT else "stop")
+
+
+def _content(message: JSONObject) -> tuple[object, str]:
+    """Return a message's content, and the reasoning that the server separated from it."""
+    content = message.get("content")
+    reasoning = next((text for key in _REASONING if isinstance(text := message.get(key), str)), "")
+    if not isinstance(content, list):
+        return content, reasoning
+    parts = [part if isinstance(part, dict) else {} for part in content]
+    texts = [part.get("text") for part in parts if part.get("type") in ("text", "output_text")]
+    if not all(isinstance(text, str) for text in texts):
+        raise BadReply("a text part of a message is not a string")
+    reasoning += "".join(json.dumps(part) for part in parts if part.get("type") in ("thinking", "reasoning"))
+    return "".join(texts), reasoning  # type: ignore[arg-type]
 
 
 def _tool_calls(found: object, tools: bool) -> list[ToolCall]:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from mas_gym.policies.openai_format import BadReply, load_object
+from mas_gym.policies.openai_format import BadReply
+from mas_gym.policies.server_errors import ServerError, first_line, read_error
 
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
 
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 20.0
 _RETRIED_STATUS = {408, 409, 425}
-_UNAVAILABLE_STATUS = {401, 403, 404}
-_TOO_LONG = re.compile(r"context[ _-](?:length|window|size)|maximum context|too (?:long|many tokens)", re.IGNORECASE)
-_REASON_CHARS = 500
+_UNAVAILABLE_STATUS = {401, 402, 403, 404, 405}
+_UNKNOWN = ServerError("")
 
 
 class StatusError(Exception):
@@ -39,14 +38,14 @@ class Fault(NamedTuple):
         reason: Description for the error message.
         retry_after: Seconds to wait before a retry, if the server sent them; else None.
         status: The HTTP status, or 0.
-        param: The rejected parameter, if the server names one.
+        error: What the server's error states.
     """
 
     kind: FaultKind
     reason: str
     retry_after: float | None = None
     status: int = 0
-    param: str = ""
+    error: ServerError = _UNKNOWN
 
     @property
     def away(self) -> bool:
@@ -60,8 +59,8 @@ class Fault(NamedTuple):
 
     @property
     def hopeless(self) -> bool:
-        """Whether every request would fail, because the key, the model or the address is wrong."""
-        return self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400
+        """Whether every request would fail, because the key, the model, the address or the account is wrong."""
+        return self.error.meaning == "quota" or self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400
 
 
 def fault_of(error: BaseException) -> Fault | None:
@@ -77,46 +76,30 @@ def fault_of(error: BaseException) -> Fault | None:
     if isinstance(error, TimeoutError) or (ours and "Timeout" in kind):
         return Fault("timeout", "no response before the timeout")
     if ours and kind == "DecodingError":
-        return Fault("bad reply", f"the reply is unusable: {_printable(str(error))}")
+        return Fault("bad reply", f"the reply is unusable: {first_line(str(error))}")
     if ours:
         # A refused connection means that the server is down; a later reset may affect only this request.
-        reason = f"the connection failed ({kind}: {_printable(str(error))})"
+        reason = f"the connection failed ({kind}: {first_line(str(error))})"
         return Fault("connection" if kind == "ConnectError" else "reset", reason)
     return None
 
 
 def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault:
-    message, param = _message(body)
-    text = f"HTTP {status}: {message}"
+    error = read_error(status, body)
+    text = f"HTTP {status}: {error.message}"
     wait = retry_after(headers)
     if 300 <= status < 400:
-        return Fault(
-            "refused", f"HTTP {status}, a redirect to {_printable(headers.get('location', ''))!r}", None, status
-        )
+        goal = first_line(headers.get("location", ""))
+        return Fault("refused", f"HTTP {status}, a redirect to {goal!r}", None, status)
+    if error.meaning == "too long":
+        return Fault("too long", text, None, status, error)
+    if error.meaning in ("quota", "system role"):
+        return Fault("refused", text, None, status, error)
     if status == 429:
         return Fault("rate limit", text, wait, status)
     if status >= 500 or status in _RETRIED_STATUS:
         return Fault("server error", text, wait, status)
-    if status in (400, 413, 422) and _TOO_LONG.search(message):
-        return Fault("too long", text, None, status, param)
-    return Fault("refused", text, None, status, param)
-
-
-def _message(body: bytes) -> tuple[str, str]:
-    """Return an error body's message and the parameter that it names."""
-    try:
-        found: Any = load_object(body)
-    except BadReply:
-        return _printable(body.decode("utf-8", "replace")), ""
-    # OpenAI nests the error in an object; others do not.
-    error = found["error"] if isinstance(found.get("error"), dict) else found
-    message, param = error.get("message"), error.get("param")
-    return _printable(message if isinstance(message, str) else str(found)), param if isinstance(param, str) else ""
-
-
-def _printable(text: str) -> str:
-    """Return the beginning of a server's text as one line without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
+    return Fault("refused", text, None, status, error)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -34,6 +34,7 @@ from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat, Prompt
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.openai_format import SEED_MASK
+from mas_gym.policies.reasoning import after_reasoning, check_first_token
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
@@ -231,6 +232,7 @@ class VLLMPolicy(AsyncPolicy):
         gpu_memory_utilization: float | None = None,
         engine: Mapping[str, Any] | None = None,
         chat_options: Mapping[str, Any] | None = None,
+        truncate: bool = False,
     ) -> None:
         """Validate the options; the engine does not start yet.
 
@@ -244,6 +246,8 @@ class VLLMPolicy(AsyncPolicy):
             gpu_memory_utilization: Share of the GPU's memory that this engine may use.
             engine: Additional arguments of vLLM's ``AsyncEngineArgs``.
             chat_options: Extra variables for the chat template.
+            truncate: Remove the oldest text of a prompt that does not fit the window. By default such a prompt is an
+                error.
 
         Raises:
             MissingDependencyError: vLLM is not installed.
@@ -256,7 +260,7 @@ class VLLMPolicy(AsyncPolicy):
         if lora is not None:
             self._engine.add_adapter(lora)
         self._lora = lora
-        self._chat_options = chat_options
+        self._chat_options, self._truncate = chat_options, truncate
         self._format: ChatFormat | None = None
         self.name = name or Path(model).name + (f"+{Path(lora).name}" if lora else "")
         self.max_concurrency = max_concurrency
@@ -267,6 +271,7 @@ class VLLMPolicy(AsyncPolicy):
             "dtype": dtype,
             "engine": dict(engine or {}),
             "chat_options": dict(chat_options or {}),
+            **({"truncate": True} if truncate else {}),
         }
         self.meter = Meter()
         self.meters = {self.name: self.meter}
@@ -316,6 +321,7 @@ class VLLMPolicy(AsyncPolicy):
         except Exception as error:
             raise self._explained(error) from error
         listed = final.outputs[0].logprobs[0]
+        check_first_token(self.name, words, tokenizer.decode([max(listed, key=lambda token: listed[token].logprob)]))
         self.meter.calls += 1
         self.meter.add(len(prompt.ids), final.num_cached_tokens or 0, 1)
         known = ([listed[token].logprob for token in tokens if token in listed] for tokens in ids)
@@ -342,7 +348,8 @@ class VLLMPolicy(AsyncPolicy):
 
     def _prompt(self, llm: AsyncLLM, request: SamplingRequest) -> Prompt:
         if self._format is None:
-            self._format = ChatFormat(llm.get_tokenizer(), llm.model_config.max_model_len, self._chat_options)
+            window = llm.model_config.max_model_len
+            self._format = ChatFormat(llm.get_tokenizer(), window, self._chat_options, self._truncate)
         refuse_extra_body(self, request)
         return self._format.encode(request.messages, request.max_new_tokens)
 
@@ -374,7 +381,7 @@ class VLLMPolicy(AsyncPolicy):
         cached = final.num_cached_tokens or 0
         self.meter.calls += 1
         self.meter.add(len(prompt.ids), cached, len(output.token_ids))
-        text = output.text.strip() if "stop" in more else self._format.decode(output.token_ids)
+        text = after_reasoning(output.text).strip() if "stop" in more else self._format.decode(output.token_ids)
         # With logprobs=0 vLLM returns only the log-probabilities of the generated tokens, not the distribution.
         each = [steps[token].logprob for token, steps in zip(output.token_ids, output.logprobs or (), strict=False)]
         certainty = Certainty(min(each)) if each else None

@@ -44,6 +44,8 @@ class Agent:
             the one recipient that it names (see `mas_gym.systems.prompts`).
         fallback: With ``route: message``, the recipient of a message that names no legal recipient; None if such a
             message is an invalid action.
+        temperature: Softmax temperature of its messages; None for that of the run.
+        top_p: Probability mass of its nucleus sampling, in ``(0, 1]``; None for that of the run.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Agent:
     max_new_tokens: int
     route: Route = "edges"
     fallback: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class MAS:
             "system_prompt": agent.system_prompt,
             "max_new_tokens": agent.max_new_tokens,
         }
+        data |= {key: value for key in ("temperature", "top_p") if (value := getattr(agent, key)) is not None}
         if agent.route != "edges":
             data["route"] = agent.route
         if agent.fallback is not None:

@@ -17,8 +17,10 @@ from mas_gym.systems.validation import (
     CONDITION_KINDS,
     CONFIG_KEYS,
     DEFAULT_MAX_NEW_TOKENS,
+    LEAST_TOP_P,
     LONGEST_NAME,
     MAX_NEW_TOKENS,
+    MAX_TEMPERATURE,
     MAX_TURNS,
     RESERVED,
 )
@@ -97,6 +99,18 @@ def _agent() -> JSONObject:
             **_count(MAX_NEW_TOKENS),
             "default": DEFAULT_MAX_NEW_TOKENS,
             "description": "Maximum tokens of one message.",
+        },
+        "temperature": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": MAX_TEMPERATURE,
+            "description": "Sampling temperature of its messages; by default that of the run.",
+        },
+        "top_p": {
+            "type": "number",
+            "minimum": LEAST_TOP_P,
+            "maximum": 1,
+            "description": "Probability mass of its nucleus sampling; by default that of the run.",
         },
         "route": {
             **_route(),

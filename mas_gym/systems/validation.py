@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
-from mas_gym.errors import ConfigError, shown
+from mas_gym.errors import ConfigError, is_number, shown
 from mas_gym.internal.suggestions import did_you_mean
 from mas_gym.systems.conditions import Condition, ConditionKind
 from mas_gym.systems.graph import MAS, SCHEMA, Agent, Edge, History, Q, Route
@@ -21,6 +21,8 @@ from mas_gym.systems.recipient_names import folded
 DEFAULT_MAX_NEW_TOKENS = 1024
 MAX_NEW_TOKENS = 1_000_000
 MAX_TURNS = 10_000
+MAX_TEMPERATURE = 100
+LEAST_TOP_P = 1e-6
 MOST_SHOWN = 20
 """Maximum number of errors in an error message; ``faults`` contains all of them."""
 ANYONE = "*"
@@ -28,7 +30,7 @@ ANYONE = "*"
 
 _ROUTING_KEYS = ("route", "fallback")
 CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history", *_ROUTING_KEYS)
-AGENT_KEYS = ("name", "system_prompt", "max_new_tokens", *_ROUTING_KEYS)
+AGENT_KEYS = ("name", "system_prompt", "max_new_tokens", "temperature", "top_p", *_ROUTING_KEYS)
 RESERVED = ("q", "sink", "all", ANYONE)
 """Names that no agent may have, in any case."""
 LONGEST_NAME = 200
@@ -258,7 +260,16 @@ class _Reader:
             problem = f"expected an integer from 1 to {MAX_NEW_TOKENS}, got {shown(cap)}"
             self.fault((*place, "max_new_tokens"), problem)
             cap = 1
-        return Agent(name, prompt, cap) if name else None
+        temperature = self.number((*place, "temperature"), data, 0, MAX_TEMPERATURE)
+        top_p = self.number((*place, "top_p"), data, LEAST_TOP_P, 1)
+        return Agent(name, prompt, cap, temperature=temperature, top_p=top_p) if name else None
+
+    def number(self, place: Place, data: Mapping[object, object], low: float, high: float) -> float | None:
+        value = data.get(place[-1])
+        if value is None or (is_number(value) and low <= value <= high):
+            return None if value is None else float(value)
+        self.fault(place, f"expected a number from {low:g} to {high:g}, got {shown(value)}")
+        return None
 
     def agent_name(self, place: Place, name: object) -> str | None:
         if not isinstance(name, str) or not name.strip():

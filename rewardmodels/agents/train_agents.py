@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, need
+from mas_gym.errors import ConfigError, DataError, PromptTooLongError, need
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference
@@ -257,7 +257,10 @@ def _encoded(
         else:
             texts = [one.text] if isinstance(one, Demonstration) else [one.chosen, one.rejected]
             ends = [said(text) for text in texts]
-            prompt = format.encode(one.prompt, max(map(len, ends))).ids
+            try:
+                prompt = format.encode(one.prompt, max(map(len, ends))).ids
+            except PromptTooLongError:
+                continue
             row = {"chosen_ids": ends[0], "rejected_ids": ends[-1]}
         if len(prompt) + max(map(len, ends)) > window:
             continue

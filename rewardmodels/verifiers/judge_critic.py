@@ -20,6 +20,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -77,6 +78,7 @@ FIELDS = {
 _NEEDED = {"verdict": (("transcript", "message"),), "pair": (("first",), ("second",))}
 _WORDS = {"verdict": ("yes", "no"), "pair": ("A", "B")}
 _FIRST_WORD = {"verdict": " Reply with one\nword, yes or no.", "pair": " Reply with one letter, A or B."}
+_PROBE = "Which of two words comes first, {} or {}? Reply with that word."
 
 
 class JudgeReply(NamedTuple):
@@ -104,7 +106,8 @@ class JudgeCritic(Critic):
         policy: The policy that acts as the judge.
         mode: ``"logprob"``, ``"share"`` or ``"pairwise"``; ``"auto"`` is ``"logprob"`` if the policy's engine returns
             log-probabilities of first words (local models, vLLM, servers with ``logprobs``), else
-            ``"share"``. Comparisons use log-probabilities under the same condition.
+            ``"share"``. Comparisons use log-probabilities under the same condition. A server is asked one short
+            question to find out, when the first identity or value is requested.
         n: Number of sampled verdicts per state, or comparisons per pair and order.
         prompt: A text file that replaces the prompt, with the placeholders of `FIELDS`; literal braces must be doubled.
             If verdicts are sampled, the lines with the verdict format are appended. Otherwise the file must request
@@ -143,23 +146,44 @@ class JudgeCritic(Critic):
         whole_number("judge: max_tokens", max_tokens, at_least=1)
         policy = as_policy(policy)
         self._kind = "pair" if mode == "pairwise" else "verdict"
-        self._likely = mode != "share" and policy.chooses
-        if mode == "logprob" and not self._likely:
+        self._wanted = mode
+        if mode == "logprob" and policy.chooses is False:
             raise ConfigError(
                 f"judge: the policy {policy.name!r} reports no log-probabilities for a reply's first word; use "
                 "mode=share, a local model, vllm:, or openai: with log-probabilities"
             )
         self._policy, self._n, self._temperature, self._max_tokens = policy, n, temperature, max_tokens
-        self._prompt = read_prompt(prompt, self._kind)
-        if prompt is None and self._likely:
-            self._prompt += _FIRST_WORD[self._kind]
+        self._own_prompt = prompt is not None
+        self._question_text = read_prompt(prompt, self._kind)
         # This checks the ranges.
         self._request("", 0)
-        self.mode = "pairwise" if mode == "pairwise" else "logprob" if self._likely else "share"
         self.reads_peers = mode == "pairwise"
         self.name = f"judge:{policy.name}"
         self.concurrent = isinstance(policy, AsyncPolicy)
         self.max_batch = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
+
+    @cached_property
+    def _likely(self) -> bool:
+        """Whether verdicts are read from the log-probabilities of the first word."""
+        if self._wanted == "share" or self._policy.chooses is False:
+            return False
+        return self._wanted == "logprob" or self._policy.chooses is True or self._lists_words()
+
+    def _lists_words(self) -> bool:
+        words = _WORDS[self._kind]
+        [reply] = self._ask([_PROBE.format(*words)], likely=True)
+        if reply.share is None:
+            logger.warning("judge %s: verdicts are sampled, because %s", self._policy.name, reply.reason)
+        return reply.share is not None
+
+    @property
+    def mode(self) -> str:
+        """The mode in use."""
+        return "pairwise" if self._kind == "pair" else "logprob" if self._likely else "share"
+
+    @property
+    def _prompt(self) -> str:
+        return self._question_text + (_FIRST_WORD[self._kind] if self._likely and not self._own_prompt else "")
 
     def identity(self) -> JSONObject:
         """Return the policy, the mode, the prompt's text and the sampling parameters."""
@@ -208,40 +232,42 @@ class JudgeCritic(Critic):
     def _verdicts(self, prompts: Sequence[str]) -> list[JudgeReply]:
         """Request the verdicts of all distinct prompts together, each once."""
         fresh = list(dict.fromkeys(prompts))
-        found = dict(zip(fresh, self._ask(fresh) if fresh else [], strict=True))
+        found = dict(zip(fresh, self._ask(fresh, self._likely) if fresh else [], strict=True))
         # Each prompt is billed in full, so that the cost of a search does not depend on the rest of its batch.
         return [found[prompt] for prompt in prompts]
 
-    def _ask(self, prompts: Sequence[str]) -> list[JudgeReply]:
+    def _ask(self, prompts: Sequence[str], likely: bool) -> list[JudgeReply]:
         if isinstance(self._policy, AsyncPolicy):
             from mas_gym.internal.event_loop import engine_loop
 
-            return asyncio.run_coroutine_threadsafe(self._ask_async(self._policy, prompts), engine_loop()).result()
+            return asyncio.run_coroutine_threadsafe(
+                self._ask_async(self._policy, prompts, likely), engine_loop()
+            ).result()
         try:
-            return self._ask_batch(self._policy, prompts)
+            return self._ask_batch(self._policy, prompts, likely)
         except EngineUnavailableError:
             raise
         except PolicyError as error:
             if len(prompts) == 1:
                 return [JudgeReply(None, unread=1, reason=f"the judge failed: {error}")]
             # A single prompt, such as one that is too long, may have caused the error.
-            return [verdict for prompt in prompts for verdict in self._ask([prompt])]
+            return [verdict for prompt in prompts for verdict in self._ask([prompt], likely)]
 
-    def _ask_batch(self, policy: Policy, prompts: Sequence[str]) -> list[JudgeReply]:
+    def _ask_batch(self, policy: Policy, prompts: Sequence[str], likely: bool) -> list[JudgeReply]:
         words = _WORDS[self._kind]
-        if self._likely:
+        if likely:
             return [_likely(one, words) for one in policy.choose([_messages(prompt) for prompt in prompts], words)]
         replies = policy.sample([self._request(prompt, self._n) for prompt in prompts])
         return [_read(reply, prompt, words) for prompt, reply in zip(prompts, replies, strict=True)]
 
-    async def _ask_async(self, policy: AsyncPolicy, prompts: Sequence[str]) -> list[JudgeReply]:
+    async def _ask_async(self, policy: AsyncPolicy, prompts: Sequence[str], likely: bool) -> list[JudgeReply]:
         slots = asyncio.Semaphore(policy.max_concurrency)
         words = _WORDS[self._kind]
 
         async def one(prompt: str) -> JudgeReply:
             async with slots:
                 try:
-                    if self._likely:
+                    if likely:
                         return _likely(await policy.choose_async(_messages(prompt), words), words)
                     return _read(await policy.sample_async(self._request(prompt, self._n)), prompt, words)
                 except EngineUnavailableError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.parallel_jobs import run_jobs
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.shared_samples import SharedSamples
 from search.critic_registry import load_critic
 from search.plan import Plan
 from search.planners.registry import load_planner, planner_spec
@@ -239,6 +240,8 @@ def measure(
             bench.prices.rate(bench.policy.name, charged_critic(row.planner, row.critic))
     if bench.workers is not None:
         return _measure_in_processes(rows, bench, bench.workers, look, listen)
+    if len(rows) > 1 and isinstance(bench.policy, AsyncPolicy):
+        bench = replace(bench, policy=SharedSamples(bench.policy))
     outcomes: list[Outcome] = []
     for row in rows:
         for seed in bench.seeds:

@@ -64,7 +64,7 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
     separate file next to it (`calibration_store`), so that they are not repeated.
 
     Raises:
-        ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 USD.
+        ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 tokens or USD.
     """
     store = None if bench.store is None else calibration_store(bench.store)
     bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
@@ -79,9 +79,10 @@ def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem])
             reason = outcomes[0].error if outcomes else "expected at least one problem, got none"
             raise ConfigError(f"every calibration search failed: {reason}")
         mean = sum(costs) / len(costs)
-        if match.unit == "usd" and not mean > 0:
+        if match.unit != "calls" and not mean > 0:
             raise ConfigError(
-                "match: searches cost 0 USD at these prices, so no planner size reaches the target; use tokens=N"
+                f"match: searches cost 0 {match.unit}, because the prices are 0 or the engine counts no tokens, so no "
+                "planner size reaches the target; use calls=N"
             )
         return mean
 

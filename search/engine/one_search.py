@@ -113,8 +113,9 @@ def agent_calls(calls: Iterable[Call]) -> int:
 
 @dataclass
 class Account:
-    """The total cost of a scheduler's searches, including failed and cancelled ones."""
+    """The total cost of a scheduler's searches, including failed and cancelled ones, and the run's limits."""
 
+    budget: Budget = _NO_BUDGET
     usage: Usage = field(default_factory=Usage)
 
 
@@ -474,11 +475,12 @@ class ActiveSearch:
     def _prompt(self, state: MASState) -> tuple[Messages, Agent, Sampling, str]:
         mas = self.setup.dynamics.mas
         self._check_open(state)
-        agent, sampling = mas.agents[state.acting], self.setup.sampling
+        agent = mas.agents[state.acting]
+        sampling = self.setup.sampling.for_agent(agent)
         if self.session is None:
             return chat_messages(mas, state), agent, sampling, ""
         call = self.session.call(state)
-        cap = min(call.max_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+        cap = min(call.max_tokens or sampling.limit, sampling.limit)
         return call.messages, agent, replace(sampling, max_new_tokens=cap, **call.settings), call.extra_body
 
     def _seeds(self, state: MASState, n: int) -> tuple[int, ...]:
@@ -546,6 +548,15 @@ class ActiveSearch:
     def _said(self, state: MASState) -> str:
         return self.grader.key(state) if self.setup.dynamics.is_terminal(state) else state.text
 
+    def _check_counted(self, reply: SamplingReply) -> None:
+        budgets = self.setup.budget, self._account.budget
+        limited = any(budget.tokens is not None or budget.usd is not None for budget in budgets)
+        if limited and any(sample.text and not sample.tokens for sample in reply.samples):
+            raise BudgetError(
+                "a budget in tokens or USD: expected replies with token counts, got none, because the server reports "
+                "no usage; name the model's tokenizer with tokenizer=FOLDER in the policy, or limit calls"
+            )
+
     def _take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
         """Process the policy's reply; return the program steps to run before the planner resumes.
 
@@ -556,6 +567,7 @@ class ActiveSearch:
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
             got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
             raise PolicyError(f"agent {call.request.agent!r}: expected {wanted} samples from the policy, got {got}")
+        self._check_counted(outcome)
         tokens, arm = sum(sample.tokens for sample in outcome.samples), call.request.arm
         by_arm = ArmUsage(arm, wanted, tokens, outcome.prompt_tokens, outcome.cached_tokens)
         self._spend(
@@ -703,7 +715,7 @@ class ActiveSearch:
 
 def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
     messages, agent, sampling, extra, arm = prompt
-    cap = min(agent.max_new_tokens, sampling.max_new_tokens)
+    cap = min(agent.max_new_tokens, sampling.limit)
     settings = (cap, sampling.temperature, sampling.top_p, agent.name, extra)
     return SamplingRequest(messages, tuple(seeds), *settings, arm=arm)
 

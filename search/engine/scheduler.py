@@ -172,7 +172,7 @@ class Scheduler:
         self._open: dict[Hashable, tuple[_Entry, Call]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
-        self.calls, self._account, self._ended = 0, Account(), 0
+        self.calls, self._account, self._ended = 0, Account(run_budget or Budget()), 0
         self._spans = None if Spans.current is None else Spans.current()
         self._started = perf_counter()
         self._lock = threading.Lock()
@@ -233,7 +233,8 @@ class Scheduler:
         Raises:
             SearchError: The scheduler is closed.
         """
-        given = {"seed": seed, "sampling": sampling, "budget": budget, "planner": planner}
+        limited = None if sampling is None else sampling.for_system(self._setup.dynamics.mas)
+        given = {"seed": seed, "sampling": limited, "budget": budget, "planner": planner}
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         number = next(self._numbers)
         future = SearchFuture(problem, partial(self._mail.put, (_CANCELLED, number)), on_progress)

@@ -37,6 +37,7 @@ class Outcome:
         unrecorded: Messages requested beyond those of a recorded run.
         stopped: Reason for stopping early, as in `Plan.stopped`; None if the search did not stop early.
         arms: The contribution of each arm, as in `Usage.arms`.
+        cut: Whether a prompt was cut to fit the context window.
     """
 
     planner: str
@@ -59,6 +60,7 @@ class Outcome:
     unrecorded: int = 0
     stopped: str | None = None
     arms: tuple[ArmUsage, ...] = ()
+    cut: bool = False
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -89,6 +91,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         unrecorded=plan.usage.unrecorded,
         stopped=plan.stopped,
         arms=plan.usage.arms,
+        cut=plan.usage.dropped_tokens > 0,
     )
 
 

@@ -78,6 +78,7 @@ class ResultRow:
         usd: USD per problem; None without prices.
         bounded: Share of searches that requested more messages than a recorded run contains.
         arms: The contribution of each arm; empty for a policy without arms.
+        cut: Problems with a prompt that was cut to fit the context window.
     """
 
     planner: str
@@ -99,6 +100,7 @@ class ResultRow:
     usd: Spread | None = None
     bounded: float = 0.0
     arms: tuple[ArmShare, ...] = ()
+    cut: frozenset[str] = frozenset()
 
     @cached_property
     def problem_set(self) -> str:
@@ -133,6 +135,8 @@ class ResultRow:
             if name == "tokens" and self.usd is not None:
                 flat["usd"], flat["usd_std"] = self.usd
         flat["bounded"] = self.bounded
+        if self.cut:
+            flat["cut"] = len(self.cut)
         if self.arms:
             flat["arms"] = [share._asdict() for share in self.arms]
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
@@ -244,6 +248,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         usd=_spread([sum(o.usd or 0.0 for o in run) / len(run) for run in ended if run]) if priced else None,
         bounded=sum(outcome.unrecorded > 0 for outcome in group) / len(group),
         arms=_arm_shares([outcome for run in ended for outcome in run]),
+        cut=frozenset(outcome.problem_id for outcome in group if outcome.cut),
     )
 
 

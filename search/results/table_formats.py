@@ -221,7 +221,9 @@ def caption(rows: Sequence[ResultRow], shown: bool = True, dropped: Sequence[str
 
 def _remarks(rows: Sequence[ResultRow]) -> list[str]:
     columns = dict(zip(COLUMNS, zip(*table_cells(rows), strict=True), strict=True))
-    return [text for name, text in _RARE.items() if set(columns[name]) != {_DASH}]
+    cut = len(frozenset().union(*(row.cut for row in rows)))
+    said = f" Prompts of {cut:,} of the questions were cut to fit the context window." if cut else ""
+    return [*(text for name, text in _RARE.items() if set(columns[name]) != {_DASH}), said]
 
 
 def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baseline: str = "") -> RenderableType:

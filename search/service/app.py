@@ -211,7 +211,9 @@ class _Front:
             raise _stopping()
         seed = self.seed if asked.seed is None else asked.seed
         try:
-            future = self.pool.submit(asked.question, seed, asked.sampling(), announce, limits)
+            future = self.pool.submit(
+                asked.question, seed, asked.sampling(self.pool.service.sampling), announce, limits
+            )
         except PoolFullError:
             raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
         self._open.add(future)

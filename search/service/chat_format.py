@@ -6,9 +6,10 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
@@ -89,6 +90,12 @@ class ChatRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        """In OpenAI's schema, null means the default."""
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
     @field_validator("messages")
     @classmethod
     def _has_question(cls, turns: list[ChatTurn]) -> list[ChatTurn]:
@@ -106,13 +113,12 @@ class ChatRequest(BaseModel):
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self) -> Sampling:
-        """Return the paper's sampling settings with the client's overrides; the token limit is per message."""
-        from search import Sampling
-
-        cap = self.max_completion_tokens or self.max_tokens
-        chosen = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": cap}
-        return Sampling(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
+    def sampling(self, default: Sampling) -> Sampling:
+        """Return the service's sampling with the client's values; the token limit is per message."""
+        temperature = default.temperature if self.temperature is None else self.temperature
+        top_p = default.top_p if self.top_p is None else self.top_p
+        cap = self.max_completion_tokens or self.max_tokens or default.max_new_tokens
+        return replace(default, temperature=temperature, top_p=top_p, max_new_tokens=cap)
 
 
 def parse_chat(raw: bytes, model: str) -> ChatRequest:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from queue import Full, Queue
@@ -19,13 +19,14 @@ from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks import Problem
 from search.budget import Budget
 from search.protocol import as_planner
+from search.sampling import Sampling
 from search.service.canary import Canary, make_canary
 
 if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Grader, Kind
-    from search import Critic, Planner, Sampling
+    from search import Critic, Planner
     from search.engine.scheduler import SearchFuture
 
 
@@ -61,6 +62,7 @@ class Service:
         grader: Grades the answers after they are sent; None for no grading.
         references: The problems for which answers are graded; None grades every answer, without a reference.
         canary: Share of the requests to repeat without early stops after the answer is sent.
+        sampling: How the agents sample if a client sets no values.
     """
 
     planner: Planner
@@ -75,6 +77,7 @@ class Service:
     grader: Grader | None = None
     references: Iterable[Problem] | None = None
     canary: float = 0.0
+    sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
         """Adapt the policy."""

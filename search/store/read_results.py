@@ -71,6 +71,7 @@ def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
         unrecorded=row["unrecorded"],
         stopped=row["stopped"],
         arms=usage_of_row(row).arms if row["arms"] != "[]" else (),
+        cut=row["dropped_tokens"] > 0,
     )
 
 

@@ -8,8 +8,9 @@
   template, empty messages are left out.
 * A special token in a message's content is broken up by a space, so that no
   message can end its turn or open another turn. A lone surrogate becomes U+FFFD.
-* If a prompt does not fit the context window, its oldest text is removed, word by word, but
-  never the system prompt or the last paragraph. The removed tokens are counted.
+* A prompt that does not fit the context window is an error. With ``truncate``, its oldest text is removed, word by
+  word, but never the system prompt or the last paragraph, and the removed tokens are counted.
+* A message is the text after the model's reasoning (`mas_gym.policies.reasoning`).
 
 Chat templates are rendered as by the tokenizer's ``apply_chat_template``, in a separate process with limits
 (`mas_gym.policies.chat_templates`).
@@ -22,8 +23,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mas_gym.errors import PolicyError, PromptTooLongError
+from mas_gym.errors import PolicyError
 from mas_gym.policies.chat_templates import render_chat
+from mas_gym.policies.prompt_length import reserved_tokens, too_long
+from mas_gym.policies.reasoning import after_reasoning
 from mas_gym.systems.prompts import ChatMessage
 
 if TYPE_CHECKING:
@@ -53,10 +56,15 @@ class ChatFormat:
         tokenizer: Any transformers tokenizer.
         window: Context window in tokens, for prompt and answer together.
         options: Extra variables for the chat template, such as ``{"enable_thinking": False}``.
+        truncate: Whether to remove the oldest text of a prompt that does not fit, in place of an error.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, window: int, options: Mapping[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        window: int,
+        options: Mapping[str, Any] | None = None,
+        truncate: bool = False,
     ) -> None:
         """Inspect the tokenizer's special tokens and how its template treats a system prompt.
 
@@ -68,6 +76,7 @@ class ChatFormat:
         tokenizer.model_max_length = 1 << 40
         self.window = window
         self._options = dict(options or {})
+        self._truncate = truncate
         names = sorted({str(t) for t in tokenizer.all_special_tokens if len(str(t).strip()) > 1}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
         self._templated = getattr(tokenizer, "chat_template", None) is not None
@@ -95,20 +104,24 @@ class ChatFormat:
         return str(rendered(self.tokenizer, messages, tokenize=False, **self._options))
 
     def encode(self, messages: Sequence[ChatMessage], cap: int) -> Prompt:
-        """Return the prompt's ids, shortened if necessary to leave room for the answer.
+        """Return the prompt's ids, which leave room for the answer.
 
         Up to ``cap`` tokens are reserved for the answer, but at most a quarter of the window.
 
         Raises:
-            PromptTooLongError: The system prompt and the last paragraph of the newest message exceed the limit.
+            PromptTooLongError: The prompt exceeds the limit; with ``truncate``, its system prompt and the last
+                paragraph of its newest message do.
             PolicyError: The template fails.
         """
-        limit = self.window - min(cap, max(1, self.window // 4))
+        reserved = reserved_tokens(self.window, cap)
+        limit = self.window - reserved
         clean = [ChatMessage(m.role, self._clean(m.content)) for m in messages]
         ids = self._render(clean)
         if len(ids) <= limit:
             return Prompt(ids, self.window - len(ids), 0)
-        short = self._shorten(clean, limit, len(ids))
+        short = self._shorten(clean, limit) if self._truncate else None
+        if short is None:
+            raise too_long("the model", len(ids), self.window, reserved)
         dropped = len(ids) - len(short)
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
@@ -118,9 +131,9 @@ class ChatFormat:
         return Prompt(short, self.window - len(short), dropped)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return a message's text, stripped, without special tokens or an incomplete last character."""
+        """Return a message's text, stripped, without reasoning, special tokens or an incomplete last character."""
         text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text).strip().rstrip("\ufffd")
+        return after_reasoning(str(text)).strip().rstrip("\ufffd")
 
     def _clean(self, text: str) -> str:
         if not text.isascii():
@@ -146,19 +159,15 @@ class ChatFormat:
                 return int(token)
         return 0
 
-    def _shorten(self, messages: Sequence[ChatMessage], limit: int, tokens: int) -> list[int]:
-        """Keep as much of the newest text as fits, starting at a word boundary."""
+    def _shorten(self, messages: Sequence[ChatMessage], limit: int) -> list[int] | None:
+        """Keep as much of the newest text as fits, starting at a word boundary; None if its last paragraph does not."""
         head = [m for m in messages[:1] if m.role == "system"]
         body = [ChatMessage(m.role, m.content.strip()) for m in messages[len(head) :]]
         total = sum(len(m.content) for m in body)
         kept = len(body[-1].content.rpartition("\n\n")[2]) if body else 0
         best = self._render([*head, *_newest(body, kept)])
         if len(best) > limit:
-            raise PromptTooLongError(
-                f"expected a prompt of at most {limit} tokens (window {self.window}), got {tokens}, of which the "
-                f"system prompt and the last paragraph of the newest message take {len(best)}; use a model with a "
-                "longer window, or lower the max_new_tokens of the agent that wrote the message"
-            )
+            return None
         step = max(16, kept)
         while step:
             ids = self._render([*head, *_newest(body, kept + step)]) if kept + step <= total else None

@@ -26,6 +26,7 @@ from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, DecodingJob
 from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, threads_for
 from mas_gym.policies.model_files import ModelSource, import_models
+from mas_gym.policies.reasoning import check_first_token
 from mas_gym.systems.prompts import ChatMessage
 
 import_models()
@@ -46,6 +47,7 @@ class TransformersPolicy(StreamingPolicy):
         max_batch: Sequences decoded together.
         prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
         window: Context window in tokens, for prompt and answer together; by default the model's window.
+        truncate: Remove the oldest text of a prompt that does not fit the window. By default such a prompt is an error.
         threads: Torch CPU threads for this model. By default one for models of up to 50 million parameters, and
             torch's default for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
         exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
@@ -77,6 +79,7 @@ class TransformersPolicy(StreamingPolicy):
         max_batch: int = 128,
         prefix_megabytes: int = 64,
         window: int | None = None,
+        truncate: bool = False,
         threads: int | None = None,
         exact: bool | None = None,
         chat_options: Mapping[str, object] | None = None,
@@ -102,7 +105,7 @@ class TransformersPolicy(StreamingPolicy):
                 if exact:
                     raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
                 self._model.exact = False
-        self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options)
+        self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options, truncate)
         self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
         # Reused between calls of choose, because their prompts share instructions.
@@ -112,6 +115,7 @@ class TransformersPolicy(StreamingPolicy):
             "exact": self._model.exact,
             "window": self.format.window,
             "chat_options": dict(chat_options or {}),
+            **({"truncate": True} if truncate else {}),
         }
 
     def identity(self) -> dict[str, object]:
@@ -135,7 +139,8 @@ class TransformersPolicy(StreamingPolicy):
         """Return, for each prompt, the log-probability that the reply begins with each word, one pass per batch.
 
         Raises:
-            PolicyError: A prompt does not fit the window, or two words begin with the same token.
+            PolicyError: A prompt does not fit the window, two words begin with the same token, or the model begins with
+                reasoning.
         """
         ids = first_tokens(words, lambda text: self.format.tokenizer(text, add_special_tokens=False)["input_ids"])
         encoded = [self.format.encode(messages, 1).ids for messages in prompts]
@@ -147,6 +152,8 @@ class TransformersPolicy(StreamingPolicy):
                 part = order[start : start + self.max_batch]
                 logits, _ = self._model.prefill([encoded[place] for place in part], self._prefixes)
                 spread = torch.log_softmax(logits.double(), dim=1)
+                for token in spread.argmax(dim=1).tolist():
+                    check_first_token(self.name, words, self.format.tokenizer.decode([token]))
                 columns = torch.stack([torch.logsumexp(spread[:, tokens], dim=1) for tokens in ids], dim=1)
                 for place, row in zip(part, columns.tolist(), strict=True):
                     found[place] = Choice(tuple(row), len(encoded[place]))

@@ -60,19 +60,6 @@ _FILLER = re.compile(
 _VALUE = re.compile(r"[-+\u2212]?\s?[.\d$€£¥\\√π½¼¾]|[(\[{]\s?[-\d\\A-Da-d]|[A-Da-d](?![A-Za-z])")
 _NOT = re.compile(r"[\s*_]{0,8}(?:not|never)\b", re.IGNORECASE)
 _AFTER_NOT = re.compile(r"\bbut\s+|[.;!]\s+(?=\S)|\n", re.IGNORECASE)
-_REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel|>analysis", "<|channel|>final<|message|>"))
-
-
-def after_reasoning(text: str) -> str:
-    """Return what follows the reasoning of a model; empty if the reasoning is unfinished."""
-    for opening, closing in _REASONING:
-        _, closed, answer = text.rpartition(closing)
-        text = answer if closed or opening not in text else ""
-        if opening in text:
-            return ""
-    return text
-
-
 _DISPLAY_END = re.compile(r"\\\]|(?<=.)\$\$")
 _HOLLOW = re.compile(r"[\s*_:#>`$~-]*(?:\\[\[(]|\\begin\{\w+\*?\})?[\s*_$]*")
 

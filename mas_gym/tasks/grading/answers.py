@@ -26,9 +26,10 @@ from collections.abc import Sequence
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import choice
+from mas_gym.policies.reasoning import after_reasoning
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper_rules
-from mas_gym.tasks.grading.answer_markers import after_reasoning, statements
+from mas_gym.tasks.grading.answer_markers import statements
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare_expressions, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula

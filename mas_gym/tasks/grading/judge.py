@@ -19,11 +19,11 @@ from mas_gym.errors import PolicyError
 from mas_gym.internal.event_loop import engine_loop
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, as_policy
+from mas_gym.policies.reasoning import after_reasoning
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks.base import Grade, Problem
-from mas_gym.tasks.grading.answer_markers import after_reasoning
 from mas_gym.tasks.grading.answers import extract_answer
 from mas_gym.tasks.grading.judge_verdicts import ask_verdict, read_verdict, verdict_lines
 from mas_gym.tasks.grading.texts import read_text

@@ -36,10 +36,10 @@ def read_verdict(reply: str, prompt: str, words: Sequence[str]) -> int | None:
     """Return the index in ``words`` of a reply's verdict; None if the last line is not a verdict line.
 
     Args:
-        reply: The reply. Spaces, emphasis and a full stop around the last line are ignored.
+        reply: The reply. Case, and spaces, emphasis and a full stop around the last line are ignored.
         prompt: The prompt that was passed to `ask_verdict`.
         words: The words that were passed to `ask_verdict`.
     """
-    last = reply.rstrip().rpartition("\n")[2].strip(_AROUND)
-    lines = verdict_lines(prompt, words)
+    last = reply.rstrip().rpartition("\n")[2].strip(_AROUND).casefold()
+    lines = [line.casefold() for line in verdict_lines(prompt, words)]
     return lines.index(last) if last in lines else None

@@ -1,0 +1,286 @@
+"""The meaning of a server's error body.
+
+Structured fields are read first: the HTTP status, ``error.code``, ``error.type``, ``error.param``, and the locations
+of validation errors. What only the message states is read with `_DIALECTS`, a table of whole sentences of named
+servers. An error that neither names has no meaning: the request fails with the server's text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from mas_gym.internal.json_types import JSONObject
+from mas_gym.policies.base import MOST_TOKENS
+
+Meaning = Literal["", "too long", "token limit", "parameter", "system role", "quota"]
+
+_REASON_CHARS = 500
+_READ_CHARS = 4000
+_DEPTH = 3
+
+
+class ServerError(NamedTuple):
+    """A server's error.
+
+    Attributes:
+        message: The server's text as one line.
+        meaning: ``"too long"``: the prompt, or the prompt with the reply, exceeds the context window;
+            ``"token limit"``: the requested reply is longer than the server allows; ``"parameter"``: a parameter is
+            not supported; ``"system role"``: the model's template has no system messages; ``"quota"``: the account has
+            no credit; empty if unknown.
+        window: The context window in tokens, if stated.
+        prompt: The length of the prompt in tokens, if stated.
+        limit: The longest reply in tokens, if stated.
+        params: The parameters that the error is about.
+    """
+
+    message: str
+    meaning: Meaning = ""
+    window: int | None = None
+    prompt: int | None = None
+    limit: int | None = None
+    params: tuple[str, ...] = ()
+
+
+class Dialect(NamedTuple):
+    """One sentence of a named server.
+
+    Attributes:
+        server: The server.
+        meaning: As in `ServerError`.
+        sentence: The whole message, as a regular expression with the groups ``window``, ``prompt``, ``limit``,
+            ``params``.
+        params: The parameters that the sentence is about, if they are not in it.
+    """
+
+    server: str
+    meaning: Meaning
+    sentence: str
+    params: tuple[str, ...] = ()
+
+
+_MAXIMUM = r"This model's maximum context length is (?P<window>\d+) tokens\. However, "
+_SPLIT = r"you requested \d+ tokens \((?P<prompt>\d+) in the messages, \d+ in the completion\)\. "
+
+_DIALECTS: tuple[Dialect, ...] = (
+    Dialect("vLLM", "too long", _MAXIMUM + r"your request has (?P<prompt>\d+) input tokens\. .*"),
+    Dialect(
+        "vLLM",
+        "too long",
+        r"'max_tokens' or 'max_completion_tokens' is too large: \d+\. This model's maximum context length is "
+        r"(?P<window>\d+) tokens and your request has (?P<prompt>\d+) input tokens \(.*",
+    ),
+    Dialect(
+        "vLLM",
+        "too long",
+        r"You passed (?P<prompt>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
+        r"length is only (?P<window>\d+) tokens, resulting in a maximum input length of \d+ tokens\. .*",
+    ),
+    # "At least": vLLM stops counting at the limit, so the prompt's length is unknown.
+    Dialect("vLLM", "too long", _MAXIMUM + r"you requested \d+ output tokens and your prompt contains at least \d+ .*"),
+    Dialect(
+        "vLLM",
+        "parameter",
+        r"Requested sample logprobs of \d+, which is (?:is )?greater than max allowed: \d+",
+        ("top_logprobs",),
+    ),
+    Dialect("vLLM", "system role", r"System role not supported"),
+    Dialect("vLLM", "system role", r"Conversation roles must alternate user/assistant/user/assistant/\.\.\."),
+    Dialect(
+        "vLLM and DeepSeek", "too long", _MAXIMUM + _SPLIT + r"Please reduce the length of the messages or completion\."
+    ),
+    Dialect("llama.cpp", "system role", r"(?:.*\sError: )?Jinja Exception: System role not supported"),
+    Dialect("Ollama", "too long", r"prompt too long; exceeded max context length by \d+ tokens"),
+    Dialect(
+        "LM Studio",
+        "too long",
+        r"Trying to keep the first (?P<prompt>\d+) tokens when context the overflows\. However, the model is loaded "
+        r"with context length of only (?P<window>\d+) tokens, which is not enough\. .*",
+    ),
+    Dialect(
+        "LM Studio", "too long", r"Cannot truncate prompt with n_keep \((?P<prompt>\d+)\) >= n_ctx \((?P<window>\d+)\)"
+    ),
+    Dialect(
+        "LM Studio", "system role", r"Error rendering prompt with jinja template: .?Only user and assistant roles .*"
+    ),
+    Dialect(
+        "LiteLLM",
+        "parameter",
+        r"litellm\.UnsupportedParamsError: .* does not support parameters: \[(?P<params>[^\]]*)\].*",
+    ),
+    Dialect(
+        "LiteLLM",
+        "parameter",
+        r"litellm\.UnsupportedParamsError: \S+ (?:models )?(?:don't|doesn't) support (?P<params>\w+)=.*",
+    ),
+    Dialect(
+        "Anthropic through LiteLLM",
+        "parameter",
+        r"`temperature` and `top_p` cannot both be specified for this model\. Please use only one\.",
+        ("top_p",),
+    ),
+    Dialect(
+        "Anthropic through LiteLLM", "too long", r"prompt is too long: (?P<prompt>\d+) tokens > (?P<window>\d+) maximum"
+    ),
+    Dialect(
+        "TGI",
+        "too long",
+        r"Input validation error: `inputs` tokens \+ `max_new_tokens` must be <= (?P<window>\d+)\. Given: "
+        r"(?P<prompt>\d+) `inputs` tokens and \d+ `max_new_tokens`",
+    ),
+    Dialect(
+        "TGI",
+        "too long",
+        r"Input validation error: `inputs` must have less than (?P<window>\d+) tokens\. Given: (?P<prompt>\d+)",
+    ),
+    Dialect(
+        "SGLang",
+        "too long",
+        r"Requested token count exceeds the model's maximum context length of (?P<window>\d+) tokens\. You requested a "
+        r"total of \d+ tokens: (?P<prompt>\d+) tokens from the input messages and \d+ tokens for the completion\. .*",
+    ),
+    Dialect(
+        "SGLang",
+        "too long",
+        r"The input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<window>\d+) tokens\)\.",
+    ),
+    Dialect("OpenAI", "too long", _MAXIMUM + r"your messages resulted in (?P<prompt>\d+) tokens.*"),
+    Dialect(
+        "OpenAI",
+        "too long",
+        r"Input tokens exceed the configured limit of (?P<window>\d+) tokens\. Your messages resulted in "
+        r"(?P<prompt>\d+) tokens\. .*",
+    ),
+    Dialect(
+        "OpenAI",
+        "token limit",
+        r"(?P<params>max_(?:completion_)?tokens) is too large: \d+\. This model supports at most (?P<limit>\d+) "
+        r"completion tokens, whereas you provided \d+\.",
+    ),
+    Dialect(
+        "OpenAI",
+        "parameter",
+        r"Unsupported (?:parameter|value): '(?P<params>\w+)' (?:is not supported|does not support .*) "
+        r"with this model\..*",
+    ),
+    Dialect(
+        "Gemini",
+        "too long",
+        r"The input token count (?:\((?P<prompt>\d+)\) )?exceeds the maximum number of tokens allowed "
+        r"\((?P<window>\d+)\)\.",
+    ),
+    Dialect("Gemini", "system role", r"Developer instruction is not enabled for models/[\w.-]+"),
+    Dialect(
+        "DeepSeek",
+        "token limit",
+        r"Invalid (?P<params>max_tokens) value, the valid range of max_tokens is \[1, (?P<limit>\d+)\]",
+    ),
+    Dialect(
+        "Groq",
+        "token limit",
+        r"`?(?P<params>max_(?:completion_)?tokens)`? must be less than or equal to `?(?P<limit>\d+)`?, the maximum "
+        r"value for `?max_(?:completion_)?tokens`? is less than the `?context_window`? for this model",
+    ),
+    Dialect("Groq", "parameter", r"`(?P<params>\w+)` is not supported with this model"),
+)
+
+_LITELLM = re.compile(
+    r"litellm\.\w+: [^{]{0,200}?\w+(?:Exception|Error) - (?:b')?(?P<inner>.*?)'?"
+    r"(?:\.?\s*(?:model=|Received Model Group=|No fallback model group found).*)?",
+    re.DOTALL,
+)
+"""The error of another server in LiteLLM's message."""
+
+
+def read_error(status: int, body: bytes) -> ServerError:
+    """Return the meaning of an error response.
+
+    Args:
+        status: The HTTP status.
+        body: The body, of any form.
+    """
+    text = body.decode("utf-8", "replace")
+    error = _read(_json(text), text)
+    return error._replace(meaning="quota") if status == 402 else error
+
+
+def first_line(text: str) -> str:
+    """Return the beginning of a server's text as one line without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
+
+
+def _json(text: str) -> object:
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def _read(found: object, text: str, depth: int = 0) -> ServerError:
+    # Gemini's body is a list with one object.
+    body = found[0] if isinstance(found, list) and len(found) == 1 else found
+    if not isinstance(body, dict):
+        return ServerError(first_line(text), *_stated(text))
+    error = body["error"] if isinstance(body.get("error"), dict) else body
+    message = next((said for key in ("message", "error") if isinstance(said := error.get(key), str)), "")
+    read = ServerError(first_line(message or text), *_stated(message))
+    if depth < _DEPTH and not read.meaning and (inner := _upstream(message)):
+        read = _read(_json(inner), inner, depth + 1)._replace(message=read.message)
+    return _structured(error, read)
+
+
+def _upstream(message: str) -> str:
+    """Return the error of another server that a message quotes; empty if there is none."""
+    if message.startswith("{"):
+        return message
+    wrapped = _LITELLM.fullmatch(message[:_READ_CHARS])
+    return wrapped["inner"].strip() if wrapped else ""
+
+
+def _stated(message: str) -> tuple[Meaning, int | None, int | None, int | None, tuple[str, ...]]:
+    """Return the meaning of a message that is a sentence of a named server, with its numbers and parameters."""
+    said = " ".join(message[:_READ_CHARS].split())
+    for row in _DIALECTS:
+        if found := re.fullmatch(row.sentence, said):
+            groups = {"params": ""} | {name: text for name, text in found.groupdict().items() if text}
+            window, prompt, limit = (_count(groups.get(name)) for name in ("window", "prompt", "limit"))
+            return row.meaning, window, prompt, limit, row.params or tuple(re.findall(r"\w+", groups["params"]))
+    return "", None, None, None, ()
+
+
+def _structured(error: JSONObject, read: ServerError) -> ServerError:
+    """Return an error with the meaning that its fields state; what its message states completes it."""
+    code, kind, param = (str(error.get(key) or "") for key in ("code", "type", "param"))
+    if "insufficient_quota" in (code, kind):
+        return read._replace(meaning="quota")
+    if kind == "exceed_context_size_error":
+        # llama.cpp, alone or in Ollama.
+        return read._replace(
+            meaning="too long", window=_count(error.get("n_ctx")), prompt=_count(error.get("n_prompt_tokens"))
+        )
+    if code == "context_length_exceeded":
+        return read._replace(meaning="too long")
+    params = (param,) if param else tuple(_located(error))
+    if read.meaning or not params:
+        return read
+    return read._replace(meaning="parameter", params=params)
+
+
+def _located(error: JSONObject) -> Iterator[str]:
+    """Yield the parameters that a list of validation errors locates in the body (FastAPI, Mistral)."""
+    message = error.get("message")
+    listed = (message if isinstance(message, dict) else error).get("detail")
+    for fault in listed if isinstance(listed, list) else ():
+        place = fault.get("loc") if isinstance(fault, dict) else None
+        if isinstance(place, list) and len(place) > 1 and place[0] == "body" and isinstance(place[1], str):
+            yield place[1]
+
+
+def _count(value: object) -> int | None:
+    """Return a positive number of tokens; None if a server states none or an implausible one."""
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else value
+    return number if type(number) is int and 0 < number <= MOST_TOKENS else None
