@@ -24,7 +24,7 @@ from mas_gym.policies.base import (
 from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, DecodingJob
-from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, threads_for
+from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, fast_bfloat16, threads_for
 from mas_gym.policies.model_files import ModelSource, import_models
 from mas_gym.systems.prompts import ChatMessage
 
@@ -42,7 +42,8 @@ class TransformersPolicy(StreamingPolicy):
         model: A local folder or hub id. Weights are read from safetensors only.
         name: Name shown in reports; by default the folder's or model's name.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` uses a GPU if there is one.
-        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's dtype on a GPU.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the model's dtype on a GPU. On a CPU it is bfloat16 for
+            models stored in bfloat16 if the processor computes it (AVX512-BF16, AMX), and float32 otherwise.
         max_batch: Sequences decoded together.
         prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
         window: Context window in tokens, for prompt and answer together; by default the model's window.
@@ -228,14 +229,16 @@ def _device(device: str) -> str:
 
 def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model and its tokenizer."""
-    kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
     # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would prompt the user.
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
+        if dtype == "auto" and device == "cpu":
+            stored = transformers.AutoConfig.from_pretrained(model, **options).dtype
+            dtype = "bfloat16" if stored == torch.bfloat16 and fast_bfloat16() else "float32"
+        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, use_safetensors=True, **options)
         context_window(lm), _end_tokens(lm, tokenizer)
         return lm.to(device).eval().requires_grad_(False), tokenizer
     except BaseException as error:
