@@ -35,6 +35,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from mas_gym.errors import PolicyError
+from mas_gym.policies.local.attention import share_keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -313,6 +314,7 @@ class CausalModel:
         self.device = model.device
         self.exact = exact
         self._reference: Any = None
+        share_keys(model)
         head = model.get_output_embeddings()
         if head is not None:
             head.register_forward_pre_hook(_adjacent)
