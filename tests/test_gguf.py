@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_models import ask
 
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.systems.prompts import ChatMessage
-from tests.local_models import ask
 
 
 @pytest.fixture(scope="module")

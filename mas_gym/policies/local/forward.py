@@ -14,7 +14,7 @@ that answer the same question, and siblings in a search tree, have long common p
 `threads_for` sets the number of CPU threads of a model. By default torch uses one thread
 per core, and threads that wait for each other busy-wait. The operations of a small model are
 too short to parallelize: on an idle machine, more threads gain little, and with other processes
-running, most of the threads' CPU time is wasted.
+running, most of the threads' CPU time is wasted. A large model uses the cores that are idle.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from mas_gym.errors import PolicyError
+from mas_gym.internal.idle_cores import IdleCores
 from mas_gym.policies.local.attention import share_keys
 
 if TYPE_CHECKING:
@@ -275,6 +276,7 @@ SMALL_MODEL = 50_000_000
 """Models of up to this many parameters get one thread."""
 
 _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_cores = IdleCores()
 
 
 @contextmanager
@@ -283,13 +285,19 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
 
     Args:
         parameters: The model's number of parameters.
-        threads: The number of threads. By default one for a model of up to `SMALL_MODEL` parameters, and torch's
-            default for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
+        threads: The number of threads. By default one for a model of up to `SMALL_MODEL` parameters. Larger models get
+            torch's default without one thread for each core that other processes use. If ``OMP_NUM_THREADS`` or
+            ``MKL_NUM_THREADS`` is set, torch's default is used for all models.
     """
-    if threads is None and (parameters > SMALL_MODEL or any(name in os.environ for name in _CHOSEN)):
-        yield
-        return
-    before, wanted = torch.get_num_threads(), threads or 1
+    before = torch.get_num_threads()
+    if threads is not None:
+        wanted = threads
+    elif any(name in os.environ for name in _CHOSEN):
+        wanted = before
+    elif parameters > SMALL_MODEL:
+        wanted = max(1, before - _cores.others())
+    else:
+        wanted = 1
     if before == wanted:
         yield
         return
