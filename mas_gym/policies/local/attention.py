@@ -47,7 +47,8 @@ def grouped_attention(
         Shape (N, tokens, heads, D); transformers expects a pair.
     """
     n, heads, tokens, size = query.shape
-    if tokens > 1 or heads == key.shape[1] or options.get("position_bias") is not None:
+    one_mask = attention_mask is None or attention_mask.shape[1] == 1
+    if tokens > 1 or heads == key.shape[1] or not one_mask or options.get("position_bias") is not None:
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
