@@ -51,7 +51,7 @@ class LearnedCritic(ModelCritic):
         prefixes: Allow non-terminal states for an outcome critic.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
         dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None means bfloat16 on a GPU, and on a CPU float64 for
-            weights of up to 400 MB, otherwise float32.
+            weights of up to 400 MB, otherwise bfloat16 if the processor computes it (AVX512-BF16, AMX), else float32.
         memory: Size of the cache of encoded prefixes, in megabytes; None for a quarter of the weights, at least 64.
         max_batch: Preferred number of states per call.
         share: Encode shared prefixes once; False encodes each state completely.
@@ -130,13 +130,16 @@ class LearnedCritic(ModelCritic):
         """Choose device and precision, and return them."""
         import torch
 
+        from mas_gym.policies.local.forward import fast_bfloat16
+
         self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.concurrent = self._device != "cpu" if self._concurrent is None else self._concurrent
         if self._dtype is None and self._device != "cpu":
             self._dtype = "bfloat16"
         elif self._dtype is None:
             weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
-            self._dtype = "float64" if weights <= _EXACT_BYTES else "float32"
+            large: DType = "bfloat16" if fast_bfloat16() else "float32"
+            self._dtype = "float64" if weights <= _EXACT_BYTES else large
         return self._device, self._dtype
 
     @property
