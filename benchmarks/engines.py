@@ -345,8 +345,6 @@ def client(arguments: argparse.Namespace) -> None:
 
 
 def rates(arguments: argparse.Namespace) -> None:
-    from benchmarks.local_engine import raw
-
     policy, llama = load_policy(arguments.policy), load_policy(arguments.gguf)
     task = mas_gym.load_task("gsm8k", split="test", data=arguments.data)
     system = mas_gym.ChatMessage("system", "Think step by step. End with Final Answer: and the number.")
@@ -359,7 +357,7 @@ def rates(arguments: argparse.Namespace) -> None:
             "transformers:": at_once(as_async(policy), requests),
             "gguf:": at_once(as_async(llama), requests[: arguments.llama_rows]),
         }
-        found["generate"] = generated(raw, policy, requests, min(rows, arguments.generate_rows))
+        found["generate"] = generated(policy, requests[: arguments.generate_rows])
         ours = found["transformers:"]
         for name, one in found.items():
             ratio = ours.rate / one.rate, (ours.tokens / ours.cpu) / (one.tokens / one.cpu)
@@ -370,11 +368,24 @@ def rates(arguments: argparse.Namespace) -> None:
             )
 
 
-def generated(raw: Any, policy: Any, requests: Sequence[SamplingRequest], batch: int) -> Figure:
+def generated(policy: Any, requests: Sequence[SamplingRequest]) -> Figure:
+    """Sample all requests in one batch of ``generate``."""
+    import torch
+
+    model, pad = policy.model, policy.format.tokenizer.pad_token_id or 0
     start, cpu = time.perf_counter(), cpu_seconds()
-    rate = raw(policy, requests[:batch], batch, time.perf_counter)
-    seconds = time.perf_counter() - start
-    return Figure(round(rate * seconds), seconds, cpu_seconds() - cpu, 0)
+    rows = [policy.format.encode(request.messages, request.max_new_tokens).ids for request in requests]
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=model.device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
+    one, ends = requests[0], sorted(policy.end_tokens)
+    sampling = {"do_sample": True, "temperature": one.temperature, "top_p": one.top_p, "top_k": 0}
+    limits = {"max_new_tokens": one.max_new_tokens, "eos_token_id": ends, "pad_token_id": pad}
+    with torch.inference_mode():
+        said = model.generate(input_ids=ids, attention_mask=mask, **sampling, **limits)[:, width:]
+    over = torch.isin(said, torch.tensor(ends, device=model.device))
+    tokens = int(torch.where(over.any(1), over.int().argmax(1) + 1, said.shape[1]).sum())
+    return Figure(tokens, time.perf_counter() - start, cpu_seconds() - cpu, 0)
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from mas_gym.errors import ConfigError, PolicyError, need, whole_number
 from mas_gym.internal.json_types import JSONMapping, JSONObject
@@ -94,7 +93,7 @@ class GGUFPolicy(OpenAIPolicy):
         if gpu_layers is not None:
             parameters.n_gpu_layers = gpu_layers
         try:
-            self._server: Any = engine.Server(parameters)
+            self._server = engine.Server(parameters)
         except Exception as error:
             raise PolicyError(
                 f"llama.cpp cannot load {path}: {error}; check that the file is complete, and lower slots (now "

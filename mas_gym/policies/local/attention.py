@@ -9,7 +9,7 @@ The implementation replaces transformers' ``sdpa`` for models that use it, and p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -30,7 +30,7 @@ def grouped_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend as ``sdpa`` does; called by transformers in each layer.
 

@@ -194,7 +194,8 @@ def prefix_cache_megabytes(model: PreTrainedModel) -> int:
 
     A token of a model with half a billion parameters takes 12 to 24 KB, so 64 MB hold only about ten prompts.
     """
-    return max(64, sum(weights.nbytes for weights in model.parameters()) // 4 >> 20)
+    size: int = sum(weights.nbytes for weights in model.parameters())
+    return max(64, size // 4 >> 20)
 
 
 @dataclass(eq=False, slots=True)
