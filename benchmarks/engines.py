@@ -8,6 +8,7 @@
     python benchmarks/engines.py service --searches 200
     python benchmarks/engines.py ray --policy tiny --problems 192 --actors 1
     python benchmarks/engines.py client --policy openai:MODEL@URL --problems 400
+    python -m benchmarks.engines rates --policy transformers:FOLDER --gguf FILE.gguf --data test.jsonl --rows 48,128,256
 
 * ``efficiency``: generated tokens per second in MCTS(10,3), divided by those of the same engine if it receives the same
   requests all at once.
@@ -17,6 +18,9 @@
 * ``memory``: memory of open searches. ``service``: the same in a service, with its threads.
 * ``ray``: overhead of a fleet relative to `search.run`, from the first plan to the last, without the start of actors.
 * ``client``: CPU time of this process for a request of three samples to a server.
+* ``rates``: tokens per second of a transformers model, of transformers' ``generate`` and of llama.cpp on the same
+  GSM8K questions, at several numbers of questions that are sampled together. On a machine with other load, compare
+  tokens per CPU second.
 
 The engine's cache is emptied before each measurement if possible (for vLLM's server, start it with
 ``VLLM_SERVER_DEV_MODE=1``). The script needs psutil.
@@ -340,9 +344,55 @@ def client(arguments: argparse.Namespace) -> None:
     print(f"{(time.process_time() - start) / arguments.problems * 1000:.2f} ms of CPU time per request of 3 samples")
 
 
+def rates(arguments: argparse.Namespace) -> None:
+    policy, llama = load_policy(arguments.policy), load_policy(arguments.gguf)
+    task = mas_gym.load_task("gsm8k", split="test", data=arguments.data)
+    system = mas_gym.ChatMessage("system", "Think step by step. End with Final Answer: and the number.")
+    for rows in (int(count) for count in arguments.rows.split(",")):
+        requests = [
+            SamplingRequest((system, mas_gym.ChatMessage("user", problem.question)), (seed,), arguments.cap)
+            for seed, problem in enumerate(task[:rows])
+        ]
+        found = {
+            "transformers:": at_once(as_async(policy), requests),
+            "gguf:": at_once(as_async(llama), requests[: arguments.llama_rows]),
+        }
+        found["generate"] = generated(policy, requests[: arguments.generate_rows])
+        ours = found["transformers:"]
+        for name, one in found.items():
+            ratio = ours.rate / one.rate, (ours.tokens / ours.cpu) / (one.tokens / one.cpu)
+            print(
+                f"{rows:4} rows, {name:14} {one.rate:7.1f} tokens/s, {one.tokens / one.cpu:7.1f} per CPU second; "
+                f"transformers: is {ratio[0]:.1f} and {ratio[1]:.1f} times as fast",
+                flush=True,
+            )
+
+
+def generated(policy: Any, requests: Sequence[SamplingRequest]) -> Figure:
+    """Sample all requests in one batch of ``generate``."""
+    import torch
+
+    model, pad = policy.model, policy.format.tokenizer.pad_token_id or 0
+    start, cpu = time.perf_counter(), cpu_seconds()
+    rows = [policy.format.encode(request.messages, request.max_new_tokens).ids for request in requests]
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=model.device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
+    one, ends = requests[0], sorted(policy.end_tokens)
+    sampling = {"do_sample": True, "temperature": one.temperature, "top_p": one.top_p, "top_k": 0}
+    limits = {"max_new_tokens": one.max_new_tokens, "eos_token_id": ends, "pad_token_id": pad}
+    with torch.inference_mode():
+        said = model.generate(input_ids=ids, attention_mask=mask, **sampling, **limits)[:, width:]
+    over = torch.isin(said, torch.tensor(ends, device=model.device))
+    tokens = int(torch.where(over.any(1), over.int().argmax(1) + 1, said.shape[1]).sum())
+    return Figure(tokens, time.perf_counter() - start, cpu_seconds() - cpu, 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("efficiency", "baseline", "prefix", "memory", "service", "ray", "client"))
+    parser.add_argument(
+        "what", choices=("efficiency", "baseline", "prefix", "memory", "service", "ray", "client", "rates")
+    )
     parser.add_argument("--policy", default="tiny")
     parser.add_argument("--critic", default="policy-likelihood")
     parser.add_argument("--problems", type=int, default=128)
@@ -351,6 +401,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--searches", type=int, default=10_000)
+    parser.add_argument("--gguf", default="")
+    parser.add_argument("--data", default=None)
+    parser.add_argument("--rows", default="48,128,256")
+    parser.add_argument("--cap", type=int, default=128)
+    parser.add_argument("--generate-rows", type=int, default=256)
+    parser.add_argument("--llama-rows", type=int, default=256)
     arguments = parser.parse_args()
     arguments.engine = {}
     if arguments.policy.startswith("vllm:") and "engine=" in arguments.policy:

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("transformers", reason="learned critics need the extra 'train'")
 pytest.importorskip("accelerate", reason="training needs the extra 'train'")
 
+import torch
 from grove import MODEL, chain, grove, other_graph, random_tree, save_base
 
 import mas_gym
@@ -32,6 +33,7 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
 from rewardmodels.data.dataset import graph_of
+from rewardmodels.model.backbone import alike
 from rewardmodels.model.critic_folder import META, model_card
 from rewardmodels.tiny_critics import shipped
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext, setup
@@ -124,6 +126,13 @@ def score_in_pieces(critic: LearnedCritic, states: list[MASState], seed: int) ->
         piece = [order.pop() for _ in range(min(len(order), rng.choice([1, 2, 7, 40])))]
         found.update(zip(piece, critic.score(contexts([states[i] for i in piece])), strict=True))
     return [found[i] for i in range(len(states))]
+
+
+def test_prefix_sharing_tolerates_the_rounding_of_the_dtype() -> None:
+    # Logits of a model with 24 layers in bfloat16, with shared prefixes and for whole states.
+    shared, whole = torch.tensor([2.8281, 1.2891, 4.0]), torch.tensor([2.7188, 1.2578, 3.9531])
+    assert alike(shared, whole, torch.bfloat16) and not alike(shared, whole, torch.float32)
+    assert not alike(shared, whole.flip(0), torch.bfloat16)
 
 
 @pytest.mark.parametrize("memory", [256, 1, 0])

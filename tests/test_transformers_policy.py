@@ -8,6 +8,7 @@ import logging
 import math
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from transformers.utils import logging as hf_logging
 
 import mas_gym.policies.local.decode as decode_module
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, PromptTooLongError
+from mas_gym.internal.idle_cores import IdleCores
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, StreamingPolicy, TransformersPolicy, load_policy
+from mas_gym.policies.local import forward
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import Decoder, DecodeStats, DecodingJob, draw, uniforms
 from mas_gym.policies.local.forward import CausalModel, EncodedPrompt, PrefixStore, check_padding
@@ -551,6 +554,39 @@ def test_options_are_accepted_in_the_spec(folder: Path) -> None:
     assert (policy.max_batch, policy.name, policy.format.window) == (5, "Solo", 100)
 
 
+@pytest.mark.parametrize(
+    ("stored", "fast", "expected"),
+    [("bfloat16", True, "bfloat16"), ("bfloat16", False, "float32"), ("float32", True, "float32")],
+)
+def test_dtype_on_a_cpu_follows_the_weights_and_the_processor(
+    stored: str, fast: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = local_models.model("Llama").to(getattr(torch, stored))
+    lm.save_pretrained(tmp_path)
+    local_models.tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr("mas_gym.policies.local.transformers.fast_bfloat16", lambda: fast)
+    loaded = TransformersPolicy(tmp_path, device="cpu")
+    assert str(loaded.model.dtype) == loaded.identity()["dtype"] == f"torch.{expected}"
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_decode_step_equals_the_model_of_transformers(heads: int) -> None:
+    plain = local_models.model("Llama", num_key_value_heads=heads)
+    model = CausalModel(local_models.model("Llama", num_key_value_heads=heads), exact=False)
+    seen = []
+    model.model.lm_head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
+    prompts, following = [[5, 6, 7, 8, 9], [10, 11]], [12, 13]
+    with torch.inference_mode():
+        _, prefilled = model.prefill(prompts)
+        slots = forward.Slots(2)
+        slots.admit(prefilled, [0, 1])
+        found = model.decode(np.array(following), slots)
+        whole = [plain(torch.tensor([[*p, t]])).logits[0, -1] for p, t in zip(prompts, following, strict=True)]
+    torch.testing.assert_close(found, torch.stack(whole), atol=1e-4, rtol=1e-4)
+    # A strided batch of vectors is multiplied one by one.
+    assert len(seen) == 2 and all(hidden.is_contiguous() for hidden in seen)
+
+
 def test_bfloat16_model_runs_without_the_float64_copy(folder: Path) -> None:
     policy = load_policy(f"transformers:{folder}", dtype="bfloat16")
     assert not policy._model.exact
@@ -609,14 +645,24 @@ def test_local_and_scripted_policies_pass_the_policy_check(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("parameters", "chosen", "variable", "expected"),
-    [(10**6, None, None, 1), (10**9, None, None, 3), (10**6, 2, None, 2), (10**9, 2, None, 2), (10**6, None, "3", 3)],
+    ("parameters", "chosen", "variable", "busy", "expected"),
+    [
+        (10**6, None, None, 0, 1),
+        (10**9, None, None, 0, 3),
+        (10**9, None, None, 1, 2),
+        (10**9, None, None, 5, 1),
+        (10**6, 2, None, 0, 2),
+        (10**9, 2, None, 1, 2),
+        (10**6, None, "3", 0, 3),
+        (10**9, None, "3", 1, 3),
+    ],
 )
-def test_small_models_use_one_thread_by_default(
-    parameters: int, chosen: int | None, variable: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_small_models_use_one_thread_and_large_ones_the_idle_cores_by_default(
+    parameters: int, chosen: int | None, variable: str | None, busy: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mas_gym.policies.local.forward import threads_for
-
+    threads_for = forward.threads_for
+    # The load of the machine that runs the tests is unknown.
+    monkeypatch.setattr(forward._cores, "others", lambda: busy)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     if variable is not None:
@@ -632,6 +678,15 @@ def test_small_models_use_one_thread_by_default(
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_cores_that_other_processes_use_are_counted() -> None:
+    cores = IdleCores()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(1.5)
+        busy.kill()
+    assert cores.others() >= 1
 
 
 @pytest.mark.slow

@@ -27,18 +27,20 @@ class ModelFile(NamedTuple):
 
 
 class ModelSource:
-    """A model's folder or hub id with a list of its files; create it before loading the model."""
+    """A model's folder, file or hub id with a list of its files; create it before loading the model."""
 
     def __init__(self, model: str) -> None:
-        """List the files of a folder without reading them."""
+        """List a file, or the files of a folder, without reading them."""
         self._model, folder = model, Path(model)
         self._files: tuple[ModelFile, ...] | None = None
-        if folder.is_dir():
+        if folder.is_file():
+            self._files = (_listed(folder),)
+        elif folder.is_dir():
             paths = [*sorted(folder.iterdir()), *sorted(folder.glob("additional_chat_templates/*.jinja"))]
             self._files = tuple(_listed(path) for path in paths if path.suffix in _SUFFIXES)
 
     def identity(self) -> dict[str, str]:
-        """Return a digest of the names and contents of a folder's files, or a hub model's id and commit.
+        """Return a digest of the names and contents of the files, or a hub model's id and commit.
 
         The digest does not depend on the machine or the folder's path. The first call reads the files, in parallel.
 

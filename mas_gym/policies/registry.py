@@ -23,6 +23,9 @@ POLICIES = Registry(
         "recorded": "mas_gym.policies.registry:_recorded",
         "openai": "mas_gym.policies.openai:load_openai",
         "vllm": "mas_gym.policies.vllm:load_vllm",
+        "gguf": "mas_gym.policies.gguf:load_gguf",
+        "ollama": "mas_gym.policies.local_servers:load_ollama",
+        "lmstudio": "mas_gym.policies.local_servers:load_lmstudio",
         "arms": "mas_gym.policies.registry:_arms",
     },
     settings=False,
@@ -38,6 +41,9 @@ _CLASSES = Registry(
         "recorded": "mas_gym.policies.cache:RecordedPolicy",
         "openai": "mas_gym.policies.openai:OpenAIOptions",
         "vllm": "mas_gym.policies.vllm:VLLMPolicy",
+        "gguf": "mas_gym.policies.gguf:GGUFPolicy",
+        "ollama": "mas_gym.policies.openai:OpenAIOptions",
+        "lmstudio": "mas_gym.policies.openai:OpenAIOptions",
     },
 )
 """Callables with a policy's options as parameters, for policies with a loader that lacks them."""
@@ -47,7 +53,8 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
     """Load a policy.
 
     Args:
-        spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"vllm:PATH-OR-ID"``, ``"openai:MODEL@URL"``,
+        spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"gguf:FILE"`` or ``"FILE.gguf"``, ``"vllm:PATH-OR-ID"``,
+            ``"openai:MODEL@URL"``, ``"ollama:NAME"`` and ``"lmstudio:NAME"`` for these servers on this machine,
             ``"recorded:FILE"``, ``"FILE.py:NAME:SETTINGS"`` for your own code (see `mas_gym.plugins`), or
             ``"NAME:ARGUMENT"`` for a loader registered under the entry-point group ``mas_gym.policies``.
             The string may contain options, as in ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping
@@ -73,6 +80,8 @@ def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
         return _per_agent(spec, options)
     if spec.strip().startswith(ARMS):
         return _arms(spec, **options)
+    if spec.partition("#")[0].lower().endswith(".gguf") and not spec.startswith("gguf:"):
+        spec = f"gguf:{spec}"
     parsed = POLICIES.parse(spec)
     args, written = POLICIES.arguments(parsed)
     options = {**written, **options}

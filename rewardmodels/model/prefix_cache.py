@@ -169,7 +169,7 @@ def enable_parts(model: PreTrainedModel, pad: int) -> bool:
             logits, fresh = forward_parts(model, [Part(first), Part(second, above=(0,)), Part(third, above=(0,))])
             past = torch.cat((fresh[0], fresh[2]), dim=3)
             rest, _ = forward_parts(model, [Part(fourth, past)])
-            if alike(torch.cat((logits[1:], rest)), whole):
+            if alike(torch.cat((logits[1:], rest)), whole, backbone.score.weight.dtype):
                 return True
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
         pass

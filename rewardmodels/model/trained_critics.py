@@ -51,8 +51,8 @@ class LearnedCritic(ModelCritic):
         prefixes: Allow non-terminal states for an outcome critic.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
         dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None means bfloat16 on a GPU, and on a CPU float64 for
-            weights of up to 400 MB, otherwise float32.
-        memory: Size of the cache of encoded prefixes, in megabytes.
+            weights of up to 400 MB, otherwise bfloat16 if the processor computes it (AVX512-BF16, AMX), else float32.
+        memory: Size of the cache of encoded prefixes, in megabytes; None for a quarter of the weights, at least 64.
         max_batch: Preferred number of states per call.
         share: Encode shared prefixes once; False encodes each state completely.
         concurrent: Score in a separate thread while agents generate; None does so only on a GPU. On a CPU this helps
@@ -78,7 +78,7 @@ class LearnedCritic(ModelCritic):
         prefixes: bool = False,
         device: str | None = None,
         dtype: DType | None = None,
-        memory: int = 64,
+        memory: int | None = None,
         max_batch: int = 64,
         share: bool = True,
         concurrent: bool | None = None,
@@ -88,7 +88,7 @@ class LearnedCritic(ModelCritic):
         choice("dtype", dtype, (None, *get_args(DType)))
         self._device = device
         self._dtype: DType | None = dtype
-        self._share, self._memory, self._concurrent = share, memory * _MEGABYTE, concurrent
+        self._share, self._memory, self._concurrent = share, memory, concurrent
         self.concurrent, self.max_batch = bool(concurrent), max_batch
         self._begin(Path(folder), force, prefixes)
         if not lazy:
@@ -104,6 +104,7 @@ class LearnedCritic(ModelCritic):
         if self._scorer is not None:
             return
         need("torch", "a local reward model", "local")
+        from mas_gym.policies.local.forward import prefix_cache_megabytes
         from rewardmodels.model.prefix_cache import PrefixScorer
 
         device, dtype = self._place()
@@ -114,7 +115,8 @@ class LearnedCritic(ModelCritic):
         files = folder_digest(self._folder)
         if self._identity.setdefault("files", files) != files:
             raise DataError(f"{self._folder} changed after the critic's identity was read; load the critic again")
-        self._scorer = PrefixScorer(model, tokenizer.pad_token_id, self._share, self._memory)
+        megabytes = prefix_cache_megabytes(model) if self._memory is None else self._memory
+        self._scorer = PrefixScorer(model, tokenizer.pad_token_id, self._share, megabytes * _MEGABYTE)
 
     def unload(self) -> None:
         """Free the memory of the model; the next score loads it again."""
@@ -128,13 +130,16 @@ class LearnedCritic(ModelCritic):
         """Choose device and precision, and return them."""
         import torch
 
+        from mas_gym.policies.local.forward import fast_bfloat16
+
         self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.concurrent = self._device != "cpu" if self._concurrent is None else self._concurrent
         if self._dtype is None and self._device != "cpu":
             self._dtype = "bfloat16"
         elif self._dtype is None:
             weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
-            self._dtype = "float64" if weights <= _EXACT_BYTES else "float32"
+            large: DType = "bfloat16" if fast_bfloat16() else "float32"
+            self._dtype = "float64" if weights <= _EXACT_BYTES else large
         return self._device, self._dtype
 
     @property

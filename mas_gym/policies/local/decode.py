@@ -41,6 +41,7 @@ Bools = npt.NDArray[np.bool_]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HEADS = (16, 256)
+_CACHED_LOGITS = 1 << 18
 
 
 class Draws(NamedTuple):
@@ -82,6 +83,8 @@ def uniforms(seeds: npt.NDArray[np.uint64], steps: Ints) -> Floats:
 def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> Draws:
     """Sample one token per row by inverse CDF over the nucleus, ordered by token id.
 
+    Rows of large vocabularies are processed in blocks that fit the processor's cache.
+
     Args:
         logits: ``[n, V]`` finite floats on any device.
         temperature: ``[n]`` softmax temperatures; below `MIN_TEMPERATURE` the most likely token is taken.
@@ -89,6 +92,13 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
         uniform: ``[n]`` numbers in ``[0, 1)``.
         tolerance: Absolute error of one probability, or relative difference of two, below which a draw is ambiguous.
     """
+    rows = max(1, _CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    blocks = [slice(start, start + rows) for start in range(0, len(logits), rows)]
+    found = [_draw(logits[b], temperature[b], top_p[b], uniform[b], tolerance) for b in blocks]
+    return found[0] if len(found) == 1 else Draws(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def _draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> Draws:
     if logits.dtype != torch.float64:
         logits = logits.float()
     greedy = temperature < MIN_TEMPERATURE

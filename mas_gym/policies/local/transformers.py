@@ -24,7 +24,14 @@ from mas_gym.policies.base import (
 from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, DecodingJob
-from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, threads_for
+from mas_gym.policies.local.forward import (
+    CausalModel,
+    PrefixStore,
+    check_padding,
+    fast_bfloat16,
+    prefix_cache_megabytes,
+    threads_for,
+)
 from mas_gym.policies.model_files import ModelSource, import_models
 from mas_gym.policies.reasoning import check_first_token
 from mas_gym.systems.prompts import ChatMessage
@@ -43,9 +50,11 @@ class TransformersPolicy(StreamingPolicy):
         model: A local folder or hub id. Weights are read from safetensors only.
         name: Name shown in reports; by default the folder's or model's name.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` uses a GPU if there is one.
-        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's dtype on a GPU.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the model's dtype on a GPU. On a CPU it is bfloat16 for
+            models stored in bfloat16 if the processor computes it (AVX512-BF16, AMX), and float32 otherwise.
         max_batch: Sequences decoded together.
-        prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
+        prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none. By
+            default a quarter of the size of the weights, at least 64.
         window: Context window in tokens, for prompt and answer together; by default the model's window.
         truncate: Remove the oldest text of a prompt that does not fit the window. By default such a prompt is an error.
         threads: Torch CPU threads for this model. By default one for models of up to 50 million parameters, and
@@ -77,7 +86,7 @@ class TransformersPolicy(StreamingPolicy):
         device: str = "auto",
         dtype: str = "auto",
         max_batch: int = 128,
-        prefix_megabytes: int = 64,
+        prefix_megabytes: int | None = None,
         window: int | None = None,
         truncate: bool = False,
         threads: int | None = None,
@@ -86,18 +95,18 @@ class TransformersPolicy(StreamingPolicy):
         trust_remote_code: bool = False,
     ) -> None:
         """Load the model and check that it can be batched."""
-        for option, value in (("max_batch", max_batch), ("window", window), ("threads", threads)):
+        limits = ("max_batch", max_batch, 1), ("window", window, 1), ("threads", threads, 1)
+        for option, value, least in (*limits, ("prefix_megabytes", prefix_megabytes, 0)):
             if value is not None:
-                whole_number(option, value, at_least=1)
-        whole_number("prefix_megabytes", prefix_megabytes, at_least=0)
+                whole_number(option, value, at_least=least)
         self.name = name or Path(model).name
         self.max_batch = max_batch
-        self.prefix_megabytes = prefix_megabytes
         self.stats = DecodeStats()
         check_model(model)
         self._source = ModelSource(str(model))
         lm, tokenizer = _load(str(model), _device(device), dtype, trust_remote_code)
         self._threads = lm.num_parameters(), threads
+        self.prefix_megabytes = prefix_cache_megabytes(lm) if prefix_megabytes is None else prefix_megabytes
         with threads_for(*self._threads):
             self._model = CausalModel(lm, exact=_exact(lm, exact))
             check_padding(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
@@ -109,7 +118,7 @@ class TransformersPolicy(StreamingPolicy):
         self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
         # Reused between calls of choose, because their prompts share instructions.
-        self._prefixes = PrefixStore(prefix_megabytes << 20) if prefix_megabytes and self._model.shares else None
+        self._prefixes = PrefixStore(self.prefix_megabytes << 20) if self._model.shares else None
         self._settings = {
             "dtype": str(lm.dtype),
             "exact": self._model.exact,
@@ -235,14 +244,16 @@ def _device(device: str) -> str:
 
 def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model and its tokenizer."""
-    kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
     # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would prompt the user.
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
+        if dtype == "auto" and device == "cpu":
+            stored = transformers.AutoConfig.from_pretrained(model, **options).dtype
+            dtype = "bfloat16" if stored == torch.bfloat16 and fast_bfloat16() else "float32"
+        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, use_safetensors=True, **options)
         context_window(lm), _end_tokens(lm, tokenizer)
         return lm.to(device).eval().requires_grad_(False), tokenizer
     except BaseException as error:
