@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -117,7 +119,7 @@ def test_equal_texts_are_stored_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["\ud800 lone", "\x00 nul", "", " \u202e right to left", "x" * 1_000_000])
 def test_any_text_can_be_stored(tmp_path: Path, text: str) -> None:
-    policy = ScriptedPolicy(lambda request, seed: search_sample(text))
+    policy = ScriptedPolicy(functools.partial(search_sample, text))
     question = Problem("odd \ud801 id", f"What {text[:50]}?", "1")
     options: dict[str, Any] = {"mas": RPSV, "policy": policy, "store": tmp_path / "a.db"}
     [plan] = search.run(SinglePass(), [question], **options)
@@ -126,7 +128,7 @@ def test_any_text_can_be_stored(tmp_path: Path, text: str) -> None:
     assert comparable(again) == comparable(plan)
 
 
-def search_sample(text: str) -> Any:
+def search_sample(text: str, *_: Any) -> Any:
     from mas_gym.policies import Sample
 
     return Sample(text, 1, -1.0, "stop")
@@ -550,11 +552,8 @@ def test_run_budget_includes_earlier_calls(tmp_path: Path) -> None:
         asked.append(seed)
         return talk(request, seed)
 
-    class Counting(ScriptedPolicy):
-        def identity(self) -> str:
-            return "talker"
-
-    options: dict[str, Any] = {"mas": chain(2), "policy": Counting(say), "store": tmp_path / "a.db"}
+    say.revision = "talker"  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"mas": chain(2), "policy": ScriptedPolicy(say), "store": tmp_path / "a.db"}
     answered = []
     for _ in range(4):
         plans = search.run(SinglePass(), problems(9), run_budget=Budget(calls=4), concurrency=1, **options)
@@ -612,6 +611,9 @@ class Widths:
     def __init__(self, widths: list[int]) -> None:
         self.widths = widths
 
+    def identity(self) -> Any:
+        return self.widths
+
     def plan(self, model: Any, root: Any, rng: random.Random) -> Any:
         state = root
         for width in [*self.widths, 1, 1, 1, 1]:
@@ -622,15 +624,19 @@ class Widths:
         return search.Plan.single(state)
 
 
-class Slots(Widths):
-    __slots__ = ("widths",)
+class Revised(Widths):
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__(widths)
+        self.revision = str(widths)
+
+    identity = None  # type: ignore[assignment]
 
 
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """A minimal ask/tell library."""
 
-    def __init__(self, deep: bool) -> None:
-        self.deep = deep
+    deep: bool
 
     def init_tree(self) -> list[Any]:
         return []
@@ -645,7 +651,7 @@ class Algorithm:
 
 OTHERS = {
     "lists among settings": (Widths([1]), Widths([8, 8, 8, 8])),
-    "slots": (Slots([1]), Slots([8, 8])),
+    "revisions": (Revised([1]), Revised([8, 8])),
     "ask/tell": (search.AskTell(Algorithm(False), 6), search.AskTell(Algorithm(True), 6)),
 }
 
@@ -663,20 +669,23 @@ def test_different_planners_do_not_share_searches(tmp_path: Path, planners: Any)
 
 def test_different_policies_do_not_share_searches(tmp_path: Path) -> None:
     for answer in ("1", "2"):
-        policy = ScriptedPolicy(lambda request, seed, answer=answer: f"Final Answer: {answer}")
+        policy = ScriptedPolicy(functools.partial(search_sample, f"Final Answer: {answer}"))
         assert {plan.answer for plan in run(tmp_path / "a.db", count=3, policy=policy)} == {answer}
 
 
+class Plain(Widths):
+    identity = None  # type: ignore[assignment]
+
+
 def test_component_without_identity_is_rejected_only_by_a_store(tmp_path: Path) -> None:
-    planner, critic = Widths([1]), HashCritic()
-    planner.lock = threading.Lock()  # type: ignore[attr-defined]
+    planner, critic = Plain([1]), HashCritic()
     assert len(list(search.run(planner, problems(2), mas=RPSV, policy=talker()))) == 2
-    with pytest.raises(IdentityError, match=r"its planner: Widths\.lock: .* define identity\(\)"):
+    with pytest.raises(IdentityError, match=r"its planner: Plain: .* with state; .*revision.* define identity\(\)"):
         run(tmp_path / "a.db", planner)
     critic.settings = {"model": threading.Lock()}
     with pytest.raises(IdentityError, match=r"its critic: HashCritic\.identity\(\)\['model'\]"):
         run(tmp_path / "a.db", critic=critic, training=False)
-    with pytest.raises(IdentityError, match=r"its policy: ScriptedPolicy\.identity\(\)\['script'\]\.closure\['lock'\]"):
+    with pytest.raises(IdentityError, match=r"its policy: ScriptedPolicy\.identity\(\)\['script'\]: .* \(lock\)"):
         run(tmp_path / "a.db", policy=(lambda lock: ScriptedPolicy(lambda request, seed: str(lock)))(threading.Lock()))
     assert not (tmp_path / "a.db").exists()
 
@@ -686,7 +695,7 @@ class Graded(list[Problem]):
 
     def __init__(self, tolerance: int) -> None:
         super().__init__(problems(2))
-        self.tolerance = tolerance
+        self.tolerance = self.revision = tolerance
 
     def extract(self, problem: Problem, text: str) -> str:
         return text[-1]
