@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ from search.store.run_lock import RunLock
 from search.store.table_schema import FORMAT
 
 RPSV = chain(4)
-PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")
+PARTS = ("runs", "searches", "documents")
 CLOCKS = {"seconds", "finished", "facts", "checksum"}
 
 
@@ -102,19 +103,17 @@ def test_stored_plans_are_loaded_unchanged(tmp_path: Path, planner: Any, mas: st
 
 def test_seeds_and_tokens_of_every_message_are_stored(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=2))
-    connection = sqlite3.connect(tmp_path / "a.db")
-    found = connection.execute(
-        "SELECT n.parent, n.seed, n.tokens, t.text FROM nodes n JOIN texts t ON t.id = n.text"
-    ).fetchall()
-    assert found and all(seed is not None and tokens > 0 for _, seed, tokens, _ in found)
-    [(q,)] = set(connection.execute("SELECT count(*) FROM nodes WHERE visits > 0 AND abs(q - total / visits) > 1e-12"))
-    assert q == 0
+    with open_store(tmp_path / "a.db") as store:
+        seeds = dict(store.message_seeds())
+        for plan in store.plans():
+            assert plan.tree is not None and seeds[plan.problem_id][0] is None
+            assert all(seed is not None for seed in seeds[plan.problem_id][1:]) and all(plan.tree.tokens[1:])
 
 
-def test_equal_texts_are_stored_once(tmp_path: Path) -> None:
+def test_equal_texts_are_stored_once_per_search(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", policy=ScriptedPolicy(lambda request, seed: "the same message " * 50)))
-    texts = rows(tmp_path / "a.db")["texts"]
-    assert len([text for _, text in texts if text.startswith("the same message")]) == 1
+    documents = [zlib.decompress(document) for _, document in rows(tmp_path / "a.db")["documents"]]
+    assert len(documents) == 12 and all(document.count(b"the same message") == 50 for document in documents)
 
 
 @pytest.mark.parametrize("text", ["\ud800 lone", "\x00 nul", "", " \u202e right to left", "x" * 1_000_000])

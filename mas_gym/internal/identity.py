@@ -35,7 +35,7 @@ import math
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from hashlib import blake2b
@@ -168,8 +168,12 @@ def _instance(value: object, path: str) -> JSONValue:
     code = _code(type(value), value, path)
     if (own := own_identity(value)) is not None:
         return code | {"identity": _state(_called(own, path), f"{path}.identity()")}
+    names: Iterable[str] | None = getattr(value, "_fields", None) if isinstance(value, tuple) else None
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
+    elif names is None and type(value).__module__.partition(".")[0] in SHIPPED:
+        names = vars(value)
+    if names is not None:
         return code | {"fields": {name: _state(getattr(value, name), f"{path}.{name}") for name in names}}
     if "revision" in code or _is_stateless(value):
         return code
@@ -215,7 +219,7 @@ def _code(part: Any, owner: object, path: str) -> JSONObject:
     revision = getattr(owner, "revision", None)
     if isinstance(revision, str | int):
         name["revision"] = revision
-    else:
+    elif isinstance(owner, type) or own_identity(owner) is None:
         _check_self_contained(part, path)
     if file is not None:
         files, packages = files_behind(file)
