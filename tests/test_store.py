@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from search_worlds import (
     World,
     by_problem,
     chain,
+    change_document,
     comparable,
     consults,
     execute,
@@ -835,16 +836,19 @@ def test_store_of_another_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="expected schema 10, got 99"):
+    with pytest.raises(StoreError, match="expected schema 11, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 10, got 99"):
+    with pytest.raises(StoreError, match="expected schema 11, got 99"):
         run(path)
 
 
 def test_damaged_tree_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
-    execute(path, "UPDATE nodes SET parent = 999 WHERE node = 2")
+    with closing(sqlite3.connect(path)) as connection:
+        change_document(
+            connection, "(SELECT id FROM searches)", lambda found: found["tree"]["parent"].__setitem__(2, 999)
+        )
     with (
         open_store(path) as store,
         pytest.raises(
