@@ -242,7 +242,8 @@ def _row(names: Sequence[str], values: tuple[Any, ...]) -> Row:
     if checksum(*values[:_CHECKED]) != values[_CHECKED]:
         raise Damage("its row does not match its checksum")
     if not _fits_row(tuple(map(type, values[: _CHECKED + 1]))):
-        raise Damage("its row has values of wrong types")
+        wrong = [name for name, value, types in zip(ROW, values, ROW_TYPES, strict=False) if type(value) not in types]
+        raise Damage(f"{wrong[0]}: expected another type")
     row = dict(zip(names, values, strict=True))
     for name in [name for name in _TEXTS if row[name] and "\x1a" in row[name]]:
         row[name] = from_text(row[name])
