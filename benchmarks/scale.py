@@ -32,8 +32,8 @@ from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
 from search.engine.ray_actors import Fleet, run_ray
-from search.store.row_conversion import Writer
-from search.store.table_schema import CONTENT, FORMAT, seal
+from search.store.row_conversion import seal_run, write_search
+from search.store.table_schema import FORMAT
 
 PAGE = Path(__file__).with_name("pages") / "search" / "scale.md"
 PLANNER, MAS = "single", "rpsv"
@@ -205,19 +205,18 @@ def merge(folder: Path) -> Merge:
     for path, half in ((first, searches[::2]), (second, searches[1::2])):
         with closing(FORMAT.connect(path, create=True)) as connection:
             connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            writer = Writer(connection)
             for problem, plan in half:
                 with transaction(connection):
-                    writer.search(info.run, problem, plan, {})
+                    write_search(connection, info.run, problem, plan, {})
     written = (process_time() - start) / len(searches)
     start = process_time()
     with closing(FORMAT.connect(first, create=True)) as connection:
         connection.execute("ATTACH ? AS other", (str(second),))
         with transaction(connection):
-            for table in ("texts", "searches", *CONTENT):
+            for table in ("searches", "documents"):
                 connection.execute(f"INSERT OR IGNORE INTO main.{table} SELECT * FROM other.{table}")
             connection.execute("UPDATE runs SET searches = (SELECT count(*) FROM searches)")
-            seal(connection, "runs", "run", info.run)
+            seal_run(connection, info.run)
     return Merge(written, (process_time() - start) / (len(searches) // 2))
 
 

@@ -18,7 +18,7 @@ from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -26,8 +26,8 @@ import search
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search.store.row_conversion import search_id
-from search.store.table_schema import CONTENT, FORMAT, checksum, contents_of, seal
+from search.store.row_conversion import seal_run, search_id
+from search.store.table_schema import FORMAT, ROW, checksum
 
 REAL = 25
 FEW = 20_000
@@ -75,30 +75,20 @@ def make(folder: Path, searches: int) -> Path:
 
 def copy(connection: sqlite3.Connection, run: str, wanted: int) -> None:
     """Fill up a run with copies of its searches."""
-    names = [name for _, name, *_ in connection.execute("PRAGMA table_info(searches)")]
+    query = f"SELECT {', '.join(ROW)}, document FROM searches JOIN documents ON search = id WHERE run = ? LIMIT ?"
+    rows = [(dict(zip(ROW, row, strict=False)), row[-1]) for row in connection.execute(query, (run, BATCH))]
     [held] = connection.execute("SELECT count(*) FROM searches WHERE run = ?", (run,)).fetchone()
-    rows = connection.execute("SELECT * FROM searches WHERE run = ? LIMIT ?", (run, BATCH)).fetchall()
-    contents = contents_of(connection, [row[0] for row in rows])
     for start in range(held, wanted, BATCH):
         with transaction(connection):
             for number in range(start, min(start + BATCH, wanted)):
-                problem = f"p{number}"
-                key = search_id(run, problem)
-                content = [[(key, *line[1:]) for line in lines] for lines in contents[number % len(rows)]]
-                for table, lines in zip(CONTENT, content, strict=True):
-                    insert(connection, table, lines)
-                row = dict(zip(names, rows[number % len(rows)], strict=True))
-                row |= {"id": key, "problem": problem, "content": checksum(content)}
-                row["checksum"] = checksum(tuple(row.values())[:-1])
-                insert(connection, "searches", [tuple(row.values())])
+                row, document = rows[number % len(rows)]
+                row = row | {"id": search_id(run, f"p{number}"), "problem": f"p{number}"}
+                row["checksum"] = checksum(*(row[name] for name in ROW[:-1]))
+                connection.execute(f"INSERT INTO searches VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
+                connection.execute("INSERT INTO documents VALUES (?, ?)", (row["id"], document))
     with transaction(connection):
         connection.execute("UPDATE runs SET searches = ? WHERE run = ?", (max(wanted, held), run))
-        seal(connection, "runs", "run", run)
-
-
-def insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
-    if rows:
-        connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        seal_run(connection, run)
 
 
 def compare(path: Path) -> list[str]:

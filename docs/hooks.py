@@ -128,8 +128,9 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
         "# Run store\n",
         "A run store is one SQLite file in WAL mode. Each finished search is one transaction. Read it with "
         "[`search.open_store`](search.md#search.open_store), with pandas ([how](../howto/read-store.md)) or with any "
-        "SQLite client. The column `checksum` detects corrupt rows, and covers a search's rows in other tables through "
-        "`content`. Readers may ignore both. Rows must not be changed.\n",
+        "SQLite client. The column `checksum` detects corrupt rows, and covers a search's document through `content`. "
+        "Readers may ignore both. Rows must not be changed. A lone surrogate is written as U+001A and four hexadecimal "
+        "digits.\n",
     ]
     for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", TABLES, re.S):
         parts += [f"## {name}\n", "| column | type | meaning |", "|---|---|---|"]

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, UnknownNameError, UserCodeError, shown
+from mas_gym.internal.identity import note_spec
 from mas_gym.internal.suggestions import unknown_name
 from mas_gym.internal.user_files import error_with_line, import_file
 
@@ -287,13 +288,16 @@ class Registry:
         """
         self.check(spec, make, *args, **kwargs)
         try:
-            return make(*args, **kwargs)
+            made = make(*args, **kwargs)
         except MASGymError:
             raise
         except Exception as error:
             if not spec.file:
                 raise
             raise UserCodeError(f"{self.kind} {str(spec)!r}: {spec.blame(error)}") from error
+        if make not in self.shipped.values():
+            note_spec(made, make, args, kwargs)
+        return made
 
     def check(self, spec: Spec, make: Callable[..., Any], /, *args: object, **kwargs: object) -> None:
         """Check that a class or function accepts the given arguments.

@@ -157,9 +157,9 @@ class Planner(ABC):
 
     An object with only this method is also accepted: `as_planner` adapts it when it is loaded.
 
-    A run with a store needs the planner's identity, which contains everything that its results depend on. The class,
-    its source and its attributes are included automatically; a method ``identity()`` replaces the attributes. Define it
-    if an attribute has no identity or changes during a search. See `mas_gym.internal.identity`, and
+    A run with a store needs the planner's identity, which contains everything that its results depend on: the file of
+    its class, and the fields of a dataclass. A planner of another class with attributes is loaded from a spec, or has
+    an attribute ``revision`` or a method ``identity()``. See `mas_gym.internal.identity`, and
     `mas_gym.testing.check_planner`.
 
     Attributes:

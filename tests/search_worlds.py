@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sqlite3
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -228,3 +230,14 @@ def open_at_once(path: Path, start: Any, found: Any) -> None:
         found.put(str(error))
     else:
         found.put("")
+
+
+def change_document(connection: sqlite3.Connection, search: str, change: Callable[[Any], object]) -> None:
+    """Change the document of a search without its checksum."""
+    query = f"SELECT search, document FROM documents WHERE search = {search}"
+    [(key, document)] = connection.execute(query).fetchall()
+    found = json.loads(zlib.decompress(document))
+    change(found)
+    changed = zlib.compress(json.dumps(found).encode())
+    connection.execute("UPDATE documents SET document = ? WHERE search = ?", (changed, key))
+    connection.commit()

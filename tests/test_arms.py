@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -355,7 +356,7 @@ async def _reply(policy: Any, arm: str) -> str:
 def test_cache_separates_arms(tmp_path: Path) -> None:
     import asyncio
 
-    policy = ArmsPolicy({name: ScriptedPolicy(lambda r, s, name=name: name, name) for name in ("a", "b")})
+    policy = ArmsPolicy({name: ScriptedPolicy(partial(lambda name, r, s: name, name), name) for name in ("a", "b")})
     cached = CachedPolicy(policy, tmp_path / "cache.db")
     for _ in range(2):
         assert [asyncio.run(_reply(cached, arm)) for arm in ("a", "b", "")] == ["a", "b", "a"]

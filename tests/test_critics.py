@@ -562,7 +562,7 @@ def test_trained_critic_guides_a_search(folders: dict[str, Path], tmp_path: Path
     from mas_gym.policies.base import Sample
 
     class Coin:
-        name, max_batch = "coin", 64
+        name, max_batch, revision = "coin", 64, 1
 
         def sample(self, requests: list[SamplingRequest]) -> list[SamplingReply]:
             return [SamplingReply(tuple(self._one(seed) for seed in request.seeds)) for request in requests]

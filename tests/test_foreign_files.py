@@ -20,7 +20,8 @@ from rewardmodels import load_critic
 from rewardmodels.model.feature_critic import FEATURES, FeatureModel
 from rewardmodels.tiny_critics import TINY_MASPRM
 from search.protocol import ScoringContext
-from search.store.table_schema import FORMAT, digest, seal
+from search.store.row_conversion import seal_run
+from search.store.table_schema import CHECKSUM, FORMAT, digest
 
 INDEX = "model.safetensors.index.json"
 
@@ -160,9 +161,8 @@ def test_run_with_wrong_types_raises_store_error(
         new = digest(text).hex() if column == "config" else run
         connection.execute(f"UPDATE runs SET run = ?, {column} = ?", (new, text))
         connection.execute("UPDATE searches SET run = ?", (new,))
-        for (key,) in connection.execute("SELECT id FROM searches").fetchall():
-            seal(connection, "searches", "id", key)
-        seal(connection, "runs", "run", new)
+        connection.execute(f"UPDATE searches SET checksum = {CHECKSUM}")
+        seal_run(connection, new)
     with search.open_store(path) as store, pytest.raises(StoreError, match="damaged"):
         store.runs()
     for page, query in (("/", {}), ("/problems", {"a": new[:8]}), (f"/tree/{new}", {"problem": "x"})):
@@ -175,8 +175,7 @@ def test_search_with_a_text_for_a_number_raises_store_error(column: str, stored:
     path = tmp_path / "runs.db"
     shutil.copy(stored, path)
     with closing(FORMAT.connect(path, create=False)) as connection:
-        for (key,) in connection.execute("SELECT id FROM searches").fetchall():
-            connection.execute(f"UPDATE searches SET {column} = 'x' WHERE id = ?", (key,))
-            seal(connection, "searches", "id", key)
+        connection.execute(f"UPDATE searches SET {column} = 'x'")
+        connection.execute(f"UPDATE searches SET checksum = {CHECKSUM}")
     with search.open_store(path) as store, pytest.raises(StoreError, match=column):
         list(store.outcomes())

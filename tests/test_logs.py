@@ -18,8 +18,7 @@ from search.compare.imported_transcripts import read_labelled
 from search.report.report import write_report
 from search.report.report_data import read_reports
 from search.results.summary import hit_differences
-from search.store import regrade
-from search.store.row_conversion import Writer
+from search.store import regrade, resume
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -489,17 +488,17 @@ def test_second_import_skips_stored_transcripts(store: Path, tmp_path: Path) -> 
 def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [said(("A", f"Final Answer: {n}"), question=f"Number {n}?", answer=str(n)) for n in range(250)]
     path, store = write(tmp_path / "log.jsonl", *rows), tmp_path / "runs.db"
-    written = Writer.search
+    written = resume.write_search
     calls: list[int] = []
 
-    def stop(self: Writer, *arguments: Any) -> bytes:
+    def stop(*arguments: Any) -> bytes:
         calls.append(1)
         if len(calls) == 150:
             raise KeyboardInterrupt
-        return written(self, *arguments)
+        return written(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Writer, "search", stop)
+        patch.setattr(resume, "write_search", stop)
         with pytest.raises(KeyboardInterrupt):
             search.import_transcripts(path, store)
     assert len(plans(store)) == 100

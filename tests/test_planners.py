@@ -56,9 +56,7 @@ def test_messages_equal_under_a_merge_rule_share_one_child(planner: MCTS) -> Non
     assert len(narrow.evaluated) < len(wide.evaluated)
 
 
-def test_merge_rule_is_part_of_the_identity_only_if_set() -> None:
-    plain = identity_of(MCTS())
-    assert "same" not in plain["fields"]
+def test_merge_rule_is_part_of_the_identity() -> None:
     named, own = MCTS(same="opening"), MCTS(same=lambda a, b: a == b)
     assert len({digest_of(identity_of(planner)) for planner in (MCTS(), named, own)}) == 3
     assert search.load_planner("mcts:10,3,same=opening") == MCTS(10, 3, same="opening")

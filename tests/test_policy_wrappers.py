@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pickle
 import random
@@ -199,7 +200,7 @@ class TestCache:
 
     def test_prompt_tokens_of_cached_replies_are_counted_as_cached(self, tmp_path: Path) -> None:
         class OneByOne(Counting):
-            independent_samples = True
+            independent_samples, revision = True, 1
 
             def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply | PolicyError]:  # type: ignore[override]
                 return [
@@ -237,7 +238,7 @@ class TestCache:
 
     def test_cache_preserves_text_and_numbers(self, tmp_path: Path) -> None:
         odd = Sample("\x00 \u202e tab\t " + "x" * 100_000, 3, -0.1 - 2**-40, "length")
-        policy = CachedPolicy(ScriptedPolicy(lambda r, s: odd), tmp_path / "c.db")
+        policy = CachedPolicy(ScriptedPolicy(functools.partial(lambda sample, r, s: sample, odd)), tmp_path / "c.db")
         for _ in range(2):
             [reply] = ask(policy, [request(0, n=1)])
             assert isinstance(reply, SamplingReply) and reply.samples == (odd,)

@@ -7,6 +7,7 @@ import logging
 import pickle
 import sqlite3
 import sys
+import zlib
 from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,7 +18,7 @@ import jsonschema
 import pytest
 from browser import CHROMIUM, Browser
 from openai import OpenAI
-from search_worlds import HashCritic, noise
+from search_worlds import HashCritic, change_document, noise
 
 import search
 from mas_gym.errors import ConfigError, StoreError
@@ -112,17 +113,16 @@ def test_blame_table_omits_the_other_agents_column_if_none_is_blamed(tmp_path: P
     assert "<th>Researcher</th><th>nobody</th>" in page
 
 
-def test_shared_system_prompt_is_stored_once(tmp_path: Path) -> None:
+def test_shared_system_prompt_is_stored_once_per_search(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     program = Program(researches, agents=["Researcher"])
     plans = list(search.run("sc:2", problems(20), program=program, policy=Caller(), store=store))
     assert all(plan.error is None and plan.requests for plan in plans)
     connection = sqlite3.connect(store)
-    assert connection.execute("SELECT count(*) FROM requests").fetchone() == (40,)
-    [(texts,)] = connection.execute("SELECT count(*) FROM texts WHERE length(text) > 5000").fetchall()
-    [(size,)] = connection.execute("SELECT sum(length(messages)) FROM requests").fetchall()
+    found = [zlib.decompress(one) for (one,) in connection.execute("SELECT document FROM documents").fetchall()]
     connection.close()
-    assert texts == 1 and size < 40 * 300
+    prompts = [json.loads(one)["prompts"] for one in found]
+    assert len(prompts) == 20 and all(sum(len(text) > 5000 for text in some) == 1 for some in prompts)
 
 
 def test_damaged_requests_are_reported(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_damaged_requests_are_reported(tmp_path: Path) -> None:
     options: dict[str, Any] = {"program": Program(researches, agents=["Researcher"]), "policy": Caller()}
     list(search.run("single", problems(2), store=store, **options))
     connection = sqlite3.connect(store)
-    connection.execute("UPDATE requests SET messages = '[]' WHERE node = 1 AND search = (SELECT min(id) FROM searches)")
+    change_document(connection, "(SELECT min(id) FROM searches)", lambda found: found["requests"].update({"1": []}))
     connection.commit()
     connection.close()
     with (

@@ -366,6 +366,6 @@ def test_equal_episodes_have_their_majority_outcome(tmp_path: Path) -> None:
 
 
 def test_damaged_recordings_are_rejected(store: Path) -> None:
-    execute(store, "UPDATE texts SET text = 'plan z' WHERE text = 'plan a'")
+    execute(store, "UPDATE documents SET document = zeroblob(9)")
     with pytest.raises(StoreError, match="damaged"):
         list(search.run("single", recorded=store))

@@ -181,6 +181,7 @@ BAD = [{grades}]
 def grade(problem, text):
     place = int(problem.id[1:])
     return BAD[place]() if place < len(BAD) else Grade(True)
+grade.revision = 1
 class Grader:
     def identity(self):
         return "bad"

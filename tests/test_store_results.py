@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from search_worlds import chain, execute, noise, problems, talker
+from search_worlds import chain, change_document, execute, noise, problems, talker
 
 import search
 from mas_gym.errors import StoreError
@@ -25,7 +26,8 @@ from search.compare.reliability import CONFIDENT, ScoredStates
 from search.results.outcomes import outcome_of, sums_of
 from search.store import regrade
 from search.store.read_results import TreeValues
-from search.store.table_schema import FORMAT, seal
+from search.store.row_conversion import seal_run
+from search.store.table_schema import CHECKSUM, FORMAT, digest
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("mcts:6,3", {}),
@@ -131,7 +133,7 @@ def test_totals_count_overlapping_time_once_and_exclude_pauses(store: Path) -> N
             for (key,) in connection.execute(query, (problems(5)[number].id,)).fetchall():
                 row = (finished, end - start, key)
                 connection.execute("UPDATE searches SET finished = ?, seconds = ? WHERE id = ?", row)
-                seal(connection, "searches", "id", key)
+                connection.execute(f"UPDATE searches SET checksum = {CHECKSUM} WHERE id = ?", (key,))
     with open_store(store) as opened:
         for info in opened.runs():
             found = opened.totals(info.run)
@@ -144,7 +146,7 @@ def test_totals_of_a_run_without_searches_are_zero(store: Path) -> None:
     connection = FORMAT.connect(store, create=False)
     with closing(connection):
         for (run,) in connection.execute("SELECT run FROM runs").fetchall():
-            seal(connection, "runs", "run", run)
+            seal_run(connection, run)
     with open_store(store) as opened:
         found = opened.totals(opened.runs()[0].run)
     assert (found.right, found.active, found.last) == (0, 0.0, None)
@@ -178,11 +180,7 @@ def test_tree_values_equal_those_of_rebuilt_plans(whole: Path) -> None:
 
 
 def test_damaged_candidates_are_reported(store: Path) -> None:
-    execute(
-        store,
-        "UPDATE candidates SET correct = 1 - correct WHERE rank = 1 AND search = "
-        "(SELECT id FROM searches JOIN runs USING (run) WHERE problem = 'toy/2' AND name = 'stopped')",
-    )
+    change(store, lambda found: found["candidates"][0].__setitem__(3, not found["candidates"][0][3]))
     with open_store(store) as opened:
         assert len(list(opened.outcomes("stopped"))) == 5
         for read in (partial(opened.outcomes, grading="odd"), opened.values):
@@ -198,29 +196,79 @@ def test_damaged_candidates_are_reported(store: Path) -> None:
             opened.compare(["stopped"], grading="odd")
 
 
-@pytest.mark.parametrize(
-    ("change", "readers"),
-    [("value = 0.125", ("values", "plans")), ("parent = 'a'", ("values", "plans")), ("recipients = '7'", ("plans",))],
-)
-def test_damaged_nodes_are_reported_on_reading(store: Path, change: str, readers: tuple[str, ...]) -> None:
-    execute(
-        store,
-        f"UPDATE nodes SET {change} WHERE node = 1 AND search = "
-        "(SELECT id FROM searches JOIN runs USING (run) WHERE problem = 'toy/2' AND name = 'stopped')",
-    )
+@pytest.mark.parametrize(("column", "value"), [("value", 0.125), ("parent", "a"), ("recipients", [7])])
+@pytest.mark.parametrize("reader", ["values", "plans"])
+def test_damaged_nodes_are_reported_on_reading(store: Path, column: str, value: object, reader: str) -> None:
+    change(store, lambda found: found["tree"][column].__setitem__(1, value))
     with open_store(store) as opened:
         whole = list(opened.outcomes("stopped"))
-        for reader in readers:
-            found = []
-            with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \("):
-                for one in getattr(opened, reader)("stopped"):
-                    found.append(one)
-            assert len(found) == sum(one.error is None or reader == "values" for one in whole) - 1
+        found = []
+        with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \("):
+            for one in getattr(opened, reader)("stopped"):
+                found.append(one)
+        assert len(found) == sum(one.error is None or reader == "values" for one in whole) - 1
 
 
-def test_damaged_texts_are_reported_on_reading(store: Path) -> None:
-    execute(store, "UPDATE texts SET text = 'other' WHERE id = (SELECT question FROM searches WHERE problem = 'toy/2')")
+FORGED: list[Callable[[Any], object]] = [
+    lambda found: found.update(tree=[]),
+    lambda found: found.update(tree=None),
+    lambda found: found.update(candidates={"0": 1}),
+    lambda found: found["candidates"][0].__setitem__(0, 10**6),
+    lambda found: found["candidates"][0].__setitem__(1, "0.5"),
+    lambda found: found["anytime"][0].__setitem__(3, 7),
+    lambda found: found["tree"].update(parent=5),
+    lambda found: found["tree"]["visits"].__setitem__(1, "one"),
+    lambda found: found["tree"]["tokens"].__setitem__(1, True),
+    lambda found: found["tree"]["recipients"].__setitem__(0, ["x"]),
+    lambda found: found["tree"]["text"].__setitem__(0, 10**6),
+    lambda found: found["tree"]["seed"].pop(),
+    lambda found: found.update(requests=[1]),
+    lambda found: found.pop("anytime"),
+]
+
+
+@pytest.mark.parametrize("forge", FORGED, ids=range(len(FORGED)))
+def test_document_of_wrong_types_with_a_right_checksum_is_reported(store: Path, forge: Callable[[Any], object]) -> None:
+    change(store, forge, sealed=True)
+    with open_store(store) as opened, pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
+        list(opened.plans("stopped"))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    ["correct = 'yes'", "curve = '[[1]]'", "arms = '[3]'", "error = X'61'", "metadata = '3'", "finished = 'never'"],
+)
+def test_row_of_wrong_types_with_a_right_checksum_is_reported(store: Path, forged: str) -> None:
+    with closing(FORMAT.connect(store, create=False)) as connection:
+        connection.execute(f"UPDATE searches SET {forged} WHERE id = {CHOSEN}")
+        connection.execute(f"UPDATE searches SET checksum = {CHECKSUM} WHERE id = {CHOSEN}")
+    with open_store(store) as opened, pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
+        list(opened.searches("stopped"))
+
+
+@pytest.mark.parametrize(
+    ("column", "forged"),
+    [("config", "[]"), ("config", '{"mas": 1}'), ("facts", "[3]"), ("facts", '{"planner": 3}'), ("facts", "null")],
+)
+def test_run_of_wrong_types_with_a_right_checksum_is_reported(store: Path, column: str, forged: str) -> None:
+    with closing(FORMAT.connect(store, create=False)) as connection:
+        [(run,)] = connection.execute("SELECT run FROM runs WHERE name = 'stopped'").fetchall()
+        key = digest(forged).hex() if column == "config" else run
+        connection.execute(f"UPDATE runs SET run = ?, {column} = ? WHERE run = ?", (key, forged, run))
+        seal_run(connection, key)
     with open_store(store) as opened:
-        assert len(list(opened.rows("stopped"))) == len(list(opened.outcomes("stopped"))) == 5
-        with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \(one of its texts"):
-            list(opened.rows("stopped", texts=True))
+        assert len(opened.runs()) == 4 and "damaged" in opened.damaged[0]
+
+
+CHOSEN = "(SELECT id FROM searches JOIN runs USING (run) WHERE problem = 'toy/2' AND name = 'stopped')"
+
+
+def change(store: Path, forge: Callable[[Any], object], sealed: bool = False) -> None:
+    """Change the document of a search, with or without its checksums."""
+    with closing(FORMAT.connect(store, create=False)) as connection:
+        change_document(connection, CHOSEN, forge)
+        if sealed:
+            [(document,)] = connection.execute(f"SELECT document FROM documents WHERE search = {CHOSEN}").fetchall()
+            content = digest(zlib.decompress(document).decode())
+            connection.execute(f"UPDATE searches SET content = ? WHERE id = {CHOSEN}", (content,))
+            connection.execute(f"UPDATE searches SET checksum = {CHECKSUM} WHERE id = {CHOSEN}")

@@ -78,7 +78,7 @@ class Async:
 
 
 def policy(**changes):
-    return type("Changed", (Careful,), changes)()
+    return type("Changed", (Careful,), {"revision": 1, **changes})()
 
 
 def test_valid_policies_pass_the_check() -> None:
@@ -150,6 +150,7 @@ def test_invalid_policies_fail_the_check(changes, expected: str) -> None:
 class Streaming(Careful):
     """A session that answers one request per step."""
 
+    revision = 1
     twist = ""
 
     def open(self):
@@ -209,7 +210,7 @@ class Length:
 
 
 def critic(**changes):
-    return type("Changed", (Length,), changes)()
+    return type("Changed", (Length,), {"revision": 1, **changes})()
 
 
 def test_valid_critics_pass_the_check() -> None:
@@ -323,7 +324,7 @@ def test_true_reward_outside_training_fails_the_check() -> None:
 
 
 class Prepared(Greedy):
-    ready = False
+    ready, revision = False, 1
 
     def for_run(self, critic, training):
         prepared = Prepared()
@@ -401,6 +402,9 @@ class Wide(Greedy):
     def __init__(self, widths=(4, 2), bias=0.0):
         self.widths, self.bias = list(widths), bias
 
+    def identity(self):
+        return vars(self)
+
     def plan(self, model, root, rng):
         state = root
         while not model.is_terminal(state):
@@ -445,6 +449,9 @@ def test_different_critics_with_one_identity_fail_the_check() -> None:
         def value(self, context):
             return self.scale * super().value(context)
 
+        def identity(self):
+            return self.scale
+
     class Vague(Scaled):
         def identity(self):
             return "scaled"
@@ -461,6 +468,9 @@ class Counting(Length):
         self.calls += 1
         return super().score(contexts)
 
+    def identity(self):
+        return self.calls
+
 
 def test_changing_identity_fails_the_check() -> None:
     assert "its identity changed during use: leave counters" in breaches(check_critic, Counting())
@@ -470,4 +480,4 @@ def test_changing_identity_fails_the_check() -> None:
 def test_missing_identity_fails_the_check() -> None:
     one = Length()
     one.lock = threading.Lock()
-    assert "no run with store= accepts it: Length.lock: " in breaches(check_critic, one)
+    assert "no run with store= accepts it: Length: " in breaches(check_critic, one)

@@ -194,6 +194,7 @@ def talker(*texts: str) -> ScriptedPolicy:
         text = texts[request.seeds.index(seed) % len(texts)]
         return Sample(verdict(request, text) if text in ("yes", "no", "A", "B") else text, 3, None, "stop")
 
+    script.revision = str(texts)  # type: ignore[attr-defined]
     return ScriptedPolicy(script, name="talker")
 
 

@@ -59,6 +59,7 @@ def dies_at(path: Path, question: str) -> ScriptedPolicy:
             os.kill(os.getpid(), signal.SIGKILL)
         return talk(request, seed)
 
+    talk_or_die.revision = 1  # type: ignore[attr-defined]
     return ScriptedPolicy(talk_or_die, "talker", 1)
 
 

@@ -332,7 +332,7 @@ class Pages:
         found = _Cells(run.mark, {}, {}, {})
         try:
             with open_store(self._path) as store:
-                for row in store.rows(run.info.run, texts=True):
+                for row in store.rows(run.info.run):
                     right = bool(row["correct"]) and row["error"] is None
                     found.cells[row["problem"]] = Cell(row["answer"], right, row["error"])
                     # Runs of one task share texts; different tasks may use the same id for different questions.

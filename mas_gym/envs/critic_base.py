@@ -130,9 +130,9 @@ class Critic(ABC):
     An object with only this method is also accepted: `as_critic` adapts it on loading.
 
     A run with a store needs the critic's identity, which describes everything that its values
-    depend on. It is derived from the class, its source and its attributes; a method
-    ``identity()`` replaces the attributes. Define this method if an attribute has no identity
-    (for a loaded model, return the digest of its weights) or changes while the critic scores.
+    depend on: the file of its class, and the fields of a dataclass. A critic of another class with
+    attributes is loaded from a spec, or has an attribute ``revision`` or a method ``identity()``
+    (for a loaded model, return the digest of its weights).
     See `mas_gym.internal.identity`, and `mas_gym.testing.check_critic`.
 
     Attributes:

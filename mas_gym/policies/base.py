@@ -15,8 +15,7 @@ allows.
 
 ``identity()`` returns everything that determines a policy's samples (see
 `mas_gym.internal.identity`). Response caches and run stores use it to decide which samples can be
-reused. Many policies need no such method, because `mas_gym.internal.identity.identity_of` derives
-the identity from their attributes.
+reused. A policy that is loaded from a spec or is a dataclass needs no such method.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class ScriptedPolicy(Policy):
         self.script, self.name, self.max_batch = script, name, max_batch
 
     def identity(self) -> dict[str, str | Script]:
-        """Return the name and the script, which is identified by its source code and the code that it refers to."""
+        """Return the name and the script."""
         return {"name": self.name, "script": self.script}
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:

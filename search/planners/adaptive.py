@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mas_gym.errors import BudgetError, ExhaustedError
-from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least, check_positive
@@ -44,7 +43,7 @@ class AdaptiveBranching(Planner):
 
     n_simulations: int = 20
     spread: float = 0.3
-    stop: Stop = field(default=None, metadata={ADDED: True})
+    stop: Stop = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

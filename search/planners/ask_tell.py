@@ -6,11 +6,10 @@ import math
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from mas_gym.errors import BudgetError, ExhaustedError
-from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
@@ -71,7 +70,7 @@ class AskTell(Planner):
     n_trials: int = 30
     batch: int = 1
     values: ValueKind = "process"
-    stop: Stop = field(default=None, metadata={ADDED: True})
+    stop: Stop = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

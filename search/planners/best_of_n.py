@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
@@ -35,7 +34,7 @@ class BestOfN(Planner):
 
     n: int = 5
     values: ValueKind | Literal["auto"] = "auto"
-    stop: Stop = field(default=None, metadata={ADDED: True})
+    stop: Stop = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

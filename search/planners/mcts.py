@@ -36,11 +36,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.internal.identity import ADDED
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
@@ -110,9 +109,9 @@ class MCTS(Planner):
     rank: Literal["path", "leaf"] = "path"
     answer: Literal["decode", "best"] = "decode"
     parallel: int = 1
-    same: str | Same | None = field(default=None, metadata={ADDED: True})
-    stop: Stop = field(default=None, metadata={ADDED: True})
-    horizon: Literal["fixed", "budget"] = field(default="fixed", metadata={ADDED: True})
+    same: str | Same | None = None
+    stop: Stop = None
+    horizon: Literal["fixed", "budget"] = "fixed"
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from mas_gym.internal.identity import ADDED
 from search.planners.path_scores import step_values
 from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
 from search.planners.tree_growth import evaluate, widen
@@ -23,7 +22,7 @@ class TurnByTurn(Planner):
             `search.planners.stop_rules`. None always extends all states.
     """
 
-    stop: Stop = field(default=None, kw_only=True, metadata={ADDED: True})
+    stop: Stop = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Parse the stop rule. Raises `ConfigError`."""

@@ -6,7 +6,7 @@
 | `resume` | loads a run's finished searches and writes new ones |
 | `run_identity` | defines the data that determines a run's results |
 | `run_lock` | allows only one writer per run |
-| `row_conversion` | converts runs and searches to rows and back |
+| `row_conversion` | writes and reads the rows of runs and searches |
 | `table_schema` | defines the tables and their checksums |
 | `read_results` | reads the results for tables, without the trees |
 | `regrading` | grades stored searches again |

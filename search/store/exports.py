@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import need
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.whole_files import whole_file
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Same
 from search.results.run_info import RunInfo
-from search.store.row_conversion import CandidateRow, NodeRow, recipients_of
+from search.store.row_conversion import Document, Row
 from search.tree import Node, Tree
 
 SCHEMA = 3
 BATCH = 10_000
-TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "arm", "answer"}
-NUMBER = {"total", "q", "value", "logprob", "score"}
-FLAG = {"terminal", "correct"}
-COLUMNS = [
-    "problem", "question", "reference", "node", "parent", "speaker", "recipients", "text", "terminal",
-    "visits", "total", "q", "value", "tokens", "logprob", "finish", "seed", "arm",
-    "rank", "score", "answer", "correct",
-]  # fmt: skip
-ExportedSearch = tuple[dict[str, Any], list[NodeRow], list[CandidateRow]]
-"""A row of ``searches`` with nodes and candidates."""
+COLUMNS = {
+    "problem": "string", "question": "string", "reference": "string", "node": "int64", "parent": "int64",
+    "speaker": "string", "recipients": "list", "text": "string", "terminal": "bool_", "visits": "int64",
+    "total": "float64", "q": "float64", "value": "float64", "tokens": "int64", "logprob": "float64", "finish": "string",
+    "seed": "int64", "arm": "string", "rank": "int64", "score": "float64", "answer": "string", "correct": "bool_",
+}  # fmt: skip
+"""The columns of an exported run, with the names of their Arrow types."""
+
+ExportedSearch = tuple[Row, Document]
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
@@ -54,29 +54,44 @@ def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict
             }
 
 
-def _rows(
-    agents: Sequence[Agent], row: dict[str, Any], nodes: list[NodeRow], candidates: list[CandidateRow]
-) -> Iterator[list[Any]]:
+def _rows(agents: Sequence[Agent], row: Row, content: Document) -> Iterator[dict[str, Any]]:
     """Yield a search's nodes; a node with several candidates is repeated for each."""
-    ends: dict[int, list[CandidateRow]] = {}
-    for candidate in candidates:
-        ends.setdefault(candidate.node, []).append(candidate)
-    for node in nodes:
-        # The root, the question, has no speaker.
-        speaker = agents[node.speaker].name if node.parent >= 0 else None
-        said = [row["problem"], row["question"], row["reference"], node.node, node.parent, speaker]
-        said += [recipients_of(node), node.text, bool(node.terminal), *node[7:]]
-        for end in ends.get(node.node, [None]):
-            rank = [None] * 4 if end is None else [end.rank, end.score, end.answer, bool(end.correct)]
-            yield [value if not isinstance(value, str) else _plain(value) for value in (*said, *rank)]
+    tree = content.tree
+    if tree is None:
+        return
+    ends: dict[int, list[JSONObject]] = {}
+    for rank, one in enumerate(content.candidates, 1):
+        ends.setdefault(one.node, []).append({"rank": rank, **one._asdict()})
+    problem = {name: row[name] for name in ("problem", "question", "reference")}
+    terminal, cut = set(tree["terminal"]), set(tree["truncated"])
+    texts = [None, *(tree["texts"][place] for place in tree["text"])]
+    for node, visits in enumerate(tree["visits"]):
+        said = problem | {
+            "node": node,
+            "parent": tree["parent"][node],
+            # The root, the question, has no speaker.
+            "speaker": agents[tree["speaker"][node]].name if node else None,
+            "recipients": tree["recipients"][node - 1] if node else [],
+            "text": texts[node],
+            "terminal": node in terminal,
+            "visits": visits,
+            "total": tree["total"][node],
+            "q": tree["total"][node] / visits if visits else None,
+            "finish": "length" if node in cut else "stop",
+            "arm": (tree["arm"][node] or None) if "arm" in tree else None,
+            **{name: tree[name][node] for name in ("value", "tokens", "logprob", "seed")},
+        }
+        for end in ends.get(node, [{}]):
+            found = said | end
+            yield {name: _plain(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
-def batches(searches: Iterable[ExportedSearch], info: RunInfo) -> Iterator[dict[str, list[Any]]]:
-    """Yield the rows of a run's searches by problem and node, as columns, a few thousand at a time."""
+def batches(searches: Iterable[ExportedSearch], info: RunInfo) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of a run's searches by problem and node, a few thousand at a time."""
     agents = info.mas.agents
     rows = (row for search in searches for row in _rows(agents, *search))
     while batch := list(islice(rows, BATCH)):
-        yield dict(zip(COLUMNS, map(list, zip(*batch, strict=True)), strict=True))
+        yield batch
 
 
 def _plain(text: str) -> str:
@@ -87,19 +102,9 @@ def _plain(text: str) -> str:
 def arrow_schema(info: RunInfo) -> Any:
     """Return the Arrow schema, with the run's config as metadata."""
     pa = _pyarrow()
-    kinds = {
-        name: pa.string()
-        if name in TEXT
-        else pa.float64()
-        if name in NUMBER
-        else pa.bool_()
-        if name in FLAG
-        else pa.int64()
-        for name in COLUMNS
-    }
-    kinds["recipients"] = pa.list_(pa.int64())
+    kinds = [(name, pa.list_(pa.int64()) if kind == "list" else getattr(pa, kind)()) for name, kind in COLUMNS.items()]
     about = {"schema": SCHEMA, "run": info.run, "name": info.name, "config": info.config, "facts": info.facts}
-    return pa.schema(list(kinds.items()), metadata={"mas_gym": json.dumps(about, sort_keys=True)})
+    return pa.schema(kinds, metadata={"mas_gym": json.dumps(about, sort_keys=True)})
 
 
 def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path) -> int:
@@ -109,8 +114,8 @@ def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path)
 
     schema, count = arrow_schema(info), 0
     with whole_file(path) as part, parquet.ParquetWriter(part, schema) as writer:
-        for columns in batches(searches, info):
-            table = pa.table(columns, schema=schema)
+        for rows in batches(searches, info):
+            table = pa.Table.from_pylist(rows, schema=schema)
             writer.write_table(table)
             count += table.num_rows
     return count
@@ -120,7 +125,7 @@ def to_dataset(searches: Iterable[ExportedSearch], info: RunInfo) -> Any:
     """Return one run as a ``datasets.Dataset``."""
     pa, dataset = _pyarrow(), need("datasets", "a data set", "data").Dataset
     schema = arrow_schema(info)
-    tables = [pa.table(columns, schema=schema) for columns in batches(searches, info)]
+    tables = [pa.Table.from_pylist(rows, schema=schema) for rows in batches(searches, info)]
     return dataset(pa.concat_tables(tables) if tables else schema.empty_table())
 
 

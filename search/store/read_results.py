@@ -1,30 +1,24 @@
-"""The results of stored searches for tables and reports, read in batches and without the trees.
+"""The results of stored searches for tables and reports, read in batches and without rebuilding the trees.
 
 Each value equals that in the plan that `Store.plans` would return. The row of a search contains everything that a
-table needs; grades and tree values also need its tree, candidates and curve. All data is verified by its checksum.
+table needs; grades and tree values also need its document. All data is verified by its checksum.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from search.results.outcomes import Outcome, RunSums
-from search.store.row_conversion import readable, usage_of_row
-from search.store.table_schema import Content, Damage, row_checksum
+from search.store.row_conversion import Document, Row, usage_of_row
+from search.store.table_schema import CHECKSUM, from_text
 from search.usage import AMOUNTS, Usage
 
 Grades = Mapping[int | None, tuple[str | None, bool]]
 """The answer in a node's message and whether it is right, by node; the chosen candidate comes first."""
-
-_DECODER = json.JSONDecoder()
-
-Row = Mapping[str, Any]
-"""A row of ``searches``."""
 
 
 class TreeValues(NamedTuple):
@@ -64,45 +58,41 @@ def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
         row["agent_calls"],
         row["reward_calls"],
         row["error"],
-        tuple(map(tuple, _DECODER.decode(row["curve"]))),
+        row["curve"],
         row["seconds"],
         row["critic_tokens"],
         row["grader_tokens"],
         unrecorded=row["unrecorded"],
         stopped=row["stopped"],
-        arms=usage_of_row(row).arms if row["arms"] != "[]" else (),
+        arms=usage_of_row(row).arms if row["arms"] else (),
         cut=row["dropped_tokens"] > 0,
     )
 
 
-def graded_outcome(outcome: Outcome, content: Content, grades: Grades | None) -> Outcome:
+def graded_outcome(outcome: Outcome, content: Document, grades: Grades | None) -> Outcome:
     """Return an outcome with other grades; unchanged if there are none, or if the search failed."""
     if grades is None or outcome.error is not None:
         return outcome
 
-    def correct(node: int | None, before: int) -> bool:
+    def correct(node: int | None, before: bool | None) -> bool:
         return grades[node][1] if node in grades else bool(before)
 
-    _, candidates, moments, _ = content
-    ranks = [rank for _, rank, node, _, _, before in candidates if correct(node, before)]
+    ranks = [rank for rank, one in enumerate(content.candidates, 1) if correct(one.node, one.correct)]
     return replace(
         outcome,
         correct=next(iter(grades.values()), (None, False))[1],
         hit_rank=next(iter(ranks), None),
-        anytime=tuple((tokens, correct(node, before)) for _, _, _, tokens, node, _, before in moments),
+        anytime=tuple((point.generated_tokens, correct(point.node, point.correct)) for point in content.anytime),
     )
 
 
-def tree_values(row: Row, content: Content) -> TreeValues:
+def tree_values(row: Row, content: Document) -> TreeValues:
     """Return the values in the tree of a search; empty if it failed."""
-    if row["error"] is not None:
+    tree = content.tree
+    if row["error"] is not None or tree is None:
         return TreeValues((), (), (), ())
-    nodes, candidates, *_ = content
-    for _, _, place, *_ in candidates:
-        if not 0 <= place < len(nodes):
-            raise Damage(f"its tree has no node {place}")
-    columns = list(zip(*nodes, strict=True))
-    return TreeValues(columns[2], columns[3], columns[10], [(line[2], bool(line[5])) for line in candidates])
+    candidates = [(one.node, one.correct) for one in content.candidates]
+    return TreeValues(tuple(tree["parent"]), tuple(tree["speaker"]), tuple(tree["value"]), candidates)
 
 
 class Totals(NamedTuple):
@@ -144,7 +134,7 @@ def run_sums(connection: sqlite3.Connection, run: str, seed: int) -> RunSums | N
     if found is None:
         return None
     query = "SELECT problem, correct AND error IS NULL FROM searches WHERE run = ? ORDER BY problem"
-    right = [(readable(problem), bool(correct)) for problem, correct in connection.execute(query, (run,))]
+    right = [(from_text(problem), bool(correct)) for problem, correct in connection.execute(query, (run,))]
     return RunSums(seed, right, found[3], found[2])
 
 
@@ -152,7 +142,7 @@ def _sums(connection: sqlite3.Connection, run: str) -> tuple[int, int, Usage, di
     """Return the first fields of `Totals`; None if a search is corrupt."""
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in AMOUNTS)
     query = (
-        f"SELECT total(checksum IS NOT {row_checksum('searches')}), count(error), "
+        f"SELECT total(checksum IS NOT {CHECKSUM}), count(error), "
         f"total(correct AND error IS NULL), total(generated_tokens), {sums} FROM searches WHERE run = ?"
     )
     damaged, failed, right, tokens, *costs = connection.execute(query, (run,)).fetchone()
@@ -163,7 +153,7 @@ def _sums(connection: sqlite3.Connection, run: str) -> tuple[int, int, Usage, di
     if failed:
         query = "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error"
         found = connection.execute(f"{query} ORDER BY min(problem)", (run,))
-        reasons = {readable(error): number for error, number in found}
+        reasons = {from_text(error): number for error, number in found}
     return int(right), int(tokens), Usage(**costs), reasons
 
 

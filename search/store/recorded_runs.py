@@ -20,6 +20,7 @@ from search.grading import ProblemGrader
 from search.recorded_world import RecordedWorld, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.store.store import Store
+from search.store.table_schema import digest
 
 _WORLDS = 4096
 """Maximum number of worlds kept in memory."""
@@ -65,7 +66,7 @@ class Recorded(Sequence[Problem]):
         for row in self._store.rows(self.info.run):
             if row["error"] is None:
                 ended.add(row["problem"])
-                state.update(row["content"] + row["question"] + row["reference"])
+                state.update(row["content"] + digest(row["question"], row["reference"]))
         self._content = state.hexdigest()
         self._problems = [_plain(one) for one in self._store.problems(self.info.run) if one.id in ended]
         if not self._problems:

@@ -23,7 +23,8 @@ from mas_gym.tasks.base import Grade, Grader, Problem
 from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.store.read_results import Grades
-from search.store.row_conversion import Reader, show_id
+from search.store.row_conversion import document_of, search_rows, searches_of, snapshot
+from search.store.row_conversion import problem_of as stored_problem
 from search.store.table_schema import FORMAT, Damage, checksum, explained
 
 _BATCH = 500
@@ -113,18 +114,17 @@ def regrade(
     failed: dict[str, str] = {}
     lost: list[str] = []
     with explained(Path(path)), closing(FORMAT.connect(Path(path), create=True)) as connection:
-        reader = Reader(connection)
-        keys, wrong = reader.searches(run.run)
+        keys, wrong = searches_of(connection, run.run)
         with transaction(connection):
             row = (grading, label, identity, datetime.now(UTC).isoformat(timespec="seconds"))
             connection.execute("INSERT OR REPLACE INTO gradings VALUES (?, ?, ?, ?)", row)
-        named = [(key, show_id(problem)) for key, problem in keys.items()]
+        named = [(key, ascii(problem)) for key, problem in keys.items()]
         for start in range(0, len(named), _BATCH):
             rows = []
             # Grade outside of a transaction, because a grader may be slow and would block other writers.
             for key, name in named[start : start + _BATCH]:
                 try:
-                    graded = _graded(reader, key, grader, problem_of, read)
+                    graded = _graded(connection, key, grader, problem_of, read)
                 except Damage as damage:
                     lost.append(f"{name} ({damage})")
                 except MASGymError as error:
@@ -132,7 +132,7 @@ def regrade(
                 else:
                     if graded is not None:
                         text = json.dumps(graded[1])
-                        rows.append((key, grading, text, checksum((key, grading, text))))
+                        rows.append((key, grading, text, checksum(key, grading, text)))
                         found.append(graded[0])
             with transaction(connection):
                 connection.executemany("INSERT OR REPLACE INTO grades VALUES (?, ?, ?, ?)", rows)
@@ -147,36 +147,37 @@ def regrade(
 
 
 def _graded(
-    reader: Reader,
+    connection: sqlite3.Connection,
     key: int,
     grader: Grader,
     problem_of: Callable[[Problem], Problem | None],
     read: Callable[[str], str],
 ) -> tuple[Change, list[Node]] | None:
     """Grade one search; return None if it failed or is omitted."""
-    with reader.snapshot():
-        row = reader.row(key)
-        if row is None:
+    with snapshot(connection):
+        rows = search_rows(connection, [key], document=True)
+        if not rows:
             raise Damage("its row is missing")
+        [row] = rows
         if row["error"] is not None:
             return None
-        stored = reader.problem(row)
-        nodes, candidates, curve, _ = reader.parts(row)
+        stored, content = stored_problem(row), document_of(row)
     problem = problem_of(stored)
     if problem is None:
         return None
-    texts = {node.node: node.text for node in nodes}
+    tree = content.tree or {}
     # The chosen candidate comes first.
-    wanted = dict.fromkeys([c.node for c in candidates] + [point[4] for point in curve if point[4] is not None])
+    nodes = [one.node for one in content.candidates] + [point.node for point in content.anytime]
+    wanted = dict.fromkeys(node for node in nodes if node is not None)
     grades: dict[str, Grade] = {}
     graded: list[Node] = []
     for node in wanted:
-        text = read(texts.get(node) or "")
+        text = read(tree["texts"][tree["text"][node - 1]] if node else "")
         if text not in grades:
             grades[text] = grader.grade(problem, text)
         grade = grades[text]
         graded.append((node, grade.extracted, bool(grade.correct), grade.reason))
-    best = graded[0] if candidates else (0, None, False, "")
+    best = graded[0] if content.candidates else (0, None, False, "")
     return Change(stored.id, row["answer"], bool(row["correct"]), best[1], best[2]), graded
 
 
@@ -285,4 +286,4 @@ def _nodes(text: str) -> Iterable[Node]:
 
 
 def _whole(row: Sequence[object]) -> bool:
-    return bool(checksum(tuple(row[:-1])) == row[-1])
+    return bool(checksum(*row[:-1]) == row[-1])

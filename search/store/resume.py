@@ -25,11 +25,21 @@ from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.sampling import SampleRecord
 from search.setup import Setup
-from search.store.row_conversion import Reader, Writer, metadata_text, read_run, search_id
+from search.store.row_conversion import (
+    metadata_text,
+    plan_of,
+    read_run,
+    seal_run,
+    search_id,
+    search_rows,
+    searches_of,
+    snapshot,
+    write_search,
+)
 from search.store.run_identity import config_differences, named_alike, run_config, run_facts
 from search.store.run_lock import RunLock
 from search.store.store import Store
-from search.store.table_schema import FORMAT, Damage, digest, explained, seal
+from search.store.table_schema import FORMAT, Damage, digest, explained
 from search.usage import Usage
 
 logger = logging.getLogger("search.store")
@@ -69,7 +79,6 @@ class RunRecord:
         text = json.dumps(config, sort_keys=True)
         self.path, self.run = path, digest(text).hex()
         self._connection = FORMAT.connect(path, create=True)
-        self._reader, self._writer = Reader(self._connection), Writer(self._connection)
         self._dynamics = Dynamics(_mas_of(config))
         try:
             self._lock = RunLock(path, self.run)
@@ -104,7 +113,7 @@ class RunRecord:
         self._facts: JSONObject = dict(facts if found is None else found.facts)
         # Resuming with more problems increases the number of problems.
         wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
-        if found is not None and (wrong := self._reader.searches(self.run)[1]):
+        if found is not None and (wrong := searches_of(self._connection, self.run)[1]):
             logger.warning("store %s: %s; the lost searches run again", self.path, wrong)
             self._connection.execute("REINDEX searches")
         # Read the table itself, because a corrupt index may miss rows.
@@ -166,7 +175,7 @@ class RunRecord:
         self._facts = self._facts | facts
         row = (json.dumps(self._facts, sort_keys=True), self.run)
         self._connection.execute("UPDATE runs SET facts = ? WHERE run = ?", row)
-        seal(self._connection, "runs", "run", self.run)
+        seal_run(self._connection, self.run)
 
     def load(self, problem: Problem) -> Plan | None:
         """Return the finished search of a problem; None if it is missing, failed or corrupt.
@@ -177,11 +186,11 @@ class RunRecord:
         """
         metadata_text(problem)
         try:
-            with explained(self.path), self._reader.snapshot():
-                row = self._reader.row(search_id(self.run, problem.id))
-                if row is None or row["error"] is not None:
+            with explained(self.path), snapshot(self._connection):
+                rows = search_rows(self._connection, [search_id(self.run, problem.id)], document=True)
+                if not rows or rows[0]["error"] is not None:
                     return None
-                plan = self._reader.plan(row, self._dynamics)
+                row, plan = rows[0], plan_of(rows[0], self._dynamics)
         except Damage as damage:
             logger.warning(
                 "store %s: the search of %s is damaged (%s) and is run again", self.path, ascii(problem.id), damage
@@ -200,7 +209,7 @@ class RunRecord:
         before, mark = (self._fresh, self._facts), None
         try:
             with explained(self.path), transaction(self._connection):
-                mark = self._writer.search(self.run, problem, plan, seeds)
+                mark = write_search(self._connection, self.run, problem, plan, seeds)
                 self._spend(plan.usage)
         except BaseException:
             # Ctrl-C can come right after the commit.
@@ -215,7 +224,7 @@ class RunRecord:
         """Write new searches, with no cost, in one transaction."""
         with explained(self.path), transaction(self._connection):
             for problem, plan in searches:
-                self._writer.search(self.run, problem, plan, {})
+                write_search(self._connection, self.run, problem, plan, {})
             self._note()
 
     def spend(self, usage: Usage) -> None:

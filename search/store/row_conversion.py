@@ -1,13 +1,18 @@
-"""Conversion of runs and searches to rows of the store and back."""
+"""Writing and reading of searches: each is a row of outcome columns, with its tree as a compressed JSON document."""
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
+from operator import contains
+from types import NoneType
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError, is_number, shown
@@ -19,7 +24,7 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
-from search.store.table_schema import CONTENT, Content, Damage, checksum, contents_of, digest, seal
+from search.store.table_schema import ROW, ROW_TYPES, Damage, as_text, checksum, digest, from_text
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
 from search.usage import AMOUNTS, Usage
@@ -27,40 +32,54 @@ from search.usage import AMOUNTS, Usage
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of its state and by its text."""
 
-_TEXTS = ("question", "reference", "answer")
-_TEXTS_AT_ONCE = 1000
+Row = dict[str, Any]
+"""A row of ``searches`` by column; the document only if it was requested."""
+
+_TEXTS = ("problem", "question", "reference", "answer", "error", "stopped")
+_NODES: dict[str, set[type]] = {
+    "parent": {int}, "speaker": {int}, "visits": {int}, "total": {int, float}, "value": {int, float, NoneType},
+    "tokens": {int}, "logprob": {int, float, NoneType}, "seed": {int, NoneType}, "arm": {str},
+}  # fmt: skip
+"""The types in the columns of a stored tree with an entry per node; ``arm`` is missing for a policy with one model."""
+_MESSAGES: dict[str, set[type]] = {"text": {int}, "recipients": {list}}
+"""The columns with an entry per node except the root."""
+_LISTS: dict[str, set[type]] = {"texts": {str}, "truncated": {int}, "terminal": {int}}
 
 
-class NodeRow(NamedTuple):
-    """A row of ``nodes`` with its text resolved."""
+class StoredCandidate(NamedTuple):
+    """A candidate as stored."""
 
-    search: int
-    node: int
-    parent: int
-    speaker: int
-    recipients: str
-    text: str | None
-    terminal: int
-    visits: int
-    total: float
-    q: float | None
-    value: float | None
-    tokens: int
-    logprob: float | None
-    finish: str
-    seed: int | None
-    arm: str | None
-
-
-class CandidateRow(NamedTuple):
-    """A row of ``candidates`` with its answer resolved."""
-
-    search: int
-    rank: int
     node: int
     score: float | None
     answer: str | None
-    correct: int
+    correct: bool
+
+
+class StoredPoint(NamedTuple):
+    """A point of the anytime curve as stored."""
+
+    agent_calls: int
+    generated_tokens: int
+    node: int | None
+    answer: str | None
+    correct: bool | None
+
+
+class Document(NamedTuple):
+    """The document of a search.
+
+    Attributes:
+        tree: The columns of `search.Tree.to_dict` without the root, and ``speaker``, ``seed`` and ``terminal`` (the
+            terminal nodes); None if the search failed without a tree.
+        candidates: The candidates, the chosen one first.
+        anytime: The anytime curve.
+        requests: For a program, role and text of the prompt of each message of the chosen path, by node.
+    """
+
+    tree: JSONObject | None
+    candidates: Sequence[StoredCandidate]
+    anytime: Sequence[StoredPoint]
+    requests: Mapping[int, Sequence[tuple[str, str]]]
 
 
 def search_id(run: str, problem_id: str) -> int:
@@ -70,7 +89,7 @@ def search_id(run: str, problem_id: str) -> int:
 
 def usage_of_row(row: Mapping[str, Any]) -> Usage:
     """Return the cost of a search from its row of ``searches``."""
-    return Usage(**{name: row[name] for name in AMOUNTS}, arms=json.loads(row["arms"]))
+    return Usage(**{name: row[name] for name in AMOUNTS}, arms=row["arms"])
 
 
 def metadata_text(problem: Problem) -> str:
@@ -88,346 +107,292 @@ def metadata_text(problem: Problem) -> str:
         ) from error
 
 
-class Writer:
-    """Writes the rows of one search, inside a transaction."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        """Write through a connection."""
-        self._connection = connection
-
-    def text(self, text: str | None) -> bytes | None:
-        """Store a text once and return its key."""
-        if text is None:
-            return None
-        key = digest(text)
-        # This repairs a corrupt text.
-        self._connection.execute(
-            "INSERT INTO texts VALUES (?, ?) "
-            "ON CONFLICT DO UPDATE SET text = excluded.text WHERE text IS NOT excluded.text",
-            (key, _storable(text)),
-        )
-        return key
-
-    def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
-        """Store a plan with its tree, replacing an earlier plan of the same problem, and return its checksum.
-
-        This changes the number of searches in the run's row, so the caller must write the row's checksum with `seal`.
-        """
-        key = search_id(run, problem.id)
-        query = "SELECT count(*), count(error) FROM searches WHERE id = ?"
-        old, failed = self._connection.execute(query, (key,)).fetchone()
-        query = "UPDATE runs SET searches = searches + ?, failed = failed + ? WHERE run = ?"
-        self._connection.execute(query, (1 - old, int(plan.error is not None) - failed, run))
-        for table in (*CONTENT, "grades"):
-            self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
-        if plan.tree is not None:
-            self._many("nodes", self._nodes(key, plan.tree, seeds))
-        self._many("candidates", (self._candidate(key, rank, c) for rank, c in enumerate(plan.candidates, 1)))
-        self._many("moments", (self._moment(key, step, m) for step, m in enumerate(plan.anytime)))
-        self._many("requests", (self._request(key, *request) for request in sorted(plan.requests.items())))
-        [content] = contents_of(self._connection, [key])
-        ended = plan if plan.error is None else Plan(candidates=())
-        ranks = [rank for rank, candidate in enumerate(ended.candidates, 1) if candidate.correct]
-        row = {
-            "id": key,
-            "run": run,
-            "problem": _storable(problem.id),
-            "question": self.text(problem.question),
-            "reference": self.text(problem.answer),
-            "kind": problem.kind,
-            "answer": self.text(plan.answer),
-            "correct": int(bool(plan.correct)),
-            "stopped": plan.stopped,
-            "error": None if plan.error is None else _storable(plan.error),
-            **asdict(plan.usage),
-            "arms": json.dumps(plan.usage.arms),
-            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "metadata": metadata_text(problem),
-            "candidates": len(ended.candidates),
-            "hit_rank": next(iter(ranks), None),
-            "curve": json.dumps([[point.generated_tokens, bool(point.correct)] for point in ended.anytime]),
-            "content": checksum(content),
-        }
-        marks = ", ".join("?" * len(row))
-        self._connection.execute(
-            f"INSERT OR REPLACE INTO searches ({', '.join(row)}) VALUES ({marks})", tuple(row.values())
-        )
-        seal(self._connection, "searches", "id", key)
-        [mark] = self._connection.execute("SELECT checksum FROM searches WHERE id = ?", (key,)).fetchone()
-        return bytes(mark)
-
-    def _many(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        iterator = iter(rows)
-        first = next(iterator, None)
-        if first is not None:
-            marks = ", ".join("?" * len(first))
-            statement = f"INSERT INTO {table} VALUES ({marks})"
-            self._connection.execute(statement, first)
-            self._connection.executemany(statement, iterator)
-
-    def _nodes(self, key: int, tree: Tree, seeds: Seeds) -> Iterator[tuple[Any, ...]]:
-        for node in tree:
-            state = node.state
-            said = state.parent is not None and node.id > 0
-            yield (
-                key,
-                node.id,
-                node.parent,
-                state.speaker,
-                ",".join(map(str, state.recipients)),
-                self.text(state.text) if said else None,
-                int(tree.is_terminal(node.id)),
-                node.visits,
-                node.total,
-                node.q,
-                node.value,
-                node.tokens,
-                node.logprob,
-                node.finish_reason,
-                seeds.get((state.parent.digest, state.text)) if said and state.parent is not None else None,
-                node.arm or None,
-            )
-
-    def _candidate(self, key: int, rank: int, candidate: Candidate) -> tuple[Any, ...]:
-        return key, rank, candidate.node, candidate.score, self.text(candidate.answer), int(bool(candidate.correct))
-
-    def _request(self, key: int, node: int, messages: Sequence[ChatMessage]) -> tuple[Any, ...]:
-        texts = [(message.role, self.text(message.content)) for message in messages]
-        return key, node, json.dumps([[role, text.hex()] for role, text in texts if text is not None])
-
-    def _moment(self, key: int, step: int, moment: AnytimePoint) -> tuple[Any, ...]:
-        answer = self.text(moment.answer)
-        return key, step, moment.agent_calls, moment.generated_tokens, moment.node, answer, moment.correct
+# ------------------------------------------------------------------ writing
 
 
-class Reader:
-    """Reads searches, each in one snapshot, and verifies their checksums.
+def write_search(connection: sqlite3.Connection, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
+    """Store a plan with its tree, replacing an earlier plan of the same problem, and return the row's checksum.
 
-    Unreadable or changed rows raise `Damage`.
+    This changes the number of searches in the run's row, so the caller must then call `seal_run`.
     """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        """Read through a connection."""
-        self._connection = connection
-
-    def searches(self, run: str) -> tuple[dict[int, str | bytes], str]:
-        """Return the keys and names of a run's searches by problem id, and a message if some are corrupt.
-
-        The names are used only in messages and have no checksum.
-        """
-        query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
-        found: dict[int, str | bytes] = dict(self._connection.execute(query, (run,)).fetchall())
-        return found, self.lost(run, len(found))
-
-    def lost(self, run: str, found: int) -> str:
-        """Return a message if a run's number of searches differs from the number found, else ``""``."""
-        [wanted] = self._connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [found]
-        return "" if wanted == found else f"expected {wanted} searches, found {found}"
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """Make all reads in this context see one state of the file.
-
-        Raises:
-            Damage: The data is corrupt.
-        """
-        try:
-            with transaction(self._connection, "DEFERRED"):
-                yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            if is_damage(error):
-                raise Damage(str(error)) from error
-            raise
-        except (MASGymError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise Damage(f"its rows are not a valid search: {error}") from error
-
-    def row(self, search: int) -> dict[str, Any] | None:
-        """Return a row of ``searches`` with its texts resolved; None if there is none."""
-        return next(iter(self.rows([search])), None)
-
-    def rows(self, searches: Sequence[int], *, texts: bool = True) -> list[dict[str, Any]]:
-        """Return the existing rows of ``searches`` in the order of their keys.
-
-        Args:
-            searches: The keys.
-            texts: Whether to resolve the question, the reference and the answer.
-        """
-        marks = ", ".join("?" * len(searches))
-        cursor = self._connection.execute(f"SELECT * FROM searches WHERE id IN ({marks})", searches)
-        names = [column[0] for column in cursor.description]
-        read = {values[0]: _checked_row(names, values) for values in cursor}
-        found = [read[search] for search in searches if search in read]
-        if texts:
-            known = self._known_texts({row[name] for row in found for name in _TEXTS})
-            for row in found:
-                row |= {name: known[row[name]] for name in _TEXTS}
-        return found
-
-    def problem(self, row: Mapping[str, Any]) -> Problem:
-        """Return the problem of a row."""
-        metadata = json.loads(row["metadata"]) if row["metadata"] is not None else {}
-        return Problem(row["problem"], row["question"], row["reference"], row["kind"], metadata)
-
-    def plan(self, row: Mapping[str, Any], dynamics: Dynamics | None) -> Plan:
-        """Return the plan of a row; without dynamics, it has no tree and no candidates."""
-        tree: Tree | None = None
-        candidates: tuple[Candidate, ...] = ()
-        moments: tuple[AnytimePoint, ...] = ()
-        requests: dict[int, tuple[ChatMessage, ...]] = {}
-        if dynamics is not None and row["error"] is None:
-            nodes, found, curve, asked = self.parts(row)
-            tree = _tree(row["question"], nodes, dynamics)
-            candidates = tuple(_candidate(tree, entry) for entry in found)
-            moments = tuple(_moment(tree, *entry[2:]) for entry in curve)
-            requests = dict(self._request(*request[1:]) for request in asked)
-        return Plan(
-            candidates=candidates,
-            tree=tree,
-            anytime=moments,
-            problem_id=row["problem"],
-            answer=row["answer"],
-            correct=bool(row["correct"]),
-            usage=usage_of_row(row),
-            stopped=row["stopped"],
-            error=row["error"],
-            mas=None if dynamics is None else dynamics.mas,
-            requests=requests,
-        )
-
-    def _request(self, node: int, messages: str) -> tuple[int, tuple[ChatMessage, ...]]:
-        asked = [(role, bytes.fromhex(text)) for role, text in json.loads(messages)]
-        texts = self._known_texts({text for _, text in asked})
-        return node, tuple(ChatMessage(role, texts[text] or "") for role, text in asked)
-
-    def parts(
-        self, row: Mapping[str, Any]
-    ) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """Return a search's nodes, candidates and curve points with texts resolved, and its rows of ``requests``."""
-        [[nodes, candidates, moments, requests]] = self.content([row])
-        texts = self._known_texts(
-            {*(node[5] for node in nodes), *(line[4] for line in candidates), *(point[5] for point in moments)}
-        )
-        return (
-            [NodeRow._make((*node[:5], texts[node[5]], *node[6:])) for node in nodes],
-            [CandidateRow._make((*line[:4], texts[line[4]], line[5])) for line in candidates],
-            [(*point[:5], texts[point[5]], point[6]) for point in moments],
-            requests,
-        )
-
-    def content(self, rows: Sequence[Mapping[str, Any]]) -> list[Content]:
-        """Return the verified content of rows of ``searches``."""
-        found = contents_of(self._connection, [row["id"] for row in rows])
-        if any(checksum(content) != row["content"] for row, content in zip(rows, found, strict=True)):
-            raise Damage("its tree, candidates, curve or requests do not match their checksum")
-        return found
-
-    def _known_texts(self, keys: Iterable[bytes | None]) -> dict[bytes | None, str | None]:
-        """Return texts by key; the key None has the text None."""
-        wanted = [key for key in keys if key is not None]
-        found: dict[bytes | None, str | None] = {None: None}
-        for start in range(0, len(wanted), _TEXTS_AT_ONCE):
-            some = wanted[start : start + _TEXTS_AT_ONCE]
-            query = f"SELECT id, text FROM texts WHERE id IN ({', '.join('?' * len(some))})"
-            found |= {key: _checked(key, text) for key, text in self._connection.execute(query, some)}
-        if len(found) <= len(wanted):
-            raise Damage("one of its texts is missing")
-        return found
+    key = search_id(run, problem.id)
+    old, failed = connection.execute("SELECT count(*), count(error) FROM searches WHERE id = ?", (key,)).fetchone()
+    counts = (1 - old, int(plan.error is not None) - failed, run)
+    connection.execute("UPDATE runs SET searches = searches + ?, failed = failed + ? WHERE run = ?", counts)
+    connection.execute("DELETE FROM grades WHERE search = ?", (key,))
+    document = _document(plan, seeds)
+    ended = plan if plan.error is None else Plan(candidates=())
+    ranks = [rank for rank, candidate in enumerate(ended.candidates, 1) if candidate.correct]
+    row = {
+        "id": key,
+        "run": run,
+        "problem": problem.id,
+        "kind": problem.kind,
+        "question": problem.question,
+        "reference": problem.answer,
+        "metadata": metadata_text(problem),
+        "answer": plan.answer,
+        "correct": int(bool(plan.correct)),
+        "stopped": plan.stopped,
+        "error": plan.error,
+        **asdict(plan.usage),
+        "seconds": float(plan.usage.seconds),
+        "arms": json.dumps(plan.usage.arms),
+        "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "candidates": len(ended.candidates),
+        "hit_rank": ranks[0] if ranks else None,
+        "curve": json.dumps([[point.generated_tokens, bool(point.correct)] for point in ended.anytime]),
+        "scored": int(plan.tree is not None and any(node.value is not None for node in plan.tree)),
+        "content": digest(document),
+    }
+    row |= {name: as_text(row[name]) for name in _TEXTS if row[name] is not None}
+    mark = row["checksum"] = checksum(*(row[name] for name in ROW[:-1]))
+    values = tuple(row[name] for name in ROW)
+    connection.execute(f"INSERT OR REPLACE INTO searches VALUES ({', '.join('?' * len(values))})", values)
+    connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?)", (key, zlib.compress(document.encode())))
+    return mark
 
 
-def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a verified row of ``searches`` with unresolved texts."""
-    if checksum(values[:-1]) != values[-1]:
+def _document(plan: Plan, seeds: Seeds) -> str:
+    """Return the document of a search as JSON."""
+    tree: JSONObject | None = None
+    if plan.tree is not None:
+        states = plan.tree.states
+        tree = plan.tree.to_dict()
+        del tree["root"], tree["schema"]
+        tree["speaker"] = [state.speaker for state in states]
+        tree["terminal"] = [node for node in range(len(states)) if plan.tree.is_terminal(node)]
+        tree["seed"] = [state.parent and seeds.get((state.parent.digest, state.text)) for state in states]
+    texts: dict[str, int] = {}
+    requests = {
+        node: [[message.role, texts.setdefault(message.content, len(texts))] for message in messages]
+        for node, messages in sorted(plan.requests.items())
+    }
+    return json.dumps(
+        {
+            "tree": tree,
+            "candidates": [(one.node, one.score, one.answer, bool(one.correct)) for one in plan.candidates],
+            "anytime": [(p.agent_calls, p.generated_tokens, p.node, p.answer, p.correct) for p in plan.anytime],
+            "requests": requests,
+            "prompts": list(texts),
+        }
+    )
+
+
+# ------------------------------------------------------------------ reading
+
+
+@contextmanager
+def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """Make all reads in this context see one state of the file.
+
+    Raises:
+        Damage: The data is corrupt.
+    """
+    try:
+        with transaction(connection, "DEFERRED"):
+            yield
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if is_damage(error):
+            raise Damage(str(error)) from error
+        raise
+    except (MASGymError, *_INVALID) as error:
+        raise Damage(f"its rows are not a valid search: {error}") from error
+
+
+_INVALID = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, zlib.error)
+"""Errors from reading values with wrong types."""
+
+
+def searches_of(connection: sqlite3.Connection, run: str) -> tuple[dict[int, str], str]:
+    """Return the names of a run's searches by key, ordered by problem id, and a message if some are lost.
+
+    The names are used only in messages and have no checksum.
+    """
+    query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
+    found = dict(connection.execute(query, (run,)).fetchall())
+    return found, lost_searches(connection, run, len(found))
+
+
+def lost_searches(connection: sqlite3.Connection, run: str, found: int) -> str:
+    """Return a message if a run's number of searches differs from the number found, else ``""``."""
+    [wanted] = connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [found]
+    return "" if wanted == found else f"expected {wanted} searches, found {found}"
+
+
+def search_rows(connection: sqlite3.Connection, searches: Sequence[int], *, document: bool = False) -> list[Row]:
+    """Return the rows of searches, in the order of their keys; a row that is missing is left out.
+
+    Args:
+        connection: The store.
+        searches: The keys.
+        document: Whether to read the documents too.
+
+    Raises:
+        Damage: A row does not match its checksum, or has values of wrong types.
+    """
+    names = (*ROW, "document") if document else ROW
+    tables = "searches LEFT JOIN documents ON search = id" if document else "searches"
+    query = f"SELECT {', '.join(names)} FROM {tables} WHERE id IN ({', '.join('?' * len(searches))})"
+    read = {values[0]: _row(names, values) for values in connection.execute(query, searches)}
+    return [read[search] for search in searches if search in read]
+
+
+def _row(names: Sequence[str], values: tuple[Any, ...]) -> Row:
+    if checksum(*values[:_CHECKED]) != values[_CHECKED]:
         raise Damage("its row does not match its checksum")
+    if not _fits_row(tuple(map(type, values[: _CHECKED + 1]))):
+        wrong = [name for name, value, types in zip(ROW, values, ROW_TYPES, strict=False) if type(value) not in types]
+        raise Damage(f"{wrong[0]}: expected another type")
     row = dict(zip(names, values, strict=True))
-    row["problem"] = readable(row["problem"])
-    row["error"] = None if row["error"] is None else readable(row["error"])
+    for name in [name for name in _TEXTS if row[name] and "\x1a" in row[name]]:
+        row[name] = from_text(row[name])
     datetime.fromisoformat(row["finished"])
-    # SQLite stores any type in any column.
-    for name in (*AMOUNTS, "correct", "candidates", "hit_rank"):
-        if not is_number(row[name]) and (name, row[name]) != ("hit_rank", None):
-            raise Damage(f"{name}: expected a number, got {shown(row[name])}")
+    if not _CURVE.fullmatch(row["curve"]):
+        raise Damage("its curve has values of wrong types")
+    row["curve"] = tuple(map(tuple, json.loads(row["curve"])))
+    row["arms"] = tuple(map(tuple, _entries(json.loads(row["arms"]), _fits_arms))) if row["arms"] != "[]" else ()
     return row
 
 
-def _checked(key: bytes, stored: str | bytes) -> str:
-    if not isinstance(stored, str | bytes) or digest(text := readable(stored)) != key:
-        raise Damage("one of its texts does not match its checksum")
-    return text
+_CHECKED = len(ROW) - 1
+_CURVE = re.compile(r"\[(\[[0-9]+, (true|false)\](, )?)*\]")
+_Fits = Callable[[tuple[type, ...]], bool]
 
 
-def _tree(question: str, nodes: list[NodeRow], dynamics: Dynamics) -> Tree:
-    """Rebuild a tree, replaying every transition."""
-    places: dict[str, int] = {}
-    columns: JSONObject = {
-        "schema": TREE_SCHEMA,
-        "root": dynamics.initial_state(question, nodes[1].speaker if len(nodes) > 1 else None).to_dict(),
-        "parent": [node.parent for node in nodes],
-        "text": [places.setdefault(node.text or "", len(places)) for node in nodes[1:]],
-        "texts": list(places),
-        "recipients": [recipients_of(node) for node in nodes[1:]],
-        "visits": [node.visits for node in nodes],
-        "total": [node.total for node in nodes],
-        "value": [node.value for node in nodes],
-        "tokens": [node.tokens for node in nodes],
-        "logprob": [node.logprob for node in nodes],
-        "truncated": [node.node for node in nodes if node.finish == "length"],
-    }
-    if any(node.arm for node in nodes):
-        columns["arm"] = [node.arm or "" for node in nodes]
-    return Tree.from_dict(columns, dynamics)
+def _fits(allowed: Sequence[Container[type]]) -> _Fits:
+    """Return a function that checks the types of an entry's values."""
+    return cache(lambda found: len(found) == len(allowed) and all(map(contains, allowed, found)))
 
 
-def recipients_of(node: NodeRow) -> list[int]:
-    """Return the graph nodes (agents or the sink) that received a node's message."""
-    return [int(index) for index in node.recipients.split(",")] if node.recipients else []
+_NUMBER = (int, float)
+_fits_row = _fits(ROW_TYPES)
+_fits_arms = _fits([(str,), *[(int,)] * 5])
+_fits_candidate = _fits([(int,), (*_NUMBER, NoneType), (str, NoneType), (bool,)])
+_fits_point = _fits([(int,), (int,), (int, NoneType), (str, NoneType), (bool, NoneType)])
+_fits_prompt = _fits([(str,), (int,)])
 
 
-def _state(tree: Tree, node: int) -> MASState:
-    if not 0 <= node < len(tree):
-        raise Damage(f"its tree has no node {node}")
-    return tree.states[node]
+def _entries(entries: Any, fits: _Fits) -> Any:
+    """Return a list of lists if the types of their values fit. Raises `Damage`."""
+    for entry in entries:
+        if not fits(tuple(map(type, entry))):
+            raise Damage(f"expected values of other types, got {str(entry)[:80]!a}")
+    return entries
 
 
-def _candidate(tree: Tree, row: CandidateRow) -> Candidate:
-    return Candidate(_state(tree, row.node), row.score, row.node, row.answer, bool(row.correct))
+def problem_of(row: Row) -> Problem:
+    """Return the problem of a row. Raises `Damage`."""
+    metadata = json.loads(row["metadata"])
+    if not isinstance(metadata, dict):
+        raise Damage("expected a JSON object as the problem's metadata")
+    return Problem(row["problem"], row["question"], row["reference"], row["kind"], metadata)
 
 
-def _moment(
-    tree: Tree, agent_calls: int, tokens: int, node: int | None, answer: str | None, correct: int | None
-) -> AnytimePoint:
-    state = None if node is None else _state(tree, node)
-    return AnytimePoint(agent_calls, tokens, state, node, answer, None if correct is None else bool(correct))
+def document_of(row: Row) -> Document:
+    """Return the document of a row that was read with it.
 
-
-def _storable(text: str) -> str | bytes:
-    """Return a value that SQLite can store: the text, or its bytes if it has lone surrogates."""
+    Raises:
+        Damage: The document does not match its checksum, or has values of wrong types.
+    """
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-    return text
+        text = zlib.decompress(row["document"]).decode()
+    except (zlib.error, UnicodeDecodeError, TypeError):
+        text = ""
+    if digest(text) != row["content"]:
+        raise Damage("its tree, candidates, curve or requests do not match their checksum")
+    found = json.loads(text)
+    tree, prompts = found["tree"], found["prompts"]
+    nodes = 0 if tree is None else _checked_tree(tree)
+    candidates = _entries(found["candidates"], _fits_candidate)
+    anytime = _entries(found["anytime"], _fits_point)
+    places = [entry[0] for entry in candidates] + [entry[2] for entry in anytime if entry[2] is not None]
+    wrong = [place for place in places if not 0 <= place < nodes]
+    if wrong:
+        raise Damage(f"its tree has no node {wrong[0]}")
+    _check_column("prompts", prompts, {str}, None)
+    requests = {
+        int(node): [(role, prompts[place]) for role, place in _entries(messages, _fits_prompt)]
+        for node, messages in found["requests"].items()
+    }
+    return Document(tree, list(map(StoredCandidate._make, candidates)), list(map(StoredPoint._make, anytime)), requests)
 
 
-def show_id(stored: object) -> str:
-    """Return a stored id of any type as text for a message."""
-    return ascii(stored.decode("utf-8", "replace") if isinstance(stored, bytes) else stored)
+def _checked_tree(tree: JSONObject) -> int:
+    """Check the types and lengths of a stored tree's columns, and return the number of nodes. Raises `Damage`."""
+    nodes = len(tree["parent"])
+    for name, types in _NODES.items():
+        if name != "arm" or name in tree:
+            _check_column(name, tree[name], types, nodes)
+    for name, types in _MESSAGES.items():
+        _check_column(name, tree[name], types, nodes - 1)
+    for name, types in _LISTS.items():
+        _check_column(name, tree[name], types, None)
+    for recipients in tree["recipients"]:
+        _check_column("recipients", recipients, {int}, None)
+    return nodes
 
 
-def readable(stored: str | bytes) -> str:
-    """Return the text that was stored."""
-    return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
+def _check_column(name: str, column: object, types: set[type], length: int | None) -> None:
+    if not isinstance(column, list) or length not in (None, len(column)) or not set(map(type, column)) <= types:
+        raise Damage(f"its document has wrong values in the column {name}")
+
+
+def plan_of(row: Row, dynamics: Dynamics | None) -> Plan:
+    """Return the plan of a row; without dynamics, it has no tree and no candidates."""
+    content = Document(None, (), (), {})
+    tree: Tree | None = None
+    if dynamics is not None and row["error"] is None:
+        content = document_of(row)
+        if content.tree is None:
+            raise Damage("its tree is missing")
+        speakers = content.tree["speaker"]
+        root = dynamics.initial_state(row["question"], speakers[1] if len(speakers) > 1 else None)
+        tree = Tree.from_dict({**content.tree, "schema": TREE_SCHEMA, "root": root.to_dict()}, dynamics)
+    states: Sequence[MASState] = () if tree is None else tree.states
+    return Plan(
+        candidates=tuple(Candidate(states[c.node], c.score, c.node, c.answer, c.correct) for c in content.candidates),
+        tree=tree,
+        anytime=tuple(
+            AnytimePoint(*point[:2], None if point.node is None else states[point.node], point.node, *point[3:])
+            for point in content.anytime
+        ),
+        problem_id=row["problem"],
+        answer=row["answer"],
+        correct=bool(row["correct"]),
+        usage=usage_of_row(row),
+        stopped=row["stopped"],
+        error=row["error"],
+        mas=None if dynamics is None else dynamics.mas,
+        requests={
+            node: tuple(ChatMessage(*message) for message in messages) for node, messages in content.requests.items()
+        },
+    )
+
+
+# ------------------------------------------------------------------ runs
+
+_CONFIG = {"planner": dict, "mas": dict, "policy": dict, "critic": dict | None, "seed": int, "training": bool}
+_FACTS = {"planner": str, "task": str | None, "split": str | None, "problems": int | None, "started": str}
+
+
+def seal_run(connection: sqlite3.Connection, run: str) -> None:
+    """Write the checksum of a run's row; call it after writing the other columns."""
+    names = "run, name, config, facts, searches, failed"
+    connection.execute(f"UPDATE runs SET checksum = checksum({names}) WHERE run = ?", (run,))
 
 
 def _check_run(info: RunInfo) -> None:
     """Raise an error unless the entries that tables and pages need are there and have their types."""
-    config, facts = info.config, info.facts
-    names = [config["policy"]["name"], config["mas"]["name"], facts["started"]]
-    names += [config["critic"]["name"]] if config["critic"] else []
-    if not all(isinstance(name, str) for name in names) or type(config["seed"]) is not int:
-        raise ValueError("expected names, a time and an integer seed")
+    for found, types in ((info.config, _CONFIG), (info.facts, _FACTS)):
+        for key, kind in types.items():
+            if not isinstance(found.get(key), kind):
+                raise ValueError(f"{key}: expected another type, got {shown(found.get(key))}")
+    named = [info.config["mas"], info.config["policy"], info.config["critic"] or {"name": ""}]
+    if not all(isinstance(part["name"], str) for part in named) or not isinstance(info.name, str | None):
+        raise ValueError("expected texts as names")
     if not all(is_number(amount) for name, amount in asdict(info.spent).items() if name in AMOUNTS):
-        raise ValueError(f"spent: expected numbers, got {shown(facts['spent'])}")
-    _ = info.label
+        raise ValueError(f"spent: expected numbers, got {shown(info.facts['spent'])}")
 
 
 def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
@@ -440,14 +405,13 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     if values is None:
         return None
     run, name, config, facts, searches, failed, mark = values
-    if checksum(values[:-1]) != mark:
+    if checksum(*values[:-1]) != mark:
         raise Damage("its row does not match its checksum")
     if digest(config).hex() != run:
         raise Damage("its config does not match its checksum")
     try:
-        read = json.loads(facts)
-        info = RunInfo(run, name, json.loads(config), read, searches, failed)
+        info = RunInfo(run, name, json.loads(config), json.loads(facts), searches, failed)
         _check_run(info)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _INVALID as error:
         raise Damage(f"its metadata cannot be read: {error}") from error
     return info

@@ -20,8 +20,6 @@ from search.setup import Setup
 FORM = 2
 """The schema of a run's config."""
 
-_FOLLOWING = {"place", "places", "values"}
-
 
 def run_config(setup: Setup, problems: Iterable[Problem], policy: object) -> JSONObject:
     """Return everything that determines a run's results, in JSON-serializable form.
@@ -74,7 +72,7 @@ def _stated(role: str, part: object) -> object:
     try:
         return identity_of(part)
     except IdentityError as error:
-        raise IdentityError(f"a run with store= requires the identity of its {role}: {error}") from (error)
+        raise IdentityError(f"a run with store= requires the identity of its {role}: {error}") from error
 
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:
@@ -97,9 +95,9 @@ def config_differences(old: JSONMapping, new: JSONMapping) -> list[str]:
     ["the program's file agents.py changed"]
     """
     found = list(_unequal(dict(old), dict(new), ()))
-    # Code locations in a changed file, and the values of its variables, usually change as a consequence.
+    # The place of a lambda usually changes with its file.
     edited = {path[0] for path, *_ in found if "files" in path}
-    kept = [entry for entry in found if not (entry[0][0] in edited and _FOLLOWING & set(entry[0]))]
+    kept = [entry for entry in found if not (entry[0][0] in edited and "place" in entry[0])]
     return list(dict.fromkeys(_told(*entry) for entry in kept))
 
 
@@ -112,7 +110,7 @@ def _unequal(old: object, new: object, path: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _told(path: tuple[str, ...], old: object, new: object) -> str:
-    for kind, noun in (("files", "file"), ("packages", "package"), ("values", "variable")):
+    for kind, noun in (("files", "file"), ("packages", "package")):
         if kind in path[1:-1]:
             what = f"the {path[0]}'s {noun} {path[path.index(kind) + 1]}"
             if kind == "files" and old is not None and new is not None:

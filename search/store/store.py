@@ -28,18 +28,21 @@ from search.plan import Plan
 from search.results.outcomes import Outcome, RunSums
 from search.results.run_info import RunInfo
 from search.store.exports import ExportedSearch, preferences, to_dataset, write_parquet
-from search.store.read_results import (
-    Row,
-    Totals,
-    TreeValues,
-    graded_outcome,
-    outcome_of_row,
-    run_sums,
-    totals,
-    tree_values,
-)
+from search.store.read_results import Totals, TreeValues, graded_outcome, outcome_of_row, run_sums, totals, tree_values
 from search.store.regrading import Grading, Regraded, apply_grades, find_grading, grades_of, gradings, regraded
-from search.store.row_conversion import Reader, read_run, search_id, show_id, usage_of_row
+from search.store.row_conversion import (
+    Row,
+    document_of,
+    lost_searches,
+    plan_of,
+    problem_of,
+    read_run,
+    search_id,
+    search_rows,
+    searches_of,
+    snapshot,
+    usage_of_row,
+)
 from search.store.table_schema import FORMAT, Damage, explained
 from search.usage import Usage
 
@@ -77,7 +80,6 @@ class Store:
         self.path = Path(path)
         self.damaged: list[str] = []
         self._connection = FORMAT.connect(self.path, create=create)
-        self._reader = Reader(self._connection)
 
     def __enter__(self) -> Store:
         """Return the store."""
@@ -103,14 +105,14 @@ class Store:
             listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
             for run in listed:
                 try:
-                    with self._reader.snapshot():
+                    with snapshot(self._connection):
                         info = read_run(self._connection, run)
                 except Damage as damage:
-                    self.damaged.append(f"the run {show_id(run)} is damaged: {damage}")
+                    self.damaged.append(f"the run {run!a} is damaged: {damage}")
                     continue
                 found += [info] if info is not None else []
             held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
-            self.damaged += [f"the run {show_id(run)} is damaged: its row is missing" for run in held - listed]
+            self.damaged += [f"the run {run!a} is damaged: its row is missing" for run in held - listed]
         for text in self.damaged:
             logger.warning("store %s: %s", self.path, text)
         if self.damaged and not found:
@@ -165,12 +167,12 @@ class Store:
         dynamics = Dynamics(info.mas) if trees else None
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(row: dict[str, Any]) -> tuple[Problem, Plan]:
-            plan = self._reader.plan(row, dynamics)
-            grades = {} if digest is None else grades_of(self._connection, [row["id"]], digest)
-            return self._reader.problem(row), apply_grades(plan, grades.get(row["id"]))
+        def read(rows: list[Row]) -> Iterator[tuple[Problem, Plan]]:
+            grades = {} if digest is None else grades_of(self._connection, [row["id"] for row in rows], digest)
+            for row in rows:
+                yield problem_of(row), apply_grades(plan_of(row, dynamics), grades.get(row["id"]))
 
-        for problem, plan in self._each(info, read):
+        for problem, plan in self._batches(info, read, _AT_ONCE if trees else _ROWS_AT_ONCE, document=trees):
             if failed or plan.error is None:
                 yield problem, plan
 
@@ -199,19 +201,16 @@ class Store:
         info = self.find(run)
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Row]]:
-            found = [outcome_of_row(row, (planner, critic), info.config["seed"]) for row in rows]
-            if digest is not None:
-                grades = grades_of(self._connection, [row["id"] for row in rows], digest)
-                contents = self._reader.content(rows)
-                found = [
-                    graded_outcome(outcome, content, grades.get(row["id"]))
-                    for row, outcome, content in zip(rows, found, contents, strict=True)
-                ]
-            return zip(found, rows, strict=True)
+        def read(rows: list[Row]) -> Iterator[tuple[Outcome, Row]]:
+            grades = {} if digest is None else grades_of(self._connection, [row["id"] for row in rows], digest)
+            for row in rows:
+                outcome = outcome_of_row(row, (planner, critic), info.config["seed"])
+                given = grades.get(row["id"])
+                yield outcome if given is None else graded_outcome(outcome, document_of(row), given), row
 
+        size = _ROWS_AT_ONCE if digest is None else _AT_ONCE
         # A pricing error does not mean that the data is corrupt.
-        for outcome, row in self._batches(info, read, _AT_ONCE if digest is not None else _ROWS_AT_ONCE):
+        for outcome, row in self._batches(info, read, size, document=digest is not None):
             yield _priced(outcome, row, cost)
 
     def values(
@@ -224,12 +223,12 @@ class Store:
         """Read the outcomes of one run's searches with the tree values; arguments and errors as for `outcomes`."""
         info = self.find(run)
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Row, TreeValues]]:
-            for row, content in zip(rows, self._reader.content(rows), strict=True):
+        def read(rows: list[Row]) -> Iterator[tuple[Outcome, Row, TreeValues]]:
+            for row in rows:
                 outcome = outcome_of_row(row, (planner, critic), info.config["seed"])
-                yield outcome, row, tree_values(row, content)
+                yield outcome, row, tree_values(row, document_of(row))
 
-        for outcome, row, tree in self._batches(info, read):
+        for outcome, row, tree in self._batches(info, read, document=True):
             yield _priced(outcome, row, cost), tree
 
     def has_values(self, run: str | None = None) -> bool:
@@ -238,24 +237,20 @@ class Store:
         Raises:
             StoreError: As in `find`.
         """
-        query = (
-            "SELECT EXISTS (SELECT 1 FROM searches JOIN nodes ON nodes.search = searches.id "
-            "WHERE searches.run = ? AND nodes.value IS NOT NULL)"
-        )
+        query = "SELECT EXISTS (SELECT 1 FROM searches WHERE run = ? AND scored)"
         with explained(self.path):
             return bool(self._connection.execute(query, (self.find(run).run,)).fetchone()[0])
 
-    def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
+    def rows(self, run: str | None = None) -> Iterator[Row]:
         """Read one run's rows of the table ``searches``, including failed searches, in order of problem id.
 
         Args:
             run: As in `find`.
-            texts: Whether to resolve question, reference and answer; otherwise they are digests of the texts.
 
         Raises:
             StoreError: As for `plans`.
         """
-        return self._batches(self.find(run), list, _ROWS_AT_ONCE, texts=texts)
+        return self._batches(self.find(run), list, _ROWS_AT_ONCE)
 
     def totals(self, run: str | None = None) -> Totals:
         """Return sums over the searches of one run, computed by SQL; arguments and errors as for `rows`."""
@@ -269,10 +264,10 @@ class Store:
     def _summed(self, info: RunInfo, read: Callable[[Connection, str], T | None]) -> T:
         with explained(self.path):
             try:
-                with self._reader.snapshot():
+                with snapshot(self._connection):
                     query = "SELECT count(*) FROM searches WHERE run = ?"
                     [held] = self._connection.execute(query, (info.run,)).fetchone()
-                    lost, found = self._reader.lost(info.run, held), read(self._connection, info.run)
+                    lost, found = lost_searches(self._connection, info.run, held), read(self._connection, info.run)
             except Damage as damage:
                 lost, found = str(damage), None
         if found is None:
@@ -293,10 +288,11 @@ class Store:
             StoreError: As for `plans`.
         """
 
-        def read(row: dict[str, Any]) -> tuple[str, list[int | None]]:
-            return row["problem"], [node.seed for node in self._reader.parts(row)[0]]
+        def read(row: Row) -> tuple[str, list[int | None]]:
+            tree = document_of(row).tree
+            return row["problem"], [] if tree is None else tree["seed"]
 
-        return self._each(self.find(run), read)
+        return self._batches(self.find(run), lambda rows: map(read, rows), document=True)
 
     def gradings(self, run: str | None = None) -> list[Grading]:
         """Return the gradings of one run (`mas-gym regrade`), oldest first.
@@ -322,7 +318,7 @@ class Store:
         Raises:
             StoreError: As for `plans`.
         """
-        return self._each(self.find(run), self._reader.problem)
+        return self._batches(self.find(run), lambda rows: map(problem_of, rows), _ROWS_AT_ONCE)
 
     def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
         """Read the search of one problem, with the problem.
@@ -333,29 +329,20 @@ class Store:
         """
         info = self.find(run)
         try:
-            with explained(self.path), self._reader.snapshot():
-                row = self._reader.row(search_id(info.run, problem_id))
-                if row is not None:
-                    return self._reader.problem(row), self._reader.plan(row, Dynamics(info.mas))
+            with explained(self.path), snapshot(self._connection):
+                for row in search_rows(self._connection, [search_id(info.run, problem_id)], document=True):
+                    return problem_of(row), plan_of(row, Dynamics(info.mas))
         except Damage as damage:
             raise self._damaged([f"{problem_id!a} ({damage})"]) from damage
         raise UnknownNameError(f"store {self.path}: the run {info.label} has no search for problem {problem_id!r}")
 
-    def _each(self, info: RunInfo, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
-        """Read every intact search of a run, one at a time.
-
-        Raises:
-            StoreError: Searches are corrupt; raised at the end, with their names.
-        """
-        return self._batches(info, lambda rows: map(read, rows), 1, texts=True)
-
     def _batches(
         self,
         info: RunInfo,
-        read: Callable[[list[dict[str, Any]]], Iterable[T]],
+        read: Callable[[list[Row]], Iterable[T]],
         size: int = _AT_ONCE,
         *,
-        texts: bool = False,
+        document: bool = False,
     ) -> Iterator[T]:
         """Read every intact search of a run in batches; read batches with corrupt searches one search at a time.
 
@@ -364,14 +351,14 @@ class Store:
         """
         lost = []
         with explained(self.path):
-            names, wrong = self._reader.searches(info.run)
+            names, wrong = searches_of(self._connection, info.run)
             keys = list(names)
             waiting = [keys[start : start + size] for start in range(0, len(keys), size)][::-1]
             while waiting:
                 some = waiting.pop()
                 try:
-                    with self._reader.snapshot():
-                        rows = self._reader.rows(some, texts=texts)
+                    with snapshot(self._connection):
+                        rows = search_rows(self._connection, some, document=document)
                         if len(rows) < len(some):
                             raise Damage("its row is missing")
                         items = list(read(rows))
@@ -379,7 +366,7 @@ class Store:
                     if len(some) > 1:
                         waiting += [[key] for key in reversed(some)]
                     else:
-                        lost.append(f"{show_id(names[some[0]])} ({damage})")
+                        lost.append(f"{names[some[0]]!a} ({damage})")
                     continue
                 yield from items
         if lost or wrong:
@@ -492,10 +479,10 @@ class Store:
         return to_dataset(self._trees(info), info)
 
     def _trees(self, info: RunInfo) -> Iterator[ExportedSearch]:
-        def read(row: dict[str, Any]) -> ExportedSearch | None:
-            return None if row["error"] is not None else (row, *self._reader.parts(row)[:2])
+        def read(rows: list[Row]) -> Iterator[ExportedSearch]:
+            return ((row, document_of(row)) for row in rows if row["error"] is None)
 
-        return (tree for tree in self._each(info, read) if tree is not None)
+        return self._batches(info, read, document=True)
 
 
 def _priced(outcome: Outcome, row: Row, cost: Callable[[Usage], float] | None) -> Outcome:

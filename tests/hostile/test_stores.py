@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from search_worlds import HashCritic, by_problem, chain, comparable, execute, problems, talker
+from search_worlds import HashCritic, by_problem, chain, change_document, comparable, execute, problems, talker
 
 import search
 from mas_gym.cli import app
@@ -181,7 +181,7 @@ def test_flipped_bytes_in_any_region_are_reported_or_harmless(whole: Path, tmp_p
     assert noticed > tried / 3
 
 
-TABLES = ("runs", "texts", "searches", "nodes", "candidates", "moments")
+TABLES = ("runs", "searches", "documents")
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -194,7 +194,7 @@ def test_values_of_the_wrong_type_are_reported(table: str, whole: Path, tmp_path
         columns = database.execute(f"PRAGMA table_info({table})").fetchall()
     database.close()
     for _, column, declared, *_ in columns:
-        if (table, column) == ("searches", "id"):
+        if (table, column) in (("searches", "id"), ("documents", "search")):
             # An INTEGER PRIMARY KEY is the one column whose type SQLite enforces.
             continue
         wrong = {"BLOB": f"hex(coalesce({column}, 'a'))", "": "5"}.get(
@@ -284,7 +284,7 @@ def test_damaged_search_leaves_the_others_readable(whole: Path, tmp_path: Path, 
     key = database.execute(
         "SELECT id FROM searches JOIN runs USING (run) WHERE problem = 'toy/1' AND name IS NULL"
     ).fetchone()
-    database.execute("UPDATE nodes SET value = 0.125, tokens = tokens + 1 WHERE search = ? AND node = 2", key)
+    change_document(database, str(key[0]), lambda found: found["tree"]["value"].__setitem__(2, 0.125))
     database.execute("UPDATE searches SET correct = 1 - correct WHERE problem = 'toy/3' AND run = (SELECT run FROM "
                      "runs WHERE name IS NULL)")  # fmt: skip
     database.commit()
@@ -344,9 +344,9 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
     ("statements", "name"),
     [
         (("ALTER TABLE runs RENAME TO r", f"CREATE VIEW runs AS {ENDLESS} i AS run FROM n"), "runs"),
-        (("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM texts; END",), "t"),
+        (("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM documents; END",), "t"),
         (("CREATE VIRTUAL TABLE v USING rtree(id, a, b)",), "v"),
-        (("ALTER TABLE moments ADD COLUMN big AS (hex(zeroblob(500000000)))",), "moments.big"),
+        (("ALTER TABLE documents ADD COLUMN big AS (hex(zeroblob(500000000)))",), "documents.big"),
     ],
 )
 def test_store_with_code_in_its_schema_is_rejected(

@@ -45,12 +45,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError
-from mas_gym.internal.identity import ADDED
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.process_groups import guard, kill
 from mas_gym.internal.suggestions import choice
@@ -97,7 +96,7 @@ class Limits:
     seconds: float = 10.0
     memory_bytes: int = 1 << 30
     file_bytes: int = 1 << 20
-    sandbox: Sandbox = field(default="bubblewrap", metadata={ADDED: True})
+    sandbox: Sandbox = "bubblewrap"
 
 
 class CodeResult(NamedTuple):
