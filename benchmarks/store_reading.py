@@ -10,17 +10,17 @@ search is the difference from the smallest store.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
-from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import search
 from mas_gym.internal.database import transaction
@@ -116,16 +116,18 @@ class Cost(NamedTuple):
     memory: float
 
 
-def open_index() -> None:
-    """Request the index until it lists every run; it reloads itself after each second of reading."""
-    end = monotonic() + 600
+def open_index(printed: Iterable[str]) -> None:
+    """Request the index until it lists every run; it reloads itself after each second of reading.
+
+    Args:
+        printed: The output of ``mas-gym view``, which contains the address of the index with its token.
+    """
+    address = next(found[0] for line in printed if (found := re.search(r"http://\S+", line)))
+    browser, end = build_opener(HTTPCookieProcessor()), monotonic() + 600
     while monotonic() < end:
-        try:
-            with urlopen(f"http://127.0.0.1:{PORT}/") as reply:
-                if b'http-equiv="refresh"' not in reply.read():
-                    return
-        except URLError:
-            sleep(0.1)
+        with browser.open(address) as reply:
+            if b'http-equiv="refresh"' not in reply.read():
+                return
 
 
 def memory(pid: int, field: str) -> float:
@@ -142,9 +144,10 @@ def measure(name: str, path: Path) -> Cost:
     # Installed packages are compiled.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(COMMANDS[name](path), env=environment, stdout=quiet, stderr=quiet) as process:
-        if name == "view":
-            open_index()
+    notes = subprocess.PIPE if name == "view" else quiet
+    with subprocess.Popen(COMMANDS[name](path), env=environment, stdout=quiet, stderr=notes, text=True) as process:
+        if process.stderr is not None:
+            open_index(process.stderr)
         most = 0.0
         # Not ru_maxrss, which starts from the memory of this process.
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
