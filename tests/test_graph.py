@@ -285,7 +285,7 @@ def test_undecodable_file_is_rejected(tmp_path: Path) -> None:
 def test_unknown_names_and_paths_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rpsv'") as caught:
         load_mas("rpvs")
-    assert "consensus, debate, dylan, game24, handoff, logic, refine, rpsv, single" in str(caught.value)
+    assert "consensus, cot, debate, dylan, game24, handoff, logic, refine, rpsv, single" in str(caught.value)
     with pytest.raises(DataNotFoundError, match="no MAS config at"):
         load_mas(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="expected a MAS name, a path or a dict, got int"):

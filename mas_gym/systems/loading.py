@@ -28,10 +28,10 @@ MASSource: TypeAlias = "str | os.PathLike[str] | JSONMapping | MAS"
 def mas_names() -> tuple[str, ...]:
     """Return the bundled systems' names.
 
-    They are ``game24``, ``handoff`` and the paper's (App. "MAS Graph, Prompts, and Configuration").
+    They are ``cot``, ``game24``, ``handoff`` and the paper's (App. "MAS Graph, Prompts, and Configuration").
 
     >>> mas_names()
-    ('consensus', 'debate', 'dylan', 'game24', 'handoff', 'logic', 'refine', 'rpsv', 'single')
+    ('consensus', 'cot', 'debate', 'dylan', 'game24', 'handoff', 'logic', 'refine', 'rpsv', 'single')
     """
     folder = resources.files("mas_gym") / "configs"
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
