@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mas_gym.envs.critic_base import Critic, Scores
+from mas_gym.critics import Critic, Scores
 from mas_gym.errors import need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import SamplingReply, SamplingRequest, spoken

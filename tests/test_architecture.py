@@ -59,6 +59,7 @@ ORDER = [
     "mas_gym.policies",
     "mas_gym.tasks",
     "mas_gym.logs",
+    "mas_gym.critics",
     "mas_gym.envs",
     "mas_gym.programs",
     "mas_gym.testing",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, score_batch
+from mas_gym.critics import Critic, Scores, ScoringContext, score_batch
 from mas_gym.internal.event_loop import Threads, settle
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from mas_gym.envs.critic_base import Critic, ScoringContext
+from mas_gym.critics import Critic, ScoringContext
 from mas_gym.policies.base import SamplingRequest
 from mas_gym.tasks.base import Problem
 from search.setup import Setup

@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, SupportsIndex, TypeVar
 
-from mas_gym.envs.critic_base import finite_values
+from mas_gym.critics import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, SearchError
 from mas_gym.internal.event_loop import together
 from mas_gym.internal.user_files import place_of

@@ -14,7 +14,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mas_gym.envs.critic_base import Scores, ScoringContext, scores_of
+from mas_gym.critics import Scores, ScoringContext, scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.internal.event_loop import Threads
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, as_policy
