@@ -100,13 +100,13 @@ class SessionCalls:
         # A failed engine may also fail to close.
         with suppress(Exception):
             self.close()
-        self._session = None
 
     def close(self) -> None:
         """Discard open requests."""
+        session, self._session = self._session, None
         self._open.clear()
-        if self._session is not None:
-            self._session.close()
+        if session is not None:
+            session.close()
 
 
 def policy_calls(policy: Policy | AsyncPolicy, batches: Batches) -> AwaitedCalls | SessionCalls:

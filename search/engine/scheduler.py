@@ -179,18 +179,19 @@ class Scheduler(Searcher):
     def stop(self, reason: str) -> None:
         """Admit no more searches, drop the open ones, and record the reason."""
         super().stop(reason)
-        error = DroppedError(f"the search was dropped: {self.stopped}")
+        self._drop(reason)
+
+    def _drop(self, reason: str) -> list[asyncio.Task[Any]]:
+        """End every open search, and return their tasks."""
+        tasks = [entry.task for entry in self._open.values()]
         for search in [*self._open]:
-            self._end(search, error)
+            self._end(search, DroppedError(f"the search was dropped: {reason}"))
+        return tasks
 
     async def close(self) -> None:
         """Drop every open search and release the engines; safe to call twice."""
         self.closed = True
-        error = DroppedError(f"the search was dropped: {self.stopped or 'the scheduler was closed'}")
-        tasks = [entry.task for entry in self._open.values()]
-        for search in [*self._open]:
-            self._end(search, error)
-        if tasks:
+        if tasks := self._drop(self.stopped or "the scheduler was closed"):
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
         await self._batches.close()
         self._policy.close()
