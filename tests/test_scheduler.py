@@ -392,6 +392,23 @@ def test_run_works_inside_a_running_event_loop(tmp_path: Path) -> None:
     assert asyncio.run(cell()) == expected(MCTS(6, 2), 8)
 
 
+def test_synchronous_policies_and_critics_may_run_their_own_event_loop() -> None:
+    async def later(work: Any) -> Any:
+        await asyncio.sleep(0)
+        return work()
+
+    class Nested(ScriptedPolicy):
+        def sample(self, requests: Any) -> Any:
+            return asyncio.run(later(lambda: super(Nested, self).sample(requests)))
+
+    class Scoring(HashCritic):
+        def score(self, contexts: Any) -> Any:
+            return asyncio.run(later(lambda: super(Scoring, self).score(contexts)))
+
+    plans = search.run(MCTS(6, 2), problems(3), mas=RPSV, policy=Nested(talk, "talker"), critic=Scoring())
+    assert by_problem(plans) == expected(MCTS(6, 2), 3)
+
+
 # ---- problems
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -62,29 +62,35 @@ def settle(future: asyncio.Future[T], outcome: T | BaseException) -> None:
         future.set_result(outcome)
 
 
+def outside_loop(work: Callable[[], T]) -> T:
+    """Return the result of blocking user code that is called on an event loop's thread, but may start a loop itself.
+
+    `asyncio.run` refuses to start while the thread has a running loop.
+    """
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return work()
+    finally:
+        asyncio._set_running_loop(loop)
+
+
 class Threads:
     """Daemon threads that run functions for the event loop; they start on demand."""
 
     def __init__(self, name: str, most: int = 1) -> None:
         """Start without threads; at most ``most`` are started."""
         self._name, self._most, self._started = name, most, 0
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return the result of ``work``, which is skipped if the caller is cancelled before it starts."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put((work, future))
-        if self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-        return await future
 
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, future = job
+        def job() -> None:
             if future.cancelled():
-                continue
-            outcome: Any
+                return
+            outcome: T | Exception
             try:
                 outcome = work()
             except Exception as error:
@@ -92,6 +98,16 @@ class Threads:
             # The event loop may be closed by now.
             with suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(settle, future, outcome)
+
+        self._jobs.put(job)
+        if self._started < self._most:
+            self._started += 1
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        return await future
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
 
     def close(self) -> None:
         """End the threads after their current work."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from mas_gym.critics import Critic, Scores, ScoringContext, score_batch
-from mas_gym.internal.event_loop import Threads, settle
+from mas_gym.internal.event_loop import Threads, outside_loop, settle
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Batches:
                     self._scoring = asyncio.create_task(self._score_beside(self._thread, batch))
             elif policy is not None and policy.pending:
                 try:
-                    policy.step()
+                    outside_loop(policy.step)
                 except Exception as error:
                     self._failed(error)
             else:
@@ -114,7 +114,7 @@ class Batches:
 
     def _score(self, batch: dict[asyncio.Future[Scores], Sequence[ScoringContext]]) -> None:
         assert self._critic is not None
-        for future, outcome in score_batch(self._critic, batch):
+        for future, outcome in outside_loop(partial(score_batch, self._critic, batch)):
             settle(future, outcome)
 
     async def _score_beside(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol, SupportsIndex, TypeVar
+from typing import Protocol, SupportsIndex, TypeVar
 
 from mas_gym.critics import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, SearchError
@@ -37,6 +37,7 @@ from search.protocol import (
     planner_name,
 )
 from search.setup import Setup
+from search.tree import Proposal
 from search.usage import Usage
 
 T = TypeVar("T")
@@ -227,7 +228,7 @@ class ActiveSearch:
             self._late, self._stopped = True, self._stopped or f"budget of {seconds:g} seconds spent"
             raise BudgetError(f"budget of {seconds:g} seconds spent") from None
 
-    async def _replies(self, requests: Sequence[Request]) -> tuple[list[Any], bool]:
+    async def _replies(self, requests: Sequence[Request]) -> tuple[list[object], bool]:
         """Return the replies to one list of requests, and whether they needed an engine."""
         proposing = [request for request in requests if isinstance(request, Propose)]
         wanted = sum(request.n for request in proposing) if self.model.generates else 0
@@ -235,7 +236,7 @@ class ActiveSearch:
         contexts = self._unscored(requests)
         rewarded = self._rewarded(requests)
         rewarded = self.grader.ungraded(rewarded) if self.grader.threads else []
-        proposed: list[Any] = []
+        proposed: list[list[Proposal]] = []
 
         async def propose() -> None:
             proposed.extend(await self.model.successors(proposing))

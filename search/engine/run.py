@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 from mas_gym.errors import DataError
@@ -106,7 +106,7 @@ class Run(Iterator[Plan]):
 
     # ---- the event loop
 
-    def _drive(self, work: Coroutine[Any, Any, T]) -> T:
+    def _drive(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the run's event loop: on this thread, or on another one while an event loop runs here."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

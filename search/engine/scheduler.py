@@ -36,7 +36,7 @@ class _Entry(NamedTuple):
     """An open search, its task, and the part of the run's budget reserved for it."""
 
     search: ActiveSearch
-    task: asyncio.Task[Any]
+    task: asyncio.Task[object]
     granted: Cost
 
 
@@ -123,16 +123,13 @@ class Scheduler(Searcher):
         finally:
             self.waiting -= 1
         try:
-            return await self._admitted(problem, on_message, changed)
+            return await self._admitted(replace(self._setup, **changed), problem, on_message)
         finally:
             self._slots.release()
 
-    async def _admitted(
-        self, problem: Problem, on_message: Callable[[str, Usage], None], changed: dict[str, Any]
-    ) -> Searched:
+    async def _admitted(self, setup: Setup, problem: Problem, on_message: Callable[[str, Usage], None]) -> Searched:
         if self.closed:
             raise SearchError(f"expected an open scheduler, got one that has ended: {self.stopped or 'closed'}")
-        setup = replace(self._setup, **changed) if changed else self._setup
         search = ActiveSearch(setup, problem, self._task, self._models, self, on_message)
         task = asyncio.current_task()
         assert task is not None
@@ -181,7 +178,7 @@ class Scheduler(Searcher):
         super().stop(reason)
         self._drop(reason)
 
-    def _drop(self, reason: str) -> list[asyncio.Task[Any]]:
+    def _drop(self, reason: str) -> list[asyncio.Task[object]]:
         """End every open search, and return their tasks."""
         tasks = [entry.task for entry in self._open.values()]
         for search in [*self._open]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks import Problem
@@ -236,7 +236,7 @@ class SearchPool:
         kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
         problem = Problem(PROBLEM_ID, question, "", kind)
         sampling = sampling.for_system(self.service.mas)
-        changes: dict[str, Any] = {"seed": seed, "sampling": sampling}
+        changes: dict[str, object] = {"seed": seed, "sampling": sampling}
         if budget is not None:
             changes["budget"] = (self.service.budget or Budget()).tightened(budget)
         asked = Asked(question, changed)
@@ -251,7 +251,7 @@ class SearchPool:
         problem: Problem,
         ended: Callable[[Future[Searched]], object],
         on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
-        **changes: Any,
+        **changes: object,
     ) -> Future[Searched]:
         """Search a problem on the scheduler's thread."""
         search = self._scheduler.search(problem, on_message, **changes)
