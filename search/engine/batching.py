@@ -11,30 +11,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
 
 from mas_gym.critics import Critic, Scores, ScoringContext, score_batch
 from mas_gym.internal.event_loop import Threads, outside_loop, settle
-
-T = TypeVar("T")
+from mas_gym.policies.calls import SessionCalls
 
 _TURNS = 5
 """Turns of the event loop between a reply and the requests that follow from it."""
-
-
-class Local(Protocol):
-    """An engine that computes in steps."""
-
-    @property
-    def has_capacity(self) -> bool:
-        """Whether it has capacity for more requests."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether requests are open."""
-
-    def step(self) -> None:
-        """Do one unit of work and settle the requests that it finished."""
 
 
 class Batches:
@@ -47,7 +30,7 @@ class Batches:
             critic: Scores states.
             failed: Called if the policy's engine fails.
         """
-        self.policy: Local | None = None
+        self.policy: SessionCalls | None = None
         self._critic, self._failed = critic, failed
         self._waiting: OrderedDict[asyncio.Future[Scores], Sequence[ScoringContext]] = OrderedDict()
         self._states = 0
@@ -90,7 +73,7 @@ class Batches:
             else:
                 return
 
-    def _ready(self, policy: Local | None) -> bool:
+    def _ready(self, policy: SessionCalls | None) -> bool:
         """Return whether to score now: a batch is full, the policy has capacity, or the critic's thread is idle."""
         if self._critic is None or not self._waiting:
             return False

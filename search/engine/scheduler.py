@@ -18,12 +18,12 @@ from mas_gym.critics import Scores, ScoringContext, scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.internal.event_loop import Threads
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, as_policy
+from mas_gym.policies.calls import SessionCalls, policy_calls
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget, Cost
 from search.engine.batching import Batches
 from search.engine.observing import Observer, observer
 from search.engine.one_search import ActiveSearch
-from search.engine.policy_calls import SessionCalls, policy_calls
 from search.engine.searcher import DroppedError, Searched, Searcher
 from search.grading import ProblemGrader
 from search.models.opening import open_models

@@ -1,6 +1,6 @@
 """Policies of all three shapes as one coroutine, ``sample(request) -> reply``.
 
-This module is the only place in the engine that knows the shapes of `mas_gym.policies.base`.
+The scheduler of searches sees policies only through this adapter of the shapes in `mas_gym.policies.base`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,25 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import suppress
+from typing import Protocol
 
 from mas_gym.errors import PolicyError, SearchError
 from mas_gym.internal.event_loop import on_engine_loop, settle
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession
 from mas_gym.policies.sessions import open_session
-from search.engine.batching import Batches
+
+
+class Pump(Protocol):
+    """Runs the steps of a session whenever nothing else can go on.
+
+    Attributes:
+        policy: The calls whose ``step`` is run.
+    """
+
+    policy: SessionCalls | None
+
+    def wake(self) -> None:
+        """Start running steps."""
 
 
 class AwaitedCalls:
@@ -44,21 +57,21 @@ class SessionCalls:
     The session receives at most two batches of requests, one running and one queued; the rest can be cancelled.
     """
 
-    def __init__(self, policy: Policy, batches: Batches) -> None:
-        """Start without calls; ``batches`` runs the steps."""
-        self._policy, self._batches = policy, batches
+    def __init__(self, policy: Policy, pump: Pump) -> None:
+        """Start without calls; ``pump`` runs the steps."""
+        self._policy, self._pump = policy, pump
         self._session: SamplingSession | None = None
         self._waiting: OrderedDict[asyncio.Future[SamplingReply], SamplingRequest] = OrderedDict()
         self._open: set[asyncio.Future[SamplingReply]] = set()
         self._rows = 0
-        batches.policy = self
+        pump.policy = self
 
     async def sample(self, request: SamplingRequest) -> SamplingReply:
         """Return the policy's reply."""
         future: asyncio.Future[SamplingReply] = asyncio.get_running_loop().create_future()
         self._waiting[future] = request
         self._rows += len(request.seeds)
-        self._batches.wake()
+        self._pump.wake()
         try:
             return await future
         finally:
@@ -109,6 +122,6 @@ class SessionCalls:
             session.close()
 
 
-def policy_calls(policy: Policy | AsyncPolicy, batches: Batches) -> AwaitedCalls | SessionCalls:
+def policy_calls(policy: Policy | AsyncPolicy, pump: Pump) -> AwaitedCalls | SessionCalls:
     """Return the calls of a policy."""
-    return AwaitedCalls(policy) if isinstance(policy, AsyncPolicy) else SessionCalls(policy, batches)
+    return AwaitedCalls(policy) if isinstance(policy, AsyncPolicy) else SessionCalls(policy, pump)
