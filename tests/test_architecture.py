@@ -81,6 +81,7 @@ ORDER = [
     "search.sampling",
     "search.setup",
     "search.models",
+    "search.observing",
     "search.results",
     "search.store",
     "search.engine",

@@ -102,7 +102,7 @@ def evaluate(
     """
     from search.compare.comparison_runs import Bench
     from search.compare.cost_matching import Match
-    from search.engine.observing import is_observed
+    from search.observing import is_observed
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
     numbers, costs = read_seeds(seeds), read_prices(options.prices)

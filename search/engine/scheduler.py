@@ -22,11 +22,11 @@ from mas_gym.policies.calls import SessionCalls, policy_calls
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget, Cost
 from search.engine.batching import Batches
-from search.engine.observing import Observer, observer
 from search.engine.one_search import ActiveSearch
 from search.engine.searcher import DroppedError, Searched, Searcher
 from search.grading import ProblemGrader
 from search.models.opening import open_models
+from search.observing import Observer, observer
 from search.plan import Plan
 from search.setup import Setup
 from search.usage import Usage
