@@ -211,6 +211,8 @@ class Scheduler(Searcher):
             except EngineUnavailableError as error:
                 self.abort(error)
                 raise
+            if isinstance(reply, SamplingReply):
+                self._budget.check_counted(reply.samples)
             observed(reply)
         return reply
 
