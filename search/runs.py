@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sized
-from typing import Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.policies.base import AsyncPolicy, Policy
@@ -92,8 +91,17 @@ def run(
         problems, policy = recording if problems is None else problems, recording.policy
     if problems is None:
         raise ConfigError("expected problems, or recorded= with a recorded run, got neither")
-    more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
-    setup = make_setup(planner, mas, critic, program=program, seed=seed, recording=recording, **more)
+    setup = make_setup(
+        planner,
+        mas,
+        critic,
+        program=program,
+        seed=seed,
+        sampling=sampling,
+        budget=budget,
+        training=training,
+        recording=recording,
+    )
     problems = as_problems(problems)
     policy = resolve_policy(setup.dynamics.mas, policy)
     setup = priced_setup(setup, policy.name, None if prices is None else as_prices(prices))

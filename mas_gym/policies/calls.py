@@ -10,7 +10,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Protocol
 
-from mas_gym.errors import PolicyError, SearchError
+from mas_gym.errors import PolicyError
 from mas_gym.internal.event_loop import on_engine_loop, settle
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession
 from mas_gym.policies.sessions import open_session
@@ -62,7 +62,6 @@ class SessionCalls:
         self._policy, self._pump = policy, pump
         self._session: SamplingSession | None = None
         self._waiting: OrderedDict[asyncio.Future[SamplingReply], SamplingRequest] = OrderedDict()
-        self._open: set[asyncio.Future[SamplingReply]] = set()
         self._rows = 0
         pump.policy = self
 
@@ -99,14 +98,10 @@ class SessionCalls:
         while self._waiting and self._session.pending < 2 * self._policy.max_batch:
             future, request = self._waiting.popitem(last=False)
             self._rows -= len(request.seeds)
-            self._open.add(future)
             self._session.submit(future, request)
         for key, reply in self._session.step():
             if isinstance(key, asyncio.Future):
-                self._open.discard(key)
                 settle(key, reply)
-        if not self.pending and self._open:
-            raise SearchError("no open search can continue: the policy never answered a request")
 
     def reset(self) -> None:
         """Drop the session after a failure; the next request opens another."""
@@ -117,7 +112,6 @@ class SessionCalls:
     def close(self) -> None:
         """Discard open requests."""
         session, self._session = self._session, None
-        self._open.clear()
         if session is not None:
             session.close()
 

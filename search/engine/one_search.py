@@ -157,7 +157,7 @@ class ActiveSearch:
     async def _plan(self, root: MASState) -> object:
         """Run the planner to its end and return its plan."""
         rng = random.Random(derive_seed(self.setup.seed, self.problem.id, _RNG, 0))
-        generator: object = self.setup.planner.plan(self.model, root, rng)
+        generator: object = self.setup.planner.plan(self.model.states, root, rng)
         name = f"planner {planner_name(self.setup.planner)}"
         if not isinstance(generator, Generator):
             raise SearchError(f"{name}: expected plan() to be a generator, got {type(generator).__name__}")
@@ -381,7 +381,7 @@ class ActiveSearch:
 def _checked(requests: object) -> Sequence[Request]:
     if not isinstance(requests, list | tuple):
         raise SearchError(
-            "expected a list of requests of search.protocol from the planner, got "
+            "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got "
             f"{type(requests).__name__}; write `yield [request]` for a single request"
         )
     for request in requests:

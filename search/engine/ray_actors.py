@@ -110,7 +110,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     task = problems[:0] if isinstance(problems, Task) else None
     costs = None if prices is None else as_prices(prices)
     arguments = (setup, concurrency, task, make_policy, make_critic, costs)
-    pool = ActorPool(fleet, arguments, stored=store is not None)
+    pool = ActorPool(fleet, arguments, concurrency, stored=store is not None)
     journal = partial(_journal, pool, setup, problems, store, run_name, listen, run_budget or Budget(), costs)
     return Run(pool, iter(problems), journal)
 
@@ -250,17 +250,17 @@ class ActorPool(Searcher):
         size: The number of actors.
     """
 
-    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], stored: bool) -> None:
+    def __init__(self, fleet: Fleet, arguments: tuple[object, ...], concurrency: int, stored: bool) -> None:
         """Start the actors.
 
         Args:
             fleet: The number of actors and their resources.
-            arguments: Arguments of `Worker`; the second is the concurrency.
+            arguments: Arguments of `Worker`.
+            concurrency: Maximum number of open searches of an actor.
             stored: Whether the actors report the identities of their engines.
         """
         import ray
 
-        concurrency: int = arguments[1]
         # Each actor prefetches slightly more problems than it searches at once.
         self._ahead = concurrency + concurrency // 8 + 1
         super().__init__(self._ahead * fleet.actors, Budget(), Budget())

@@ -10,10 +10,10 @@ from mas_gym.errors import SearchError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
-from mas_gym.systems.state import Action, MASState
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
 from search.plan import Plan
-from search.protocol import Propose, Request
+from search.protocol import Model, Propose, Request
 from search.sampling import SampleRecord
 from search.setup import Setup
 from search.tree import Proposal
@@ -28,6 +28,8 @@ Report = Callable[[str, Usage], None]
 @dataclass
 class SearchModel(ABC):
     """The states and messages of one search: the root of its question, the successors of a state, and its local view.
+
+    Planners receive only `states`.
 
     Attributes:
         setup: The search's settings.
@@ -46,13 +48,14 @@ class SearchModel(ABC):
     grades: Mapping[bytes, Grade] | None = None
 
     def __post_init__(self) -> None:
-        """Copy the methods of the dynamics, which planners call at every step."""
+        """Start without messages."""
         self._drawn: dict[bytes, int] = {}
-        dynamics = self.setup.dynamics
-        self.mas: MAS = dynamics.mas
-        self.max_depth: int = dynamics.max_depth
-        self.is_terminal: Callable[[MASState], bool] = dynamics.is_terminal
-        self.transition: Callable[[MASState, Action], MASState] = dynamics.transition
+        self.mas: MAS = self.setup.dynamics.mas
+
+    @property
+    def states(self) -> Model:
+        """The states, as planners see them."""
+        return self.setup.dynamics
 
     async def root(self) -> MASState:
         """Return the state of the question."""
@@ -73,7 +76,8 @@ class SearchModel(ABC):
     def reply(self, request: Request) -> object:
         """Answer a request of planners about this kind of model. Raises `SearchError` if there is no such request."""
         raise SearchError(
-            f"expected a list of requests of search.protocol from the planner, got a list with {request!r:.200}"
+            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Arms from the planner, got a list "
+            f"with {request!r:.200}"
         )
 
     def proposal_of(self, state: MASState) -> Proposal | None:

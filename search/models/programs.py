@@ -18,6 +18,7 @@ from mas_gym.tasks.base import Problem
 from search.models.base import Messages, Models, Report, Sample
 from search.models.played import PlayedModel
 from search.plan import Plan
+from search.protocol import Model
 from search.sampling import Sampling
 from search.setup import Setup
 
@@ -36,11 +37,10 @@ class ProgramModel(PlayedModel):
     session: Session = None  # type: ignore[assignment]
     program: Program = None  # type: ignore[assignment]
 
-    def __post_init__(self) -> None:
-        """Take the transitions from the session."""
-        super().__post_init__()
-        self.max_depth, self.is_terminal = self.session.max_depth, self.session.is_terminal
-        self.transition = self.session.transition
+    @property
+    def states(self) -> Model:
+        """The states of the program's session."""
+        return self.session
 
     async def root(self) -> MASState:
         """Run the program to its first call."""

@@ -144,7 +144,7 @@ class _Grades:
         self._jobs.put(None)
 
 
-class Step(NamedTuple):
+class SearchStep(NamedTuple):
     """The progress of a search: the agent of its latest message and its cost so far."""
 
     agent: str
@@ -164,12 +164,12 @@ class Asked:
     def __init__(self, question: str, changed: Callable[[], None]) -> None:
         """Start without progress; ``changed`` is called on another thread after each message."""
         self.question, self._changed = question, changed
-        self.step: Step | None = None
+        self.step: SearchStep | None = None
         self.future: Future[Searched]
 
     def advance(self, agent: str, usage: Usage) -> None:
         """Record a message."""
-        self.step = Step(agent, usage.agent_calls, usage.generated_tokens)
+        self.step = SearchStep(agent, usage.agent_calls, usage.generated_tokens)
         self._changed()
 
 
