@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import mas_gym
 import search
 from mas_gym.policies import load_policy
-from search.engine.otel_spans import trace
+from search.tracing import trace
 
 
 def main() -> None:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from search.budget import Budget
     from search.compare import Comparison, compare
     from search.critics import ConstantCritic, PolicyLikelihood
-    from search.engine.progress import Progress
-    from search.engine.run import Run, run
+    from search.engine.run import Run
     from search.grading import TurnAnswer, turn_answers
     from search.plan import AnytimePoint, Candidate, Plan
     from search.planners import (
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from search.planners.ask_tell import AskTell
     from search.planners.registry import load_planner, planner_names, planner_spec
     from search.prices import Prices, as_prices
+    from search.progress import Progress
     from search.protocol import (
         Arm,
         Arms,
@@ -63,8 +63,9 @@ _HOMES = {
     "search.budget": "Budget",
     "search.compare": "Comparison compare",
     "search.critics": "ConstantCritic PolicyLikelihood",
-    "search.engine.progress": "Progress",
-    "search.engine.run": "Run run",
+    "search.progress": "Progress",
+    "search.engine.run": "Run",
+    "search.runs": "run",
     "search.grading": "TurnAnswer turn_answers",
     "search.plan": "AnytimePoint Candidate Plan",
     "search.planners": (

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from mas_gym.errors import ConfigError, shown
+from mas_gym.errors import BudgetError, ConfigError, shown
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.policies.base import Sample
 from search.prices import Rate
 from search.usage import Usage
 
@@ -70,6 +71,19 @@ class Budget:
         pairs = ((name, [getattr(one, name) for one in (self, other)]) for name in LIMITS)
         limits = {name: min((n for n in both if n is not None), default=None) for name, both in pairs}
         return replace(self, **limits, rate=self.rate or other.rate)
+
+    def check_counted(self, samples: Iterable[Sample]) -> None:
+        """Check that messages have token counts, if tokens or USD are limited. Raises `BudgetError`."""
+        limited = self.tokens is not None or self.usd is not None
+        if limited and any(sample.text and not sample.tokens for sample in samples):
+            raise BudgetError(
+                "a budget in tokens or USD: expected replies with token counts, got none, because the server reports "
+                "no usage; name the model's tokenizer with tokenizer=FOLDER in the policy, or limit calls"
+            )
+
+    def without_cost(self) -> Budget:
+        """Return the limits on calls and seconds only."""
+        return replace(self, tokens=None, usd=None)
 
     def priced(self, rate: Rate | None) -> Budget:
         """Return the budget with a run's prices, which are added only if it limits USD.
@@ -141,6 +155,10 @@ class Cost(NamedTuple):
     calls: float = 0.0
     tokens: float = 0.0
     usd: float = 0.0
+
+    def covers(self, calls: int) -> bool:
+        """Return whether this remaining budget covers more agent calls."""
+        return self.calls >= calls and self.tokens > 0 and self.usd > 0
 
 
 class Allowance:

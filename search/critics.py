@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from mas_gym.envs.critic_base import MessageStatistics, scores_of
+from mas_gym.critics import MessageStatistics, scores_of
 from mas_gym.errors import ConfigError, CriticError
 from mas_gym.internal.suggestions import unknown_name
 from mas_gym.systems.graph import MAS

@@ -35,11 +35,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from mas_gym.envs.critic_base import Critic as Critic
-from mas_gym.envs.critic_base import Peers as Peers
-from mas_gym.envs.critic_base import Scores as Scores
-from mas_gym.envs.critic_base import ScoringContext as ScoringContext
-from mas_gym.envs.critic_base import as_critic as as_critic
+from mas_gym.critics import Critic as Critic
+from mas_gym.critics import Peers as Peers
+from mas_gym.critics import Scores as Scores
+from mas_gym.critics import ScoringContext as ScoringContext
+from mas_gym.critics import as_critic as as_critic
 from mas_gym.errors import ConfigError, whole_number
 from mas_gym.internal.adapter import Adapter, describe_type, has_method
 from mas_gym.systems.graph import MAS

@@ -18,6 +18,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget
+from search.plan import Plan
 from search.planners.registry import load_planner
 from search.prices import Prices, Rate
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
@@ -57,6 +58,10 @@ class Setup:
     program: Program | None = None
     rate: Rate | None = None
     recording: Recording | None = None
+
+    def with_cost(self, plan: Plan) -> Plan:
+        """Return a plan with its cost in USD, if the run has prices."""
+        return plan if self.rate is None else replace(plan, usd=self.rate.usd(plan.usage))
 
 
 def make_setup(

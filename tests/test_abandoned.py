@@ -105,7 +105,7 @@ def test_journal_error_releases_the_store(tmp_path: Path, monkeypatch: pytest.Mo
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="broken"):
-        patched.setattr("search.engine.run.Journal", broken)
+        patched.setattr("search.runs.Journal", broken)
         search.run("single", problems(2), **options)
     assert len(list(search.run("single", problems(2), **options))) == 2
 

@@ -29,7 +29,7 @@ from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.internal.text import by_cause
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
-from search.engine.progress import Progress
+from search.progress import Progress
 from search.usage import Usage
 
 PROBLEMS = 6

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine import one_search
 from search.engine.one_search import ActiveSearch
-from search.engine.scheduler import Scheduler, SearchFuture, SearchProgress
+from search.engine.scheduler import Scheduler
+from search.engine.searcher import Searched
 from search.setup import make_setup
 from search.usage import AMOUNTS
 
@@ -52,10 +53,35 @@ class GatedPolicy:
             self.open -= 1
 
 
+class Background:
+    """A scheduler whose event loop runs on another thread, as in the service."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.loop = scheduler, asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def submit(self, problem: Problem, **changed: Any) -> Future[Searched]:
+        return asyncio.run_coroutine_threadsafe(self.scheduler.search(problem, **changed), self.loop)
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.scheduler.close(), self.loop).result(30)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(30)
+        self.loop.close()
+
+
 def scheduler_of(planner: Any = None, policy: Any = None, *, critic: Any = None, **options: Any) -> Scheduler:
     setup_options = {name: options.pop(name) for name in ("budget", "seed") if name in options}
     setup = make_setup(planner or MCTS(6, 2), RPSV, critic or HashCritic(), **setup_options)
     return Scheduler(setup, policy or talker(), **options)
+
+
+def background(*parts: Any, **options: Any) -> Background:
+    return Background(scheduler_of(*parts, **options))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -75,10 +101,10 @@ def expected(planner: Any, count: int, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("policy", [talker, GatedPolicy])
 def test_scheduled_searches_equal_those_of_a_run(policy: Any) -> None:
     clean = {seed: expected(MCTS(6, 2), 8, seed=seed) for seed in (1, 2)}
-    with scheduler_of(policy=policy(), concurrency=5).start() as scheduler:
+    with background(policy=policy(), concurrency=5) as scheduler:
         futures = [(seed, scheduler.submit(problem, seed=seed)) for problem in problems(8) for seed in (1, 2)]
         for seed, future in futures:
-            plan = future.result(30)
+            plan = future.result(30).plan
             assert comparable(plan) == clean[seed][plan.problem_id]
 
 
@@ -90,19 +116,19 @@ def test_sampling_and_budget_apply_per_search() -> None:
             seen.update((request.temperature, request.max_new_tokens) for request in requests)
             return super().sample(requests)
 
-    with scheduler_of(SinglePass(), Listening(talk)).start() as scheduler:
+    with background(SinglePass(), Listening(talk)) as scheduler:
         first, second = problems(2)
         scheduler.submit(first, sampling=Sampling(temperature=0.25, max_new_tokens=7)).result(30)
         assert seen == {(0.25, 7)}
-        short = scheduler.submit(second, budget=Budget(calls=2)).result(30)
+        short = scheduler.submit(second, budget=Budget(calls=2)).result(30).plan
         assert short.usage.agent_calls == 2
-        assert scheduler.submit(second).result(30).usage.agent_calls == 4
+        assert scheduler.submit(second).result(30).plan.usage.agent_calls == 4
 
 
 def test_submissions_from_several_threads_all_finish() -> None:
     clean = expected(SinglePass(), 500)
-    futures: list[SearchFuture] = []
-    with scheduler_of(SinglePass(), concurrency=16).start() as scheduler:
+    futures: list[Future[Searched]] = []
+    with background(SinglePass(), concurrency=16) as scheduler:
 
         def submit(share: list[Problem]) -> None:
             futures.extend(scheduler.submit(problem) for problem in share)
@@ -113,32 +139,34 @@ def test_submissions_from_several_threads_all_finish() -> None:
         for thread in threads:
             thread.join()
         wait(futures, 60)
-        assert by_problem(future.result(0) for future in futures) == clean
-        assert (scheduler.active, scheduler.waiting) == (0, 0)
-        assert scheduler.usage.agent_calls == 2000
+        assert by_problem(future.result(0).plan for future in futures) == clean
+        assert (scheduler.scheduler.active, scheduler.scheduler.waiting) == (0, 0)
+        assert scheduler.scheduler.usage.agent_calls == 2000
 
 
-def test_plans_can_be_awaited_and_progress_is_reported() -> None:
-    steps: list[SearchProgress] = []
+def test_searches_report_each_message() -> None:
+    steps: list[tuple[str, search.Usage]] = []
+    scheduler = scheduler_of(SinglePass())
 
     async def ask() -> search.Plan:
-        return await asyncio.wrap_future(scheduler.submit(problems(1)[0], on_progress=steps.append))
+        found = await scheduler.search(problems(1)[0], lambda agent, usage: steps.append((agent, usage)))
+        await scheduler.close()
+        return found.plan
 
-    with scheduler_of(SinglePass()).start() as scheduler:
-        plan = asyncio.run(ask())
-    assert [step.agent for step in steps] == ["agent0", "agent1", "agent2", "agent3"]
-    assert [step.agent_calls for step in steps] == [1, 2, 3, 4]
-    assert steps[-1].generated_tokens == plan.usage.generated_tokens
+    plan = asyncio.run(ask())
+    assert [agent for agent, _ in steps] == ["agent0", "agent1", "agent2", "agent3"]
+    assert [usage.agent_calls for _, usage in steps] == [1, 2, 3, 4]
+    assert steps[-1][1].generated_tokens == plan.usage.generated_tokens
 
 
 def test_open_searches_are_bounded_by_concurrency() -> None:
     policy = GatedPolicy(*range(12))
-    with scheduler_of(SinglePass(), policy, concurrency=3).start() as scheduler:
+    with background(SinglePass(), policy, concurrency=3) as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(12)]
         wait_for(lambda: policy.open == 3)
-        assert (scheduler.active, scheduler.waiting) == (3, 9)
+        assert (scheduler.scheduler.active, scheduler.scheduler.waiting) == (3, 9)
         policy.gate.set()
-        assert all(future.result(30).error is None for future in futures)
+        assert all(future.result(30).plan.error is None for future in futures)
 
 
 def test_usage_is_summed_by_field() -> None:
@@ -155,11 +183,11 @@ def test_usage_is_summed_by_field() -> None:
 @pytest.mark.parametrize("concurrency", [2, 8])
 def test_cancelling_does_not_affect_other_searches(concurrency: int) -> None:
     clean, policy = expected(MCTS(6, 2), 6), GatedPolicy(0, 3)
-    with scheduler_of(policy=policy, concurrency=concurrency).start() as scheduler:
+    with background(policy=policy, concurrency=concurrency) as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(6)]
         wait_for(lambda: policy.open > 0)
         assert futures[0].cancel() and futures[3].cancel()
-        others = by_problem(futures[i].result(30) for i in (1, 2, 4, 5))
+        others = by_problem(futures[i].result(30).plan for i in (1, 2, 4, 5))
         assert others == {name: plan for name, plan in clean.items() if name in others}
         wait_for(lambda: policy.open == 0)
         assert not futures[1].cancel() and futures[0].cancelled()
@@ -167,7 +195,7 @@ def test_cancelling_does_not_affect_other_searches(concurrency: int) -> None:
             futures[0].result(0)
         # A cancelled problem can be searched again.
         policy.gate.set()
-        assert comparable(scheduler.submit(problems(1)[0]).result(30)) == clean["toy/0"]
+        assert comparable(scheduler.submit(problems(1)[0]).result(30).plan) == clean["toy/0"]
 
 
 def test_cancelled_search_is_released_from_memory_and_engine() -> None:
@@ -176,13 +204,15 @@ def test_cancelled_search_is_released_from_memory_and_engine() -> None:
         return sum(type(thing) is ActiveSearch for thing in gc.get_objects())
 
     before, policy = alive(), GatedPolicy(*range(20))
-    with scheduler_of(policy=policy, concurrency=10).start() as scheduler:
+    with background(policy=policy, concurrency=10) as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(20)]
         wait_for(lambda: policy.open == 10)
         for future in futures:
             future.cancel()
-        wait_for(lambda: policy.open == 0 and scheduler.active == scheduler.waiting == 0)
-        assert alive() <= before
+        wait_for(lambda: policy.open == scheduler.scheduler.active == scheduler.scheduler.waiting == 0)
+        # A cancelled future holds the traceback of its task.
+        del futures, future
+        wait_for(lambda: alive() <= before)
 
 
 def test_cancelled_search_is_removed_from_engine_batches() -> None:
@@ -193,28 +223,44 @@ def test_cancelled_search_is_removed_from_engine_batches() -> None:
             asked.extend(request.messages[-1].content for request in requests)
             return super().sample(requests)
 
-    scheduler = scheduler_of(SinglePass(), Listening(talk, max_batch=1))
-    futures = [scheduler.submit(problem) for problem in problems(5)]
-    scheduler.turn()
-    # The first request is answered, two more are with the engine.
-    futures[3].cancel()
-    while scheduler.turn():
-        pass
-    scheduler.close()
+    class Slow(Listening):
+        def sample(self, requests: Any) -> Any:
+            if len(asked) == 1:
+                # The first request is answered, two more are with the engine.
+                futures[3].cancel()
+            return super().sample(requests)
+
+    futures: list[asyncio.Task[Searched]] = []
+
+    async def ask() -> None:
+        scheduler = scheduler_of(SinglePass(), Slow(talk, max_batch=1))
+        futures.extend(asyncio.create_task(scheduler.search(problem)) for problem in problems(5))
+        await asyncio.wait(futures)
+        await scheduler.close()
+
+    asyncio.run(ask())
     assert len(asked) == 4 * 4 and not any("Question 3:" in content for content in asked)
 
 
 def test_states_of_a_cancelled_search_are_not_scored() -> None:
     critic = HashCritic()
-    scheduler = scheduler_of(search.SelfConsistency(2, "critic"), critic=critic, policy=talker(2))
-    futures = [scheduler.submit(problem) for problem in problems(2)]
-    while scheduler._critic is not None and not scheduler._critic.waiting:
-        scheduler.turn()
-    for future in futures:
-        future.cancel()
-    assert not scheduler.turn()
-    scheduler.close()
-    assert critic.batches == []
+
+    class Cancels(ScriptedPolicy):
+        def sample(self, requests: Any) -> Any:
+            if len(scored) == 1:
+                scored[0].cancel()
+            return super().sample(requests)
+
+    scored: list[asyncio.Task[Searched]] = []
+
+    async def ask() -> None:
+        scheduler = scheduler_of(search.SelfConsistency(1, "critic"), critic=critic, policy=Cancels(talk, max_batch=1))
+        scored.append(asyncio.create_task(scheduler.search(problems(1)[0])))
+        await asyncio.wait(scored)
+        await scheduler.close()
+
+    asyncio.run(ask())
+    assert scored[0].cancelled() and critic.batches == []
 
 
 # ---- faults
@@ -228,26 +274,26 @@ def test_exceptions_affect_one_search_and_keep_their_traceback() -> None:
             return super().plan(model, root, rng)
 
     clean = expected(MCTS(6, 2), 5)
-    with scheduler_of(Fragile(6, 2)).start() as scheduler:
+    with background(Fragile(6, 2)) as scheduler:
         futures = {problem.id: scheduler.submit(problem) for problem in problems(5)}
         failed = futures.pop("toy/2")
-        assert {name: comparable(future.result(30)) for name, future in futures.items()} == {
+        assert {name: comparable(future.result(30).plan) for name, future in futures.items()} == {
             name: plan for name, plan in clean.items() if name != "toy/2"
         }
-        plan = failed.result(30)
+        plan = failed.result(30).plan
     assert re.fullmatch(r"ZeroDivisionError: planner bug \(test_scheduler.py, line \d+\)", str(plan.error))
-    assert isinstance(failed.failure, ZeroDivisionError)
+    assert isinstance(failed.result(30).failure, ZeroDivisionError)
     assert plan.error_details is not None
     assert "Traceback" in plan.error_details and "test_scheduler.py" in plan.error_details
 
 
 def test_progress_callback_that_raises_fails_only_its_search() -> None:
-    def broken(step: SearchProgress) -> None:
+    def broken(agent: str, usage: search.Usage) -> None:
         raise RuntimeError("callback bug")
 
-    with scheduler_of(SinglePass()).start() as scheduler:
-        first, second = (scheduler.submit(p, on_progress=f) for p, f in zip(problems(2), (broken, None), strict=True))
-        assert "callback bug" in (first.result(30).error or "") and second.result(30).error is None
+    with background(SinglePass()) as scheduler:
+        first, second = scheduler.submit(problems(2)[0], on_message=broken), scheduler.submit(problems(2)[1])
+        assert "callback bug" in (first.result(30).plan.error or "") and second.result(30).plan.error is None
 
 
 @pytest.mark.parametrize("error", [EngineUnavailableError("the server is gone"), RuntimeError("out of memory")])
@@ -270,27 +316,27 @@ def test_engine_failure_ends_open_searches_and_later_ones_run(error: Exception) 
             super().close()
 
     policy = Flaky(talk)
-    with scheduler_of(SinglePass(), policy).start() as scheduler:
+    with background(SinglePass(), policy) as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(3)]
         for future in futures:
             with pytest.raises(type(error), match=str(error)):
                 future.result(30)
         policy.broken = False
-        assert comparable(scheduler.submit(problems(1)[0]).result(30)) == expected(SinglePass(), 1)["toy/0"]
+        assert comparable(scheduler.submit(problems(1)[0]).result(30).plan) == expected(SinglePass(), 1)["toy/0"]
 
 
 def test_deadlines_apply_per_search() -> None:
     policy = GatedPolicy(0, 1)
-    with scheduler_of(SinglePass(), policy).start() as scheduler:
+    with background(SinglePass(), policy) as scheduler:
         short, long = (
             scheduler.submit(problem, budget=Budget(seconds=seconds))
             for problem, seconds in zip(problems(2), (0.2, 60.0), strict=True)
         )
-        assert "budget of 0.2 seconds spent" in (short.result(30).error or "")
+        assert "budget of 0.2 seconds spent" in (short.result(30).plan.error or "")
         wait_for(lambda: policy.open == 1)
         assert not long.done()
         policy.gate.set()
-        assert long.result(30).error is None
+        assert long.result(30).plan.error is None
 
 
 @pytest.mark.parametrize("planner", ["bon:9", "mcts:9,3", "adaptive:9", "cascade:single>bon:9@1"])
@@ -303,8 +349,7 @@ def test_clock_jump_ends_only_the_open_search(planner: str, monkeypatch: Any) ->
         ahead = 3600.0 if asked > 60 else 0.0
         return talk(request, seed)
 
-    for module in (one_search, search.engine.scheduler):
-        monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + ahead)
+    monkeypatch.setattr(one_search, "perf_counter", lambda: time.perf_counter() + ahead)
     options: dict[str, Any] = {"mas": chain(3), "critic": HashCritic(), "concurrency": 1}
     policy = ScriptedPolicy(jumping, "talker", 1)
     plans = list(search.run(planner, problems(6), policy=policy, budget=Budget(seconds=600), **options))
@@ -318,35 +363,50 @@ def test_clock_jump_ends_only_the_open_search(planner: str, monkeypatch: Any) ->
 # ---- ends
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_closing_ends_open_and_waiting_searches(background: bool) -> None:
+def test_closing_ends_open_and_waiting_searches() -> None:
     policy = GatedPolicy(*range(6))
-    scheduler = scheduler_of(SinglePass(), policy, concurrency=2)
-    if background:
-        scheduler.start()
-    futures = [scheduler.submit(problem) for problem in problems(6)]
-    if background:
+    with background(SinglePass(), policy, concurrency=2) as scheduler:
+        futures = [scheduler.submit(problem) for problem in problems(6)]
         wait_for(lambda: policy.open == 2)
-    scheduler.close()
-    scheduler.close()
-    for future in futures:
-        with pytest.raises(SearchError, match="the scheduler was closed"):
-            future.result(0)
-    assert (scheduler.active, scheduler.waiting) == (0, 0)
-    wait_for(lambda: policy.open == 0)
-    with pytest.raises(SearchError, match="expected an open scheduler"):
-        scheduler.submit(problems(1)[0])
-    assert "mas-gym-scheduler" not in {thread.name for thread in threading.enumerate() if thread.is_alive()}
+        for _ in range(2):
+            asyncio.run_coroutine_threadsafe(scheduler.scheduler.close(), scheduler.loop).result(30)
+        for future in futures:
+            with pytest.raises(SearchError, match="closed"):
+                future.result(30)
+        assert (scheduler.scheduler.active, scheduler.scheduler.waiting) == (0, 0)
+        wait_for(lambda: policy.open == 0)
+        with pytest.raises(SearchError, match="expected an open scheduler"):
+            scheduler.submit(problems(1)[0]).result(30)
 
 
-def test_exhausted_total_budget_closes_the_scheduler() -> None:
-    with scheduler_of(SinglePass(), run_budget=Budget(calls=10), concurrency=1).start() as scheduler:
-        futures = [scheduler.submit(problem) for problem in problems(5)]
-        wait(futures, 30)
-        ended = [future for future in futures if future.exception() is None]
-    assert len(ended) == 2 and str(scheduler.stopped).startswith("budget of 10 calls spent: 2 left")
-    with pytest.raises(SearchError, match="budget of 10 calls"):
-        futures[-1].result(0)
+def test_exhausted_run_budget_ends_the_run() -> None:
+    options: dict[str, Any] = {"run_budget": Budget(calls=10), "concurrency": 1}
+    run = search.run(SinglePass(), problems(5), mas=RPSV, policy=talker(), **options)
+    assert len(list(run)) == 2 and str(run.stopped).startswith("budget of 10 calls spent: 2 left")
+
+
+def test_run_works_inside_a_running_event_loop(tmp_path: Path) -> None:
+    async def cell() -> dict[str, Any]:
+        return expected(MCTS(6, 2), 8, store=tmp_path / "runs.db")
+
+    assert asyncio.run(cell()) == expected(MCTS(6, 2), 8)
+
+
+def test_synchronous_policies_and_critics_may_run_their_own_event_loop() -> None:
+    async def later(work: Any) -> Any:
+        await asyncio.sleep(0)
+        return work()
+
+    class Nested(ScriptedPolicy):
+        def sample(self, requests: Any) -> Any:
+            return asyncio.run(later(lambda: super(Nested, self).sample(requests)))
+
+    class Scoring(HashCritic):
+        def score(self, contexts: Any) -> Any:
+            return asyncio.run(later(lambda: super(Scoring, self).score(contexts)))
+
+    plans = search.run(MCTS(6, 2), problems(3), mas=RPSV, policy=Nested(talk, "talker"), critic=Scoring())
+    assert by_problem(plans) == expected(MCTS(6, 2), 3)
 
 
 # ---- problems

@@ -13,7 +13,7 @@ import pytest
 from search_worlds import chain, comparable, noise, problems, talker
 
 import search
-from mas_gym.envs.critic_base import ScoringContext, score_batch, scores_of
+from mas_gym.critics import ScoringContext, score_batch, scores_of
 from mas_gym.errors import ConfigError, CriticError, MASGymError
 from mas_gym.internal.identity import identity_of
 from mas_gym.systems.dynamics import Dynamics

@@ -43,12 +43,11 @@ from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
-from search.engine.scheduler import SearchFuture
 from search.report.canary_panel import canary_days
 from search.service.app import make_app
 from search.service.canary import Canary
 from search.service.chat_format import ChatRequest
-from search.service.search_pool import Service
+from search.service.search_pool import Asked, Service
 from search.service.telemetry import json_lines
 
 QUESTION = "How many?"
@@ -219,7 +218,7 @@ def test_finished_and_disconnected_clients_release_memory(
     def kept() -> int:
         gc.collect()
         # Not isinstance, because some libraries' objects warn when their class is read.
-        return sum(type(thing) in (ActiveSearch, SearchFuture, search.Run) for thing in gc.get_objects())
+        return sum(type(thing) in (ActiveSearch, Asked, search.Run) for thing in gc.get_objects())
 
     def ours() -> int:
         return sum(thread.name.startswith("mas-gym") for thread in threading.enumerate())

@@ -16,15 +16,13 @@ import pytest
 from search_worlds import by_problem, problems, talker, verdict
 
 import search
-from mas_gym.errors import BudgetError, PolicyError, SearchError, StoreError
+from mas_gym.errors import BudgetError, PolicyError, StoreError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask
 from mas_gym.tasks.grading.graders import KindGrader, make_grader
 from mas_gym.tasks.grading.judge import Judge
-from search.engine.scheduler import Scheduler
 from search.grading import grading_threads
 from search.results.table_formats import to_csv, to_html, to_markdown
-from search.setup import make_setup
 
 SECONDS = 20.0
 
@@ -135,16 +133,12 @@ def test_close_does_not_wait_for_a_grader() -> None:
         begun.set()
         return let.wait(SECONDS)
 
-    task = graded_by(grade, 2)
-    setup = make_setup("single", "single", None)
-    scheduler = Scheduler(setup, talker(), task=task).start()
-    futures = [scheduler.submit(problem) for problem in task]
-    assert begun.wait(SECONDS)
-    scheduler.close()
+    run = search.run("single", graded_by(grade, 2), mas="single", policy=talker())
+    stopper = threading.Thread(target=lambda: begun.wait(SECONDS) and run.stop())
+    stopper.start()
+    assert list(run) == [] and run.stopped == "stopped"
+    stopper.join(SECONDS)
     let.set()
-    for future in futures:
-        with pytest.raises(SearchError, match="dropped"):
-            future.result(0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """OpenTelemetry spans of searches, with the SDK's in-memory exporter."""
 
+import asyncio
 import gzip
 import http.server
 import json
@@ -19,9 +20,8 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from search.engine import otel_spans
-from search.engine.scheduler import Scheduler
-from search.setup import make_setup
+from search.observing import is_observed
+from search.tracing import trace
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="traces need opentelemetry-sdk")
 export = pytest.importorskip("opentelemetry.sdk.trace.export")
@@ -53,12 +53,23 @@ class Judge:
         return [len(context.state.text) / 100 for context in contexts]
 
 
+class Waits:
+    """Replies at once to the first question, and never to the others."""
+
+    name, max_concurrency = "scripted", 8
+
+    async def sample_async(self, request: SamplingRequest) -> Any:
+        if TASK[1].question not in request.messages[-1].content:
+            await asyncio.Event().wait()
+        return ScriptedPolicy(say).sample([request])[0]
+
+
 def named(spans: Any, name: str) -> list[Any]:
     return [span for span in spans if span.name.startswith(name)]
 
 
 def test_searches_agent_calls_and_scores_have_spans(provider: tuple[Any, Any]) -> None:
-    with otel_spans.trace(provider[0]):
+    with trace(provider[0]):
         plans = list(search.run("mcts:4,2", TASK, mas="rpsv", policy=ScriptedPolicy(say), critic=Judge(), seed=7))
     spans = provider[1].get_finished_spans()
     names = ("invoke_workflow rpsv", "chat scripted", "evaluate judge")
@@ -96,12 +107,12 @@ def test_plans_are_the_same_with_and_without_traces(provider: tuple[Any, Any]) -
         return sorted((plan.problem_id, plan.answer, plan.tree.to_dict()) for plan in plans if plan.tree)
 
     before = run()
-    with otel_spans.trace(provider[0]):
+    with trace(provider[0]):
         assert run() == before
 
 
 def test_content_is_recorded_only_on_request(provider: tuple[Any, Any]) -> None:
-    with otel_spans.trace(provider[0], content=True):
+    with trace(provider[0], content=True):
         list(search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(say)))
     [call] = named(provider[1].get_finished_spans(), "chat")
     prompt = json.loads(call.attributes["gen_ai.input.messages"])
@@ -112,7 +123,7 @@ def test_content_is_recorded_only_on_request(provider: tuple[Any, Any]) -> None:
 
 
 def test_critics_without_calls_have_spans(provider: tuple[Any, Any]) -> None:
-    with otel_spans.trace(provider[0]):
+    with trace(provider[0]):
         critic = search.ConstantCritic(0.5)
         list(search.run("sbs:2,1", TASK[:1], mas="single", policy=ScriptedPolicy(say), critic=critic))
     [scored] = named(provider[1].get_finished_spans(), "evaluate constant(0.5)")
@@ -123,25 +134,24 @@ def test_failed_and_dropped_searches_have_error_spans(provider: tuple[Any, Any])
     def broken(request: SamplingRequest, seed: int) -> str:
         raise PolicyError("no such model")
 
-    with otel_spans.trace(provider[0]):
+    with trace(provider[0]):
         [plan] = search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(broken))
         assert plan.error is not None
-        scheduler = Scheduler(make_setup("single", "single", None, seed=1), ScriptedPolicy(say))
-        scheduler.submit(TASK[1])
-        scheduler._admit()
-        scheduler.close()
+        with search.run("single", [TASK[1], TASK[0]], mas="single", policy=Waits()) as run:
+            next(run)
     spans = provider[1].get_finished_spans()
-    failed, dropped = named(spans, "invoke_workflow")
+    failed, done, dropped = named(spans, "invoke_workflow")
+    assert done.status.is_ok
     assert "no such model" in failed.status.description and not failed.status.is_ok
     assert "the search was dropped" in dropped.status.description
-    assert {span.status.is_ok for span in named(spans, "chat")} == {False}
-    assert len(spans) == 4
+    assert [span.status.is_ok for span in named(spans, "chat")] == [False, True, False]
+    assert len(spans) == 6
 
 
 def test_nothing_is_recorded_outside_the_context(provider: tuple[Any, Any]) -> None:
-    with otel_spans.trace(provider[0]):
-        assert otel_spans.Spans.current is not None
-    assert otel_spans.Spans.current is None
+    with trace(provider[0]):
+        assert is_observed()
+    assert not is_observed()
     list(search.run("single", TASK[:1], mas="single", policy=ScriptedPolicy(say)))
     assert provider[1].get_finished_spans() == ()
 

@@ -66,7 +66,7 @@ def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
 
 
 def _scores(plan: Plan, critic: Critic) -> list[float]:
-    from mas_gym.envs.critic_base import finite_values, scores_of
+    from mas_gym.critics import finite_values, scores_of
     from mas_gym.systems.state import Action
     from search import Proposal, ScoringContext
     from search.compare.blame import chosen_path

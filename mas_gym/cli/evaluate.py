@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from search.compare.comparison_runs import Bench, Row, Workers
     from search.compare.cost_matching import Match
     from search.compare.selection_curves import Selection
-    from search.engine.progress import Progress
+    from search.progress import Progress
     from search.results.outcomes import Outcome
     from search.service.telemetry import Watch
 
@@ -102,7 +102,7 @@ def evaluate(
     """
     from search.compare.comparison_runs import Bench
     from search.compare.cost_matching import Match
-    from search.engine.otel_spans import Spans
+    from search.observing import is_observed
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
     numbers, costs = read_seeds(seeds), read_prices(options.prices)
@@ -130,7 +130,7 @@ def evaluate(
             "--match": match,
             "--actors": options.actors,
             "--gpus-per-actor": options.gpus_per_actor,
-            "--traces": Spans.current,
+            "--traces": is_observed() or None,
             "--judge": source.judge,
             "--token-traces": options.token_traces or None,
         }

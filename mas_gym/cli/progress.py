@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from search.engine.progress import Progress
+    from search.progress import Progress
 
 _PLAIN_SECONDS = 20.0
 """Seconds between the lines that show unfinished runs if the output is not a terminal."""
@@ -31,7 +31,7 @@ class _Line:
         self.runs: dict[int, Progress] = {}
 
     def sum(self) -> Progress:
-        from search.engine.progress import Progress
+        from search.progress import Progress
 
         # Another thread may add a run.
         return sum(list(self.runs.values()), Progress())

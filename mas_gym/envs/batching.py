@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import gymnasium as gym
 from gymnasium.core import ActType, ObsType
 
-from mas_gym.envs.critic_base import Critic, Scores, ScoringContext, finite_values, score_batch
+from mas_gym.critics import Critic, Scores, ScoringContext, finite_values, score_batch
 from mas_gym.envs.env import Info
 from mas_gym.errors import CriticError, EngineUnavailableError, PolicyError
 from mas_gym.internal.adapter import Adapter

@@ -19,8 +19,8 @@ from gymnasium.core import ActType, ObsType
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
+from mas_gym.critics import Critic, ScoringContext, as_critic
 from mas_gym.envs.batching import Asking, AskingWrapper, SampleRequest, Scoring, Step, resetting, stepping
-from mas_gym.envs.critic_base import Critic, ScoringContext, as_critic
 from mas_gym.envs.env import Info, MASEnv, Observation, Snapshot
 from mas_gym.envs.spaces import Records, utf8_length
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, shown, whole_number

@@ -1,4 +1,4 @@
-"""The event loop of engine clients, which runs on one background thread until the process ends."""
+"""The event loop of engine clients, on one background thread until the process ends, and threads for blocking work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -48,6 +50,69 @@ async def together(work: Iterable[Coroutine[object, object, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def settle(future: asyncio.Future[T], outcome: T | BaseException) -> None:
+    """Set a future's result or exception unless its search has ended."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def outside_loop(work: Callable[[], T]) -> T:
+    """Return the result of blocking user code that is called on an event loop's thread, but may start a loop itself.
+
+    `asyncio.run` refuses to start while the thread has a running loop.
+    """
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return work()
+    finally:
+        asyncio._set_running_loop(loop)
+
+
+class Threads:
+    """Daemon threads that run functions for the event loop; they start on demand."""
+
+    def __init__(self, name: str, most: int = 1) -> None:
+        """Start without threads; at most ``most`` are started."""
+        self._name, self._most, self._started = name, most, 0
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, which is skipped if the caller is cancelled before it starts."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def job() -> None:
+            if future.cancelled():
+                return
+            outcome: T | Exception
+            try:
+                outcome = work()
+            except Exception as error:
+                outcome = error
+            # The event loop may be closed by now.
+            with suppress(RuntimeError):
+                future.get_loop().call_soon_threadsafe(settle, future, outcome)
+
+        self._jobs.put(job)
+        if self._started < self._most:
+            self._started += 1
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        return await future
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def close(self) -> None:
+        """End the threads after their current work."""
+        for _ in range(self._started):
+            self._jobs.put(None)
 
 
 def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:

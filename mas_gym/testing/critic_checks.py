@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from mas_gym.envs.critic_base import Critic, ScoringContext, as_critic, scores_of
+from mas_gym.critics import Critic, ScoringContext, as_critic, scores_of
 from mas_gym.errors import ComplianceError, shown
 from mas_gym.internal.adapter import describe_type, has_method
 from mas_gym.systems.dynamics import Dynamics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mas_gym.envs.critic_base import Critic, ScoringContext
+from mas_gym.critics import Critic, ScoringContext
 from mas_gym.errors import CriticError
 from mas_gym.tasks.base import Problem, Task
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mas_gym.envs.critic_base import Critic, ScoringContext
+from mas_gym.critics import Critic, ScoringContext
 from mas_gym.errors import BudgetError, shown
 from mas_gym.internal.adapter import has_method
 from mas_gym.systems.dynamics import Dynamics

@@ -23,8 +23,8 @@ from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
 from search.compare.comparison_runs import Bench, Row, measure, named_planners
 from search.critic_registry import load_critic
-from search.engine.progress import Progress
 from search.plan import Plan
+from search.progress import Progress
 from search.protocol import Critic, ScoringContext
 from search.results.outcomes import Outcome
 from search.results.plots import COLOURS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure

@@ -29,7 +29,7 @@ from rewardmodels.model.backbone import (
 from rewardmodels.model.critic_folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.comparison_runs import Bench, Row, drain, named_planners, start
-from search.engine.progress import Progress
+from search.progress import Progress
 from search.sampling import Sampling
 from search.store import RunInfo, open_store
 from search.store.run_identity import engine_identity

@@ -27,7 +27,7 @@ from search.store.recorded_runs import as_recorded
 
 if TYPE_CHECKING:
     from search.budget import Budget
-    from search.engine.progress import Progress
+    from search.progress import Progress
     from search.sampling import Sampling
 
 from search.results.table import CALIBRATION_PROBLEMS, Comparison

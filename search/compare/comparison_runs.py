@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from search.budget import Budget
-    from search.engine.progress import Progress
     from search.engine.ray_actors import Fleet
+    from search.progress import Progress
     from search.sampling import Sampling
     from search.store import Recorded
 
@@ -342,7 +342,7 @@ def start(row: Row, bench: Bench, seed: int, listen: Callable[[Progress], None] 
         "progress": listen,
     }
     if bench.remote is None:
-        from search.engine.run import run
+        from search.runs import run
 
         common |= {"policy": bench.policy, "store": bench.store, "recorded": bench.recorded}
         return run(row.planner, bench.task, critic=row.critic, **common)

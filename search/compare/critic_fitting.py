@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.envs.critic_base import scores_of
+from mas_gym.critics import scores_of
 from mas_gym.errors import ConfigError, DataError, need, shown
 from mas_gym.internal.database import copy_database
 from mas_gym.internal.json_types import JSONObject

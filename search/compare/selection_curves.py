@@ -12,9 +12,9 @@ from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 from search.compare.comparison_runs import Bench, Row, drain, named_critics, start
-from search.engine.progress import Progress
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
+from search.progress import Progress
 from search.protocol import Critic
 from search.results.accuracy_at_k import SelectionCurve, selection_curve
 from search.results.intervals import Difference

@@ -21,11 +21,11 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.internal.suggestions import choice
 from mas_gym.tasks.base import Problem
 from search.calibrated_critics import METHODS
-from search.engine.run import run
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop
 from search.planners.stop_rules import FEATURES, Evidence, StopMap, StopRule
 from search.protocol import Critic, Planner, as_critic, planner_name
+from search.runs import run
 
 FOLDS = 5
 FEWEST = 20

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mas_gym.envs.critic_base import score_batch
+from mas_gym.critics import score_batch
 from mas_gym.errors import (
     ConfigError,
     CriticError,

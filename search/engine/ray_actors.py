@@ -1,8 +1,7 @@
-"""`run_ray`: searches on Ray actors, each with its own engine, on one or many machines, with identical results.
+"""`run_ray`: searches on Ray actors, each with its own `Scheduler`, on one or many machines, with identical results.
 
-A fleet has the interface of one `Engine`, and each actor has its own scheduler. An actor with capacity receives the
-next problem. An actor that dies is replaced and its open problems are searched again. This gives the same plans,
-because a plan depends only on its problem and the seed.
+The least loaded actor receives the next problem. An actor that dies is replaced, and its open problems are searched
+again. This gives the same plans, because a plan depends only on its problem and the seed.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import asyncio
 import logging
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sized
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter, sleep
+from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,15 +25,16 @@ from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task, as_problems
-from search.budget import Allowance, Budget, Cost
-from search.engine.progress import Journal, Listener, Progress, listener
+from search.budget import Budget, Cost
+from search.engine.journal import Journal
 from search.engine.run import Run
-from search.engine.scheduler import Scheduler, SearchFuture
-from search.plan import Plan
+from search.engine.scheduler import Scheduler
+from search.engine.searcher import DroppedError, Searched, Searcher
 from search.planners.registry import load_planner
 from search.prices import Prices, PricesSource, as_prices
+from search.progress import Listener, Progress, listener
 from search.protocol import Critic, Planner, as_critic
-from search.sampling import SampleRecord, Sampling
+from search.sampling import Sampling
 from search.setup import (
     FROM_CONFIG,
     FromConfig,
@@ -53,7 +52,6 @@ from search.store.run_identity import engine_identity
 from search.usage import Usage
 
 if TYPE_CHECKING:
-    from ray import ObjectRef
     from ray.actor import ActorHandle
 
 
@@ -112,12 +110,12 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     task = problems[:0] if isinstance(problems, Task) else None
     costs = None if prices is None else as_prices(prices)
     arguments = (setup, concurrency, task, make_policy, make_critic, costs)
-    pool = ActorPool(fleet, arguments, stored=store is not None)
+    pool = ActorPool(fleet, arguments, concurrency, stored=store is not None)
     journal = partial(_journal, pool, setup, problems, store, run_name, listen, run_budget or Budget(), costs)
     return Run(pool, iter(problems), journal)
 
 
-def _journal(
+async def _journal(
     pool: ActorPool,
     make: Callable[[SimpleNamespace | None], Setup],
     problems: Iterable[Problem],
@@ -128,15 +126,14 @@ def _journal(
     prices: Prices | None,
 ) -> Journal:
     """Open the run's journal as soon as one actor has loaded and reported its policy and critic."""
-    policy, critic = pool.facts()
+    policy, critic = await pool.facts()
     setup = make(None if critic is None else SimpleNamespace(**critic, score=list))
     setup = priced_setup(setup, policy["name"], prices)
-    pool.allowance = Allowance(run_budget.priced(setup.rate), setup.budget)
+    pool.limit(run_budget.priced(setup.rate), setup.budget)
     engine = SimpleNamespace(**policy, meters=pool.meters)
     record = open_record(store, setup, problems, engine, run_name) if store is not None else None
     total = len(problems) if isinstance(problems, Sized) else None
     journal = Journal(setup, total=total, record=record, listener=listen, policy=policy["name"], actors=pool.size)
-    pool.earlier = journal.earlier
     return journal
 
 
@@ -153,14 +150,8 @@ def _connect(address: str | None) -> None:
 
 logger = logging.getLogger("search")
 
-_POLL_SECONDS = 0.1
-"""Maximum wait for actors before the run checks its problems, budget and progress again."""
 _COSTS_SECONDS = 2.0
 """Maximum wait at the end for the actors' cost of dropped searches."""
-
-
-def _poll(timeout: float | None) -> float:
-    return _POLL_SECONDS if timeout is None else min(timeout, _POLL_SECONDS)
 
 
 class Costs(NamedTuple):
@@ -169,14 +160,6 @@ class Costs(NamedTuple):
     usage: Usage = Usage()
     calls: int = 0
     meters: Mapping[str, Meter] = {}
-
-
-class Found(NamedTuple):
-    """A finished search: its plan, further data for the store, and the actor's cost so far."""
-
-    plan: Plan
-    samples: Mapping[tuple[bytes, str], SampleRecord]
-    costs: Costs
 
 
 class Worker:
@@ -195,7 +178,7 @@ class Worker:
         self._policy = as_policy(make_policy())
         self._critic = make_critic() if make_critic is not None else None
         priced = priced_setup(setup(self._critic), self._policy.name, prices)
-        self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
+        self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task)
 
     async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
         """Return facts about the policy and the critic, with their identities if the run has a store."""
@@ -210,11 +193,14 @@ class Worker:
         more = {"terminal_only": known.terminal_only, "free": known.free, "scores_actions": known.scores_actions}
         return policy, stated("critic", critic) | more
 
-    async def search(self, problem: Problem) -> Found:
-        """Search one problem. Raises `mas_gym.errors.EngineUnavailableError`."""
-        future = self._scheduler.submit(problem)
-        plan = await asyncio.wrap_future(future)
-        return Found(plan, future.samples, await self.costs())
+    async def search(self, problem: Problem) -> tuple[Searched, Costs]:
+        """Search one problem; return the search and the cost of this actor so far.
+
+        Raises:
+            EngineUnavailableError: No request can succeed.
+        """
+        searched = await self._scheduler.search(problem)
+        return searched._replace(failure=None), await self.costs()
 
     async def costs(self) -> Costs:
         """Return the cost of this actor so far."""
@@ -248,62 +234,68 @@ class Fleet:
 
 @dataclass(eq=False)
 class _Member:
-    """An actor with its loading call, and the search and grant of each open call."""
+    """An actor, the number of searches assigned to it, and whether its engine has loaded."""
 
     number: int
     actor: ActorHandle
-    loading: ObjectRef
-    open: dict[ObjectRef, tuple[SearchFuture, Cost]] = field(default_factory=dict)
+    open: int = 0
+    loaded: bool = False
 
 
-class ActorPool:
-    """An `Engine` of several actors that assigns problems to actors and replaces dead actors.
+class ActorPool(Searcher):
+    """Assigns problems to actors, and replaces dead actors.
 
     Attributes:
-        earlier: Cost of the run in earlier processes, which counts towards the budget.
-        stopped: Reason for accepting no more problems; None while problems are accepted.
-        closed: Whether no more problems are accepted.
         meters: The last reported usage meters of the actors' policies.
         size: The number of actors.
-        allowance: Admits searches; set by the run before the first search, when the models and their prices are known.
     """
 
-    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], stored: bool) -> None:
+    def __init__(self, fleet: Fleet, arguments: tuple[object, ...], concurrency: int, stored: bool) -> None:
         """Start the actors.
 
         Args:
             fleet: The number of actors and their resources.
-            arguments: Arguments of `Worker`; the second is the concurrency.
+            arguments: Arguments of `Worker`.
+            concurrency: Maximum number of open searches of an actor.
             stored: Whether the actors report the identities of their engines.
         """
         import ray
 
-        self._ray = ray
-        self.earlier, self.closed, self.meters = Usage(), False, dict[str, Meter]()
-        self.stopped: str | None = None
-        self.size, self.allowance = fleet.actors, Allowance(Budget(), Budget())
-        self._fleet, self._arguments, self._stored = fleet, arguments, stored
-        concurrency: int = arguments[1]
-        # Each actor prefetches slightly more problems than its concurrency.
+        # Each actor prefetches slightly more problems than it searches at once.
         self._ahead = concurrency + concurrency // 8 + 1
+        super().__init__(self._ahead * fleet.actors, Budget(), Budget())
+        self._ray, self.size, self.meters = ray, fleet.actors, dict[str, Meter]()
+        self._fleet, self._arguments, self._stored = fleet, arguments, stored
         self._members: list[_Member] = []
+        self._loading = set[asyncio.Task[None]]()
+        self._changed = asyncio.Event()
+        self._grants: list[Cost] = []
         self._costs: dict[int, Costs] = {}
         self._finished = Usage()
-        self._again: deque[SearchFuture] = deque()
         self._facts: tuple[JSONObject, JSONObject | None] | None = None
+        self._failure: Exception | None = None
         self._hired = self._deaths = 0
-        self._started = perf_counter()
         for _ in range(fleet.actors):
             self._hire()
 
-    def facts(self) -> tuple[JSONObject, JSONObject | None]:
+    async def facts(self) -> tuple[JSONObject, JSONObject | None]:
         """Wait for the first actor to load, and return its facts about the policy and the critic.
 
         If an actor raises an error before any actor has loaded, it is raised here.
         """
+        self._loading |= {asyncio.create_task(self._load(member)) for member in self._members}
         while self._facts is None:
-            self._hear(None)
+            await self._change()
         return self._facts
+
+    async def _change(self) -> None:
+        """Wait until an actor loads, ends a search or dies. Raises the error that ends the run."""
+        if self._failure is not None:
+            raise self._failure
+        self._changed.clear()
+        await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def usage(self) -> Usage:
@@ -319,56 +311,65 @@ class ActorPool:
     @property
     def active(self) -> int:
         """Searches in progress."""
-        return len(self._again) + sum(len(member.open) for member in self._members)
+        return len(self._grants)
 
     @property
-    def has_capacity(self) -> bool:
-        """Whether a loaded actor has capacity for another search."""
-        return not self.closed and not self._again and self._roomiest() is not None and (not self._open or self._pays())
+    def spent(self) -> Usage:
+        """The cost of finished searches; the cost of open searches so far is part of their grants."""
+        return self.earlier + self._finished
 
-    def observe(self, usage: Usage) -> None:
-        """Update the expected cost from a stored search."""
-        self.allowance.observe(self.allowance.cost(usage))
+    def rest(self) -> Cost:
+        """Return the budget that is neither spent nor granted to open searches."""
+        return self._allowance.rest(self.spent, ((granted, Cost()) for granted in self._grants))
 
-    def submit(self, problem: Problem) -> SearchFuture:
-        """Assign a problem to the actor with the most free capacity, or queue it until an actor has capacity."""
-        future = SearchFuture(problem)
-        self._again.append(future)
-        self._assign()
-        return future
-
-    def turn(self, timeout: float | None = None) -> bool:
-        """Wait briefly for an actor to end a search, load or die; return False if no search is open.
+    async def search(self, problem: Problem) -> Searched:
+        """Search a problem on the least loaded actor, and again on another one if the actor dies.
 
         Raises:
             EngineUnavailableError: More actors died than may be replaced.
         """
-        if not self.active or self._over_budget():
-            return False
-        self._hear(_poll(timeout))
-        self._assign()
-        if self._again and not self._open and not self._pays():
-            self.stop(self.allowance.reason(self.earlier + self._finished))
-            return False
-        return True
+        granted = self._allowance.grant
+        self._grants.append(granted)
+        try:
+            searched = await self._searched(problem)
+        finally:
+            self._grants.remove(granted)
+        self._finished += searched.plan.usage
+        if searched.plan.error is None:
+            self.observe(searched.plan.usage)
+        reason = self._allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
+        if reason:
+            self.stop(reason)
+        return searched
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait briefly for an actor to load; sleep if all actors have loaded."""
-        if not self._over_budget():
-            self._hear(_poll(timeout))
+    async def _searched(self, problem: Problem) -> Searched:
+        while True:
+            while (member := self._least_loaded()) is None:
+                await self._change()
+            member.open += 1
+            try:
+                searched, costs = await member.actor.search.remote(problem)
+            except self._ray.exceptions.RayError as error:
+                self._replace(member, error)
+            else:
+                self._note(member, costs)
+                return searched  # type: ignore[no-any-return]
+            finally:
+                member.open -= 1
+                self._changed.set()
 
-    def wake(self) -> None:
-        """No-op: waits are short polls."""
+    def _least_loaded(self) -> _Member | None:
+        loaded = (member for member in self._members if member.loaded and member.open < self._ahead)
+        return min(loaded, key=lambda member: member.open, default=None)
 
     def stop(self, reason: str) -> None:
-        """Close, and record the reason."""
-        self.stopped = self.stopped or reason
-        self.close()
+        """Accept no more problems, drop the open searches, and record the reason."""
+        super().stop(reason)
+        self._failure = self._failure or DroppedError(f"the search was dropped: {self.stopped}")
+        self._changed.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Collect the cost of open searches, and end every actor."""
-        if self.closed:
-            return
         self.closed, ray = True, self._ray
         # At interpreter exit, Ray may have shut down before this run.
         if not ray.is_initialized():
@@ -382,100 +383,50 @@ class ActorPool:
             for member in self._members:
                 ray.kill(member.actor)
             self._members.clear()
-            self._again.clear()
 
-    @property
-    def _open(self) -> list[Cost]:
-        """The grants of the searches assigned to actors."""
-        return [granted for member in self._members for _, granted in member.open.values()]
+    # ---- actors
 
-    def _pays(self) -> bool:
-        """Return whether the budget covers another search in addition to the assigned ones."""
-        if not self.allowance.limited:
-            return True
-        # The cost of open searches so far is part of their grants.
-        held = self._open
-        rest = self.allowance.rest(self.earlier + self._finished, ((granted, Cost()) for granted in held))
-        return self.allowance.pays(rest, 1, alone=not held)
-
-    def _over_budget(self) -> bool:
-        """Stop if the run's time limit has expired, or if searches cost more than expected and exceed the budget."""
-        reason = self.allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
-        if reason:
-            self.stop(reason)
-        return reason is not None
-
-    def _roomiest(self) -> _Member | None:
-        loaded = (m for m in self._members if m.loading is None and len(m.open) < self._ahead)
-        return min(loaded, key=lambda member: len(member.open), default=None)
-
-    def _assign(self) -> None:
-        while self._again and (member := self._roomiest()) is not None and self._pays():
-            future = self._again.popleft()
-            member.open[member.actor.search.remote(future.problem)] = future, self.allowance.grant
-
-    def _hire(self) -> None:
+    def _hire(self) -> _Member:
         actor_class = self._ray.remote(Worker).options(
             num_cpus=self._fleet.cpus, num_gpus=self._fleet.gpus, max_concurrency=self._ahead + 2, max_restarts=0
         )
         self._hired += 1
-        actor = actor_class.remote(*self._arguments)
-        self._members.append(_Member(self._hired, actor, actor.facts.remote(self._stored)))
+        member = _Member(self._hired, actor_class.remote(*self._arguments))
+        self._members.append(member)
+        return member
+
+    async def _load(self, member: _Member) -> None:
+        try:
+            facts = await member.actor.facts.remote(self._stored)
+        except self._ray.exceptions.RayError as error:
+            self._replace(member, error)
+            return
+        member.loaded, self._facts = True, self._facts or facts
+        self._changed.set()
 
     def _note(self, member: _Member, costs: Costs) -> None:
         self._costs[member.number] = costs
         self.meters.update({f"{member.number} {name}": meter for name, meter in costs.meters.items()})
 
-    def _hear(self, timeout: float | None) -> None:
-        """Process all available results of actors, or wait for the next one."""
-        ray, calls = (
-            self._ray,
-            {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])},
-        )
-        if not calls:
-            sleep(timeout or 0.0)
-            return
-        heard, others = ray.wait(list(calls), num_returns=1, timeout=timeout)
-        if heard and others:
-            # The cost of a wait grows with the number of open searches, so all available results are taken at once.
-            heard += ray.wait(others, num_returns=len(others), timeout=0)[0]
-        dead: dict[_Member, Exception] = {}
-        for call in heard:
-            member = calls[call]
-            try:
-                answer = ray.get(call)
-            except ray.exceptions.RayError as error:
-                dead[member] = error
-                continue
-            if member.loading is not None:
-                member.loading, self._facts = None, self._facts or answer
-                continue
-            future, _ = member.open.pop(call)
-            self._note(member, answer.costs)
-            self._finished += answer.plan.usage
-            if answer.plan.error is None:
-                self.observe(answer.plan.usage)
-            future.samples = answer.samples
-            future.set_result(answer.plan)
-        for member, cause in dead.items():
-            self._replace(member, cause)
-
     def _replace(self, member: _Member, error: Exception) -> None:
-        """Replace a dead actor and requeue its open problems; raise its error if no actor has loaded yet."""
+        """Replace a dead actor; its searches start again. An error before any actor has loaded ends the run."""
+        if member not in self._members or self.closed:
+            return
         cause = error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else None
-        if isinstance(cause, Exception) and self._facts is None:
-            raise cause from error
         self._members.remove(member)
         self._ray.kill(member.actor)
-        self._again.extend(future for future, _ in member.open.values())
         self._deaths += 1
-        if self._deaths > self._fleet.replacements:
-            raise EngineUnavailableError(
+        if isinstance(cause, Exception) and self._facts is None:
+            self._failure = cause
+        elif self._deaths > self._fleet.replacements:
+            self._failure = EngineUnavailableError(
                 f"more actors died than replacements={self._fleet.replacements} allows: {self._deaths}; last error: "
                 f"{cause or line_of(error)}. Fix the cause and repeat the command; a store keeps finished searches"
-            ) from error
-        logger.warning("replaced an actor that died; restarting its %d searches: %s", len(member.open), line_of(error))
-        self._hire()
+            )
+        else:
+            logger.warning("replaced an actor that died; restarting its %d searches: %s", member.open, line_of(error))
+            self._loading.add(asyncio.create_task(self._load(self._hire())))
+        self._changed.set()
 
 
 def line_of(error: object) -> str:

@@ -42,7 +42,7 @@ from search.service.chat_format import (
     sse,
     usage_document,
 )
-from search.service.search_pool import PoolFullError, SearchPool, Service
+from search.service.search_pool import Asked, PoolFullError, SearchPool, Service
 from search.service.telemetry import Families, family, prometheus_text
 from search.service.waiting_connections import WaitingLimits
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from search import Budget, Plan
-    from search.engine.scheduler import SearchFuture
 
 _KEEP_ALIVE_SECONDS = 15.0
 _PROGRESS_SECONDS = 0.1
@@ -147,7 +146,7 @@ class _Front:
         self.max_body, self.max_question = max_body, max_question
         self._read = pool.service.mas.final_text
         self.stopping = False
-        self._open: set[SearchFuture] = set()
+        self._open: set[Asked] = set()
         self.counts: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
         self.started = int(time.time())
@@ -157,8 +156,8 @@ class _Front:
     def stop(self) -> None:
         """Cancel every open search before the server exits."""
         self.stopping = True
-        for future in tuple(self._open):
-            future.cancel()
+        for running in tuple(self._open):
+            running.future.cancel()
 
     async def health(self, request: Request) -> Response:
         load = {"active": self.pool.active, "waiting": self.pool.waiting} if self.authorised(request.headers) else {}
@@ -190,16 +189,16 @@ class _Front:
             asked = parse_chat(await self._body(request), self.model)
             check_question(asked.question, self.max_question)
             changed = asyncio.Event()
-            future = self._submit(asked, changed, read_limits(request.headers.get("x-mas-budget")))
+            running = self._submit(asked, changed, read_limits(request.headers.get("x-mas-budget")))
             if asked.stream:
-                return StreamingResponse(self._stream(asked, future, changed), media_type="text/event-stream")
-            plan = await self._whole(request, future)
+                return StreamingResponse(self._stream(asked, running, changed), media_type="text/event-stream")
+            plan = await self._whole(request, running)
         except ApiError as error:
             return self.refused(error)
         self._count(plan, 200)
         return _json(completion_document(plan, asked, self.model, self._read))
 
-    def _submit(self, asked: ChatRequest, changed: asyncio.Event, limits: Budget | None) -> SearchFuture:
+    def _submit(self, asked: ChatRequest, changed: asyncio.Event, limits: Budget | None) -> Asked:
         loop = asyncio.get_running_loop()
 
         def announce() -> None:
@@ -211,17 +210,17 @@ class _Front:
             raise _stopping()
         seed = self.seed if asked.seed is None else asked.seed
         try:
-            future = self.pool.submit(
+            running = self.pool.submit(
                 asked.question, seed, asked.sampling(self.pool.service.sampling), announce, limits
             )
         except PoolFullError:
             raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
-        self._open.add(future)
-        return future
+        self._open.add(running)
+        return running
 
-    def _close(self, future: SearchFuture) -> None:
-        self._open.discard(future)
-        future.cancel()
+    def _close(self, running: Asked) -> None:
+        self._open.discard(running)
+        running.future.cancel()
 
     def authorised(self, headers: Headers) -> bool:
         """Return whether a request has the key or no key is required."""
@@ -245,9 +244,9 @@ class _Front:
     def _too_large(self) -> ApiError:
         return ApiError(413, f"expected a body of at most {self.max_body:,} bytes; shorten the question")
 
-    async def _whole(self, request: Request, future: SearchFuture) -> Plan:
+    async def _whole(self, request: Request, running: Asked) -> Plan:
         """Wait for the plan or for the client to disconnect."""
-        search = asyncio.ensure_future(self._plan(future))
+        search = asyncio.ensure_future(self._plan(running))
         leaving = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait((search, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -256,13 +255,13 @@ class _Front:
                 raise ApiError(499, "the client closed the connection")
             return search.result()
         finally:
-            self._close(future)
+            self._close(running)
             leaving.cancel()
             await asyncio.gather(search, leaving, return_exceptions=True)
 
-    async def _plan(self, future: SearchFuture) -> Plan:
+    async def _plan(self, running: Asked) -> Plan:
         try:
-            plan = await asyncio.wrap_future(future)
+            plan = (await asyncio.wrap_future(running.future)).plan
         except EngineUnavailableError as error:
             raise ApiError(503, f"the engine is not available: {error}", retry_after=10) from error
         except asyncio.CancelledError:
@@ -288,9 +287,9 @@ class _Front:
             if failed and not self._read(best.text):
                 raise ApiError(500, f"the program failed: {error}", kind="server_error")
 
-    async def _stream(self, asked: ChatRequest, future: SearchFuture, changed: asyncio.Event) -> AsyncIterator[str]:
+    async def _stream(self, asked: ChatRequest, running: Asked, changed: asyncio.Event) -> AsyncIterator[str]:
         """Yield progress during the search, then the answer; the search ends when the client disconnects."""
-        ident, search = f"chatcmpl-{uuid.uuid4().hex}", asyncio.ensure_future(self._plan(future))
+        ident, search = f"chatcmpl-{uuid.uuid4().hex}", asyncio.ensure_future(self._plan(running))
         finished = False
         try:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
@@ -301,7 +300,7 @@ class _Front:
                     await asyncio.wait((search, stepped), timeout=_KEEP_ALIVE_SECONDS, return_when=either)
                 finally:
                     stepped.cancel()
-                step = future.step
+                step = running.step
                 if changed.is_set() and step is not None:
                     changed.clear()
                     line = f"{step.agent}: {step.agent_calls} agent calls, {step.generated_tokens} tokens\n"
@@ -327,7 +326,7 @@ class _Front:
         finally:
             if not finished:
                 self.counts["cancelled_searches"] += 1
-            self._close(future)
+            self._close(running)
             search.cancel()
 
     def _count(self, plan: Plan, status: int) -> None:

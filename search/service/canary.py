@@ -12,8 +12,10 @@ from search.protocol import as_planner
 from search.report.canary_panel import OUTCOMES
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from search import Critic, Plan, Planner
-    from search.engine.scheduler import SearchFuture
+    from search.engine.searcher import Searched
 
 _LOGGER = logging.getLogger("search")
 
@@ -36,12 +38,12 @@ class Canary:
         """Return whether a request belongs to the share, as determined by its question and seed."""
         return derive_seed(seed, question, b"canary", 0) % 2**32 < self._share * 2**32
 
-    def compare(self, early: Plan, whole: SearchFuture) -> None:
+    def compare(self, early: Plan, whole: Future[Searched]) -> None:
         """Count and log the outcome of a complete search; runs on the scheduler's thread."""
-        if whole.cancelled() or whole.exception() is not None or whole.result().error is not None:
+        if whole.cancelled() or whole.exception() is not None or whole.result().plan.error is not None:
             self.add("failed", stopped=early.stopped)
             return
-        plan = whole.result()
+        plan = whole.result().plan
         same = plan.answer == early.answer and (plan.answer is not None or plan.text == early.text)
         fields: dict[str, object] = {"stopped": early.stopped}
         for name, one in (("early", early), ("whole", plan)):

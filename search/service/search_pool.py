@@ -1,19 +1,22 @@
 """The searches that answer the requests of a service.
 
-The service has one scheduler and a bounded queue. Each request has its own seed and sampling parameters.
+The service has one scheduler, on a thread with its own event loop, and a bounded queue. Each request has its own seed
+and sampling parameters.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from queue import Full, Queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks import Problem
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Grader, Kind
     from search import Critic, Planner
-    from search.engine.scheduler import SearchFuture
+    from search.engine.searcher import Searched
+    from search.usage import Usage
 
 
 PROBLEM_ID = "question"
@@ -140,14 +144,43 @@ class _Grades:
         self._jobs.put(None)
 
 
+class SearchStep(NamedTuple):
+    """The progress of a search: the agent of its latest message and its cost so far."""
+
+    agent: str
+    agent_calls: int
+    generated_tokens: int
+
+
+class Asked:
+    """A search that answers a request.
+
+    Attributes:
+        question: The question.
+        step: The latest progress; None before the first message.
+        future: The finished search; cancelling it drops the search.
+    """
+
+    def __init__(self, question: str, changed: Callable[[], None]) -> None:
+        """Start without progress; ``changed`` is called on another thread after each message."""
+        self.question, self._changed = question, changed
+        self.step: SearchStep | None = None
+        self.future: Future[Searched]
+
+    def advance(self, agent: str, usage: Usage) -> None:
+        """Record a message."""
+        self.step = SearchStep(agent, usage.agent_calls, usage.generated_tokens)
+        self._changed()
+
+
 class SearchPool:
-    """A running scheduler with a bounded queue; not thread-safe, used only by the server's event loop."""
+    """A running scheduler with a bounded queue; `submit` is used only by the server's event loop."""
 
     def __init__(self, service: Service) -> None:
         """Start without searches."""
         from mas_gym.tasks.grading.graders import Ungraded
         from mas_gym.tasks.task_classes import ProblemTask
-        from search.engine.progress import Journal
+        from search.engine.journal import Journal
         from search.engine.scheduler import Scheduler
         from search.setup import make_setup, priced_setup
 
@@ -162,7 +195,11 @@ class SearchPool:
         self.canary = make_canary(service.canary, as_planner(service.planner), setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
-        self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task).start()
+        self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mas-gym-service", daemon=True)
+        self._thread.start()
+        self._open: set[Future[Searched]] = set()
 
     @property
     def active(self) -> int:
@@ -181,7 +218,7 @@ class SearchPool:
         sampling: Sampling,
         changed: Callable[[], None],
         budget: Budget | None = None,
-    ) -> SearchFuture:
+    ) -> Asked:
         """Queue a search.
 
         Args:
@@ -194,46 +231,66 @@ class SearchPool:
         Raises:
             PoolFullError: The queue is full.
         """
-        if self.waiting + self.active >= self.service.concurrency + self.service.queue:
+        if len(self._open) >= self.service.concurrency + self.service.queue:
             raise PoolFullError
         kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
         problem = Problem(PROBLEM_ID, question, "", kind)
-        limits = None if budget is None else (self.service.budget or Budget()).tightened(budget)
-        future = self._scheduler.submit(
-            problem, seed=seed, sampling=sampling, budget=limits, on_progress=lambda step: changed()
-        )
-        future.add_done_callback(self._ended)  # type: ignore[arg-type]
+        sampling = sampling.for_system(self.service.mas)
+        changes: dict[str, object] = {"seed": seed, "sampling": sampling}
+        if budget is not None:
+            changes["budget"] = (self.service.budget or Budget()).tightened(budget)
+        asked = Asked(question, changed)
+        asked.future = self._start(problem, self._ended, asked.advance, **changes)
         if self.canary is not None and self.canary.chosen(question, seed):
             check = partial(self._search_in_full, self.canary, problem, seed, sampling)
-            future.add_done_callback(check)
+            asked.future.add_done_callback(check)
+        return asked
+
+    def _start(
+        self,
+        problem: Problem,
+        ended: Callable[[Future[Searched]], object],
+        on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
+        **changes: object,
+    ) -> Future[Searched]:
+        """Search a problem on the scheduler's thread."""
+        search = self._scheduler.search(problem, on_message, **changes)
+        future = asyncio.run_coroutine_threadsafe(search, self._loop)
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
+        future.add_done_callback(ended)
         return future
 
     def _search_in_full(
-        self, canary: Canary, problem: Problem, seed: int, sampling: Sampling, future: SearchFuture
+        self, canary: Canary, problem: Problem, seed: int, sampling: Sampling, future: Future[Searched]
     ) -> None:
         """Repeat a request of the canary share in full; runs on the scheduler's thread."""
-        if future.cancelled() or future.exception() is not None or future.result().error is not None:
+        if future.cancelled() or future.exception() is not None or future.result().plan.error is not None:
             return
-        plan = future.result()
+        plan = future.result().plan
         if plan.stopped is None:
             canary.add("unstopped")
-        elif self._scheduler.closed or self.waiting + self.active >= self.service.concurrency:
+        elif self._scheduler.closed or len(self._open) >= self.service.concurrency:
             canary.add("dropped", stopped=plan.stopped)
         else:
-            whole = self._scheduler.submit(problem, seed=seed, sampling=sampling, planner=canary.planner)
-            whole.add_done_callback(partial(canary.compare, plan))
+            self._start(problem, partial(canary.compare, plan), seed=seed, sampling=sampling, planner=canary.planner)
 
-    def _ended(self, future: SearchFuture) -> None:
+    def _ended(self, future: Future[Searched]) -> None:
         """Log a finished search and queue its answer for grading; runs on the scheduler's thread."""
         if not future.cancelled() and future.exception() is None:
-            plan = future.result()
-            self._journal.ended(future.problem, plan, {})
+            problem, plan, *_ = future.result()
+            self._journal.ended(problem, plan, {})
             if self.grades is not None and plan.best is not None:
-                self.grades.submit(future.problem.question, self.service.mas.final_text(plan.best.text))
+                self.grades.submit(problem.question, self.service.mas.final_text(plan.best.text))
 
     def close(self) -> None:
         """Cancel every search and wait for the scheduler's thread."""
-        self._scheduler.close()
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._scheduler.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
         if self.grades is not None:
             self.grades.close()
         self._journal.close(self._scheduler.usage, self._scheduler.calls, self._scheduler.stopped)

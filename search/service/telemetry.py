@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from search.engine.progress import Progress
+    from search.progress import Progress
 
 SCHEMA = 1
 """Version of the lines written by `json_lines`, in the field ``schema``."""
@@ -112,7 +112,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
     Raises:
         MissingDependencyError: opentelemetry-sdk or, for ``"otlp"``, its exporter is not installed.
     """
-    from search.engine.otel_spans import trace
+    from search.tracing import trace
 
     need("opentelemetry.sdk", "recording traces", "telemetry")
     from opentelemetry.sdk.resources import Resource

@@ -20,7 +20,7 @@ from test_reward_models import CONTEXTS, RPSV, add_tensors, context, language_mo
 
 import mas_gym
 import search
-from mas_gym.envs.critic_base import scores_of
+from mas_gym.critics import scores_of
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, EngineUnavailableError, MASGymError
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import Choice, Sample

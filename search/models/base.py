@@ -1,0 +1,116 @@
+"""`SearchModel`: what one search explores, as the scheduler and planners see it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mas_gym.errors import SearchError
+from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import Grade, Problem
+from search.plan import Plan
+from search.protocol import Model, Propose, Request
+from search.sampling import SampleRecord
+from search.setup import Setup
+from search.tree import Proposal
+from search.usage import Usage
+
+Messages = tuple[ChatMessage, ...]
+Sample = Callable[[SamplingRequest], Awaitable[SamplingReply]]
+Report = Callable[[str, Usage], None]
+"""Takes the agent that wrote a message, or ``""``, and the usage to charge to the search."""
+
+
+@dataclass
+class SearchModel(ABC):
+    """The states and messages of one search: the root of its question, the successors of a state, and its local view.
+
+    Planners receive only `states`.
+
+    Attributes:
+        setup: The search's settings.
+        problem: The problem.
+        report: Charges usage to the search.
+        samples: The origin of each message, by its state's digest and its text.
+        generates: Whether messages are written during the search, so that each one is an agent call of the run.
+        grades: Known outcomes of terminal states, by digest; None if answers are graded.
+    """
+
+    setup: Setup
+    problem: Problem
+    report: Report
+    samples: dict[tuple[bytes, str], SampleRecord] = field(default_factory=dict)
+    generates: bool = True
+    grades: Mapping[bytes, Grade] | None = None
+
+    def __post_init__(self) -> None:
+        """Start without messages."""
+        self._drawn: dict[bytes, int] = {}
+        self.mas: MAS = self.setup.dynamics.mas
+
+    @property
+    def states(self) -> Model:
+        """The states, as planners see them."""
+        return self.setup.dynamics
+
+    async def root(self) -> MASState:
+        """Return the state of the question."""
+        return self.setup.dynamics.initial_state(self.problem.question)
+
+    @abstractmethod
+    async def successors(self, requests: Sequence[Propose]) -> list[list[Proposal]]:
+        """Return the messages of each request, and charge their usage.
+
+        Raises:
+            ExhaustedError: None of the states has another message.
+        """
+
+    @abstractmethod
+    def view(self, state: MASState) -> Messages:
+        """Return the acting agent's local view as the chat messages that it would be sent."""
+
+    def reply(self, request: Request) -> object:
+        """Answer a request of planners about this kind of model. Raises `SearchError` if there is no such request."""
+        raise SearchError(
+            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Arms from the planner, got a list "
+            f"with {request!r:.200}"
+        )
+
+    def proposal_of(self, state: MASState) -> Proposal | None:
+        """Return the proposal that led to a state; None if its message was not written by a policy."""
+        record = self.samples.get((state.parent.digest, state.text)) if state.parent is not None else None
+        return record.proposal if record is not None else None
+
+    def completed(self, plan: Plan) -> Plan:
+        """Return a graded plan with further facts of the model."""
+        return plan
+
+    def close(self) -> None:  # noqa: B027 - most models hold nothing
+        """Release the search's resources."""
+
+    def draw(self, state: MASState, n: int) -> int:
+        """Count ``n`` more messages at a state; return how many were drawn there before.
+
+        Raises:
+            SearchError: The state is terminal.
+        """
+        if state.acting == self.mas.sink:
+            raise SearchError("the planner proposed at a terminal state; check model.is_terminal(state) first")
+        start = self._drawn.get(state.digest, 0)
+        self._drawn[state.digest] = start + n
+        return start
+
+
+class Models(ABC):
+    """Creates the models of a scheduler's searches."""
+
+    @abstractmethod
+    def model(self, setup: Setup, problem: Problem, report: Report) -> SearchModel:
+        """Return the model of a search."""
+
+    def close(self) -> None:  # noqa: B027 - most models hold nothing
+        """Release what the models share."""

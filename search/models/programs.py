@@ -1,0 +1,128 @@
+"""An agent program, whose model calls a policy answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mas_gym.internal.event_loop import together
+from mas_gym.policies.base import PolicyBase
+from mas_gym.programs import Program, Runner
+from mas_gym.programs.replay import Session
+from mas_gym.systems.graph import Agent
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import Problem
+from search.models.base import Messages, Models, Report, Sample
+from search.models.played import PlayedModel
+from search.plan import Plan
+from search.protocol import Model
+from search.sampling import Sampling
+from search.setup import Setup
+
+Then = Callable[[MASState | Exception], None]
+
+
+@dataclass
+class ProgramModel(PlayedModel):
+    """The states of an agent program: transitions run the program.
+
+    Attributes:
+        session: The program's states in this search.
+        program: The program.
+    """
+
+    session: Session = None  # type: ignore[assignment]
+    program: Program = None  # type: ignore[assignment]
+
+    @property
+    def states(self) -> Model:
+        """The states of the program's session."""
+        return self.session
+
+    async def root(self) -> MASState:
+        """Run the program to its first call."""
+        return await _arrival(self.session.begin)
+
+    def view(self, state: MASState) -> Messages:
+        """Return the messages of the call that waits at a state."""
+        return self.session.call(state).messages
+
+    def prompt(self, state: MASState) -> tuple[Messages, Agent, Sampling, str]:
+        """Return the call that waits at a state, with the search's sampling where the call leaves it open."""
+        call, agent = self.session.call(state), self.mas.agents[state.acting]
+        sampling = self.setup.sampling.for_agent(agent)
+        cap = min(call.max_tokens or sampling.limit, sampling.limit)
+        sampling = replace(sampling, max_new_tokens=cap, **call.settings)
+        if sampling.temperature == 0 and self._drawn[state.digest] > 1:
+            self.program.report_greedy(agent.name)
+        return call.messages, agent, sampling, call.extra_body
+
+    async def reached(self, messages: Sequence[tuple[MASState, str]]) -> None:
+        """Run the program with replies that it has not received."""
+        fresh = [(state, text) for state, text in dict.fromkeys(messages) if not self.session.knows(state, text)]
+        await together(self._extend(state, text) for state, text in fresh)
+
+    async def _extend(self, state: MASState, text: str) -> None:
+        reached = await _arrival(partial(self.session.extend, state, text))
+        if reached.text != text:
+            # The last message of a program may contain its answer.
+            key = state.digest
+            self.samples.setdefault((key, reached.text), self.samples[key, text])
+
+    def completed(self, plan: Plan) -> Plan:
+        """Add the program's requests on the chosen path, by the node of each reply."""
+        node = plan.best.node if plan.best is not None else None
+        requests: dict[int, Messages] = {}
+        while node and plan.tree is not None:
+            parent = plan.tree[node].parent
+            requests[node] = self.view(plan.tree.states[parent])
+            node = parent
+        return replace(super().completed(plan), requests=requests, order_varied=self.session.order_varied)
+
+    def close(self) -> None:
+        """End the program's executions of this search."""
+        self.session.close()
+
+
+async def _arrival(start: Callable[[Then], None]) -> MASState:
+    """Start a step of a program and await its state; the callback may run on any thread."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[MASState] = loop.create_future()
+
+    def settle(outcome: MASState | Exception) -> None:
+        if arrived.done():
+            return
+        if isinstance(outcome, Exception):
+            arrived.set_exception(outcome)
+        else:
+            arrived.set_result(outcome)
+
+    def then(outcome: MASState | Exception) -> None:
+        # The search may have ended, and its event loop with it.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, outcome)
+
+    start(then)
+    return await arrived
+
+
+class ProgramModels(Models):
+    """Models of a program and a policy."""
+
+    def __init__(self, program: Program, policy: PolicyBase, sample: Sample) -> None:
+        """Open the program's runner."""
+        self._program, self._policy, self._sample = program, policy, sample
+        self._runner: Runner = program.open(policy)
+
+    def model(self, setup: Setup, problem: Problem, report: Report) -> ProgramModel:
+        """Return the model of a search."""
+        session = self._runner.session(problem.question)
+        parts = {"sample": self._sample, "arms": self._policy.arms, "session": session, "program": self._program}
+        return ProgramModel(setup, problem, report, **parts)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End the program's runner."""
+        self._runner.close()

@@ -1,0 +1,87 @@
+"""A recorded run, whose messages a search draws again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mas_gym.errors import ExhaustedError
+from mas_gym.policies.seeds import derive_seed
+from mas_gym.systems.prompts import chat_messages
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import Problem
+from search.models.base import Messages, Models, Report, SearchModel
+from search.protocol import Arm, Arms, Propose, Request
+from search.recorded_world import RecordedWorld, Recording
+from search.sampling import SampleRecord
+from search.setup import Setup
+from search.tree import Proposal
+from search.usage import Usage
+
+
+@dataclass
+class RecordedModel(SearchModel):
+    """The recorded messages of a problem; each is drawn once per search.
+
+    Attributes:
+        world: The recorded messages.
+    """
+
+    generates: bool = False
+    world: RecordedWorld = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        """Start without drawn messages."""
+        super().__post_init__()
+        self.grades = self.world.grades
+        self._orders: dict[bytes, list[Proposal]] = {}
+
+    async def root(self) -> MASState:
+        """Return the recorded root."""
+        return self.world.root
+
+    def view(self, state: MASState) -> Messages:
+        """Return the chat messages of the acting agent."""
+        return chat_messages(self.mas, state)
+
+    async def successors(self, requests: Sequence[Propose]) -> list[list[Proposal]]:
+        """Return recorded messages not yet drawn, in seeded order."""
+        if not any(len(self.world.at(one.state)) > self.draw(one.state, 0) for one in requests):
+            self.report("", Usage(unrecorded=sum(request.n for request in requests)))
+            raise ExhaustedError(f"no recorded message is left at the state after turn {requests[0].state.depth}")
+        return [self._take(request.state, request.n) for request in requests]
+
+    def _take(self, state: MASState, n: int) -> list[Proposal]:
+        order = self._orders.get(state.digest)
+        if order is None:
+            order = [*self.world.at(state)]
+            random.Random(derive_seed(self.setup.seed, self.problem.id, state.digest, 0)).shuffle(order)
+            self._orders[state.digest] = order
+        start = self.draw(state, 0)
+        drawn = order[start : start + n]
+        self.draw(state, len(drawn))
+        tokens = sum(proposal.tokens for proposal in drawn)
+        self.report("", Usage(agent_calls=len(drawn), generated_tokens=tokens, unrecorded=n - len(drawn)))
+        for proposal in drawn:
+            self.samples.setdefault((state.digest, proposal.action.text), SampleRecord(proposal, None))
+        return drawn
+
+    def reply(self, request: Request) -> object:
+        """Answer `Arms`: a recorded run has one."""
+        if isinstance(request, Arms):
+            self.draw(request.state, 0)
+            return (Arm("", None if self.setup.rate is None else self.setup.rate.generated("")),)
+        return super().reply(request)
+
+
+class RecordedModels(Models):
+    """Models of a recorded run."""
+
+    def __init__(self, recording: Recording) -> None:
+        """Store the run."""
+        self._recording = recording
+
+    def model(self, setup: Setup, problem: Problem, report: Report) -> RecordedModel:
+        """Return the model of a search."""
+        return RecordedModel(setup, problem, report, world=self._recording.world(problem))
