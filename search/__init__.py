@@ -14,7 +14,7 @@ from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
     from search.budget import Budget
-    from search.compare import Comparison, compare
+    from search.compare import Comparison, compare, compare_results
     from search.critics import ConstantCritic, PolicyLikelihood
     from search.engine.run import Run
     from search.grading import TurnAnswer, turn_answers
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "search.budget": "Budget",
-    "search.compare": "Comparison compare",
+    "search.compare": "Comparison compare compare_results",
     "search.critics": "ConstantCritic PolicyLikelihood",
     "search.progress": "Progress",
     "search.engine.run": "Run",
@@ -138,6 +138,7 @@ __all__ = [
     "as_planner",
     "as_prices",
     "compare",
+    "compare_results",
     "import_transcripts",
     "load_planner",
     "open_store",

@@ -182,6 +182,11 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "mas-gym import logs/*.jsonl --store runs.db",
         "mas-gym import traces.json --format otel --dry-run",
     ),
+    "compare": (
+        "mas_gym.cli.compare_results:compare",
+        "mas-gym compare old.eval new.eval",
+        "mas-gym compare results/ --metric exact_match --against MODEL --out compare.html",
+    ),
     "status": ("mas_gym.cli.status:status", "mas-gym status runs.db", "watch mas-gym status runs.db"),
     "view": ("mas_gym.cli.view:view", "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
     "report": (

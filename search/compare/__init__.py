@@ -3,7 +3,8 @@
 `comparison_runs` runs the searches, `cost_matching` adjusts planners to an equal cost, and `comparison` builds the
 tables of `search.results`. `first_errors` evaluates critics on `transcripts` with a known first wrong step,
 `reliability` evaluates them on stored trees, `selection_curves` computes the accuracy of selecting among recorded
-samples, and `blame` finds the message with the largest drop in value.
+samples, `paired_results` compares evaluations that other tools ran, and `blame` finds the message with the largest
+drop in value.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from mas_gym.internal.lazy import lazy_names
 if TYPE_CHECKING:
     from search.compare.comparison import compare
     from search.compare.first_errors import bench_critic
+    from search.compare.paired_results import compare_results
     from search.compare.selection_curves import select
     from search.results.table import Comparison
 
 _HOMES = {
     "search.compare.comparison": "compare",
     "search.compare.first_errors": "bench_critic",
+    "search.compare.paired_results": "compare_results",
     "search.compare.selection_curves": "select",
     "search.results.table": "Comparison",
 }
@@ -29,6 +32,7 @@ __all__ = [
     "Comparison",
     "bench_critic",
     "compare",
+    "compare_results",
     "select",
 ]
 

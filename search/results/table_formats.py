@@ -236,14 +236,14 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
     table, deviations, dropped = _fitted(rows, title, width)
     parts: list[RenderableType] = [table, Text(caption(rows, deviations, dropped), style="dim")]
     if arms := arm_cells(rows):
-        parts += [Text(""), _lines_table(ARM_TITLE, ARM_HEAD, arms, ARM_HEAD[2:])]
+        parts += [Text(""), lines_table(ARM_TITLE, ARM_HEAD, arms, ARM_HEAD[2:])]
     gaps = hit_differences(rows, baseline)
     if gaps:
         parts += [Text(""), _difference_table(gaps)]
     failures = [(one_line(row.label), str(number), reason) for row in rows for reason, number in by_cause(row.failures)]
     if failures:
         head = ("Search", "Number", "Reason")
-        parts += [Text(""), _lines_table("Failed searches", head, failures, ("Number",))]
+        parts += [Text(""), lines_table("Failed searches", head, failures, ("Number",))]
     return Group(*parts)
 
 
@@ -266,7 +266,7 @@ def arm_cells(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
     ]
 
 
-def _lines_table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[str]) -> Table:
+def lines_table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[str]) -> Table:
     """Return a table of text; the columns ``right`` are right-aligned."""
     from rich.text import Text
 
@@ -390,15 +390,16 @@ def to_latex(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> 
     ]
     said = " ".join(filter(None, (f"{title}." if title else "", first.note)))
     label = re.sub(r"\W+", "-", title.casefold(), flags=re.ASCII).strip("-") or "results"
-    parts = [_latex_table([first.head[i] for i in shown], lines, said, label, sum(i < 2 for i in shown))]
+    parts = [latex_table([first.head[i] for i in shown], lines, said, label, sum(i < 2 for i in shown))]
     for one in more:
         lines = [[latex(cell) for cell in line] for line in one.lines]
         kind = "arms" if one.head == ARM_HEAD else "differences"
-        parts.append(_latex_table(one.head, lines, f"{one.title}.", f"{label}-{kind}", 1))
+        parts.append(latex_table(one.head, lines, f"{one.title}.", f"{label}-{kind}", 1))
     return "\n".join(parts)
 
 
-def _latex_table(head: Sequence[str], lines: Sequence[Sequence[str]], said: str, label: str, left: int) -> str:
+def latex_table(head: Sequence[str], lines: Sequence[Sequence[str]], said: str, label: str, left: int) -> str:
+    """Return one LaTeX table of escaped lines with the caption ``said``; the first ``left`` columns contain words."""
     parts = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(head) - left)}}}"]
     parts += [r"\toprule", " & ".join(map(latex, head)) + r" \\", r"\midrule"]
     parts += [" & ".join(line) + r" \\" for line in lines]

@@ -1,0 +1,199 @@
+"""Evaluation logs of Inspect: ``.eval`` files, which are zip archives, and JSON logs."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from mas_gym.errors import DataError, is_number, shown
+from mas_gym.internal.json_types import JSONMapping
+from mas_gym.logs.chats import made, reference_of, text_or_none
+from mas_gym.logs.messages import message_content, read_history
+from mas_gym.logs.transcript import Transcript
+from mas_gym.tasks.data_rows import BadRow, RawRow
+from mas_gym.tasks.json_rows import LONGEST, json_rows, parsed
+
+_ZIP = b"PK\x03\x04"
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
+"""Inspect's grades (correct, incorrect, partial, no answer) and words as numbers, as in its own accuracy."""
+_ATTACHED = "attachment://"
+_DEPTH = 20
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is a zip archive."""
+    with path.open("rb") as opened:
+        return opened.read(len(_ZIP)) == _ZIP
+
+
+def archive_samples(path: Path) -> Iterator[RawRow]:
+    """Yield the samples of an ``.eval`` file; a sample that cannot be read becomes a row with a `BadRow`.
+
+    Raises:
+        DataError: The archive is damaged, or it is not an Inspect log.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = archive.infolist()
+            if not any(_is_sample(one) or one.filename in _HEADERS for one in inside):
+                names = shown([one.filename for one in inside])
+                raise DataError(f"{path}: expected an Inspect log with samples/ID_epoch_N.json, got a zip of {names}")
+            for one in filter(_is_sample, inside):
+                yield RawRow(f"{path} {one.filename}", _member(path, archive, one))
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path}: expected a complete Inspect log (.eval), got: {error}") from error
+
+
+_HEADERS = ("header.json", "_journal/start.json")
+
+
+def _is_sample(one: zipfile.ZipInfo) -> bool:
+    return one.filename.startswith("samples/") and one.filename.endswith(".json")
+
+
+def _member(path: Path, archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> object:
+    """Return the JSON value of a member of the archive, of at most `LONGEST` bytes."""
+    try:
+        with archive.open(one) as opened:
+            data = opened.read(LONGEST + 1)
+    except NotImplementedError as error:
+        # Recent versions of Inspect compress with Zstandard, which this version of Python cannot read.
+        raise DataError(
+            f"{path}: expected members compressed with deflate, got: {error}; convert the log with: inspect log "
+            "convert --to json"
+        ) from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        return BadRow(f"expected a complete member of the archive, got: {error}")
+    if len(data) > LONGEST:
+        return BadRow(f"expected a sample of at most {LONGEST:,} bytes, got more")
+    return parsed(data)
+
+
+def model_of(path: Path) -> str:
+    """Return the name of the model in a log's header; empty if the log does not name it."""
+    header: object = None
+    if is_archive(path):
+        with zipfile.ZipFile(path) as archive:
+            found = [one for name in _HEADERS for one in archive.infolist() if one.filename == name]
+            header = _member(path, archive, found[0]) if found else None
+    else:
+        header = next((row.value for row in json_rows(path)), None)
+    about = header.get("eval") if isinstance(header, Mapping) else None
+    model = about.get("model") if isinstance(about, Mapping) else None
+    return model if isinstance(model, str) else ""
+
+
+def is_inspect(row: object) -> bool:
+    """Whether a row is a JSON log of Inspect, or one of its samples."""
+    return _is_log(row) or (isinstance(row, Mapping) and row.keys() >= {"id", "input", "target", "messages"})
+
+
+def _is_log(row: object) -> bool:
+    if not isinstance(row, Mapping) or "conversations" in row:
+        return False
+    samples = row.get("samples")
+    first = samples[0] if isinstance(samples, list) and samples else None
+    return is_inspect(first) or ("eval" in row and "plan" in row)
+
+
+def inspect_samples(rows: Iterable[RawRow]) -> Iterator[RawRow]:
+    """Yield the samples of JSON logs, and other rows unchanged."""
+    for place, row in rows:
+        if isinstance(row, Mapping) and _is_log(row):
+            samples = row.get("samples")
+            if not isinstance(samples, list) or not samples:
+                status = f"a log of status {shown(row.get('status'))} without samples"
+                yield RawRow(place, BadRow(f"expected samples, got {status}; write the log with its samples"))
+                continue
+            yield from (RawRow(f"{place} sample {number}", sample) for number, sample in enumerate(samples))
+        else:
+            yield RawRow(place, row)
+
+
+def inspect(row: object) -> Transcript:
+    """Read a sample of an Inspect log.
+
+    Raises:
+        BadRow: The row has another format.
+    """
+    if not isinstance(row, Mapping) or not is_inspect(row):
+        raise BadRow(f"expected a sample with id, input, target and messages (Inspect), got {shown(row)}")
+    attachments = row.get("attachments")
+    messages = _attached(row["messages"], attachments if isinstance(attachments, Mapping) else {})
+    # The choices are only in the first message.
+    history = read_history(messages, None if row.get("choices") else _asked(row["input"]))
+    scores = sample_scores(row)
+    name, value = next(((name, value) for name, value in scores.items() if value is not None), ("", None))
+    identity = text_or_none(row["id"], "id")
+    facts = {"epoch": row.get("epoch"), "scorer": name, "error": _error(row)}
+    return made(
+        history,
+        answer=_answer(row),
+        reference=reference_of(row["target"] or None),
+        correct=bool(value) if value in (0, 1) else None,
+        score=None if value in (0, 1) else value,
+        question_id=identity,
+        sample_id=f"{identity}/{row.get('epoch', 1)}",
+        facts={key: fact for key, fact in facts.items() if fact},
+    )
+
+
+def sample_scores(sample: JSONMapping) -> dict[str, float | None]:
+    """Return a sample's scores by scorer, or by ``scorer/key`` for scores with several values; None for no number."""
+    scores = sample.get("scores")
+    if not isinstance(scores, Mapping):
+        scores = {"score": sample["score"]} if isinstance(sample.get("score"), Mapping) else {}
+    found: dict[str, float | None] = {}
+    for name, score in scores.items():
+        value = score.get("value") if isinstance(score, Mapping) else score
+        if isinstance(value, Mapping):
+            found.update({f"{name}/{key}": _number(part) for key, part in value.items()})
+        else:
+            found[name] = _number(value)
+    return found
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, str):
+        return _GRADES.get(value, _GRADES.get(value.strip().lower()))
+    return float(value) if isinstance(value, bool) or is_number(value) else None
+
+
+def question_text(sample: JSONMapping) -> str:
+    """Return the text of a sample's input, to compare the questions of two logs."""
+    return _asked(sample.get("input")) or ""
+
+
+def _asked(given: object) -> str | None:
+    if isinstance(given, list):
+        users = [one for one in given if isinstance(one, Mapping) and one.get("role") == "user"]
+        given = message_content(users[-1].get("content"))[0] if users else None
+    return given if isinstance(given, str) and given.strip() else None
+
+
+def _answer(row: JSONMapping) -> str | None:
+    scores = row.get("scores")
+    for score in scores.values() if isinstance(scores, Mapping) else ():
+        answer = score.get("answer") if isinstance(score, Mapping) else None
+        if isinstance(answer, str) and answer.strip():
+            return answer
+    return None
+
+
+def _error(row: JSONMapping) -> str | None:
+    error = row.get("error")
+    text = error.get("message") if isinstance(error, Mapping) else error
+    return text[:1000] if isinstance(text, str) else None
+
+
+def _attached(value: object, attachments: JSONMapping, depth: int = 0) -> object:
+    """Return a value with the texts that are stored as attachments."""
+    if isinstance(value, str) and value.startswith(_ATTACHED):
+        return attachments.get(value.removeprefix(_ATTACHED), value)
+    if depth < _DEPTH and isinstance(value, list):
+        return [_attached(one, attachments, depth + 1) for one in value]
+    if depth < _DEPTH and isinstance(value, Mapping):
+        return {key: _attached(one, attachments, depth + 1) for key, one in value.items()}
+    return value
