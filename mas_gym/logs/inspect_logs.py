@@ -23,9 +23,12 @@ _DEPTH = 20
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip archive."""
-    with path.open("rb") as opened:
-        return opened.read(len(_ZIP)) == _ZIP
+    """Whether a file is a zip archive; False for a file that cannot be read."""
+    try:
+        with path.open("rb") as opened:
+            return opened.read(len(_ZIP)) == _ZIP
+    except OSError:
+        return False
 
 
 def archive_samples(path: Path) -> Iterator[RawRow]:

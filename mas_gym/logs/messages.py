@@ -260,7 +260,8 @@ def _call(entry: object) -> tuple[str, ToolCall]:
         raise BadRow(f"expected a tool call with a name and arguments, got {shown(entry)}")
     function = entry.get("function") if isinstance(entry.get("function"), Mapping) else entry
     assert isinstance(function, Mapping)
-    name = function.get("name")
+    # In Inspect's logs, the function is the name.
+    name = function.get("name", function.get("function"))
     arguments = next((function[key] for key in ("arguments", "args", "input") if function.get(key) is not None), "{}")
     if not isinstance(name, str) or not name.strip():
         raise BadRow(f"expected a tool call with a name, got {shown(dict(entry))}")
@@ -283,6 +284,9 @@ def message_content(content: object) -> tuple[str, list[tuple[str, ToolCall]], t
             texts.append(part)
         elif kind in ("tool_use", "tool_call"):
             calls.append(_call(part))
+        elif kind in ("reasoning", "thinking", "redacted_thinking"):
+            # Other agents do not receive it.
+            left_out.append(f"part of type {kind}")
         elif kind in ("tool_result", "tool_call_response"):
             key = next((key for key in ("content", "response", "result") if key in part), "")
             texts.append(message_content(part.get(key))[0])

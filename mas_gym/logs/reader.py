@@ -9,11 +9,15 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mas_gym.errors import DataError, DataNotFoundError, MASGymError, UserCodeError, shown
 from mas_gym.internal.suggestions import choice
-from mas_gym.logs.chats import ag2, chat, is_ag2, is_chat, is_langgraph, langgraph
+from mas_gym.logs.ag2_chats import ag2, is_ag2
+from mas_gym.logs.autogen_runs import autogen, is_autogen
+from mas_gym.logs.chats import chat, is_chat
+from mas_gym.logs.crewai_runs import crewai, crewai_runs, is_crewai
+from mas_gym.logs.inspect_logs import archive_samples, inspect, inspect_samples, is_archive, is_inspect
 from mas_gym.logs.labelled import (
     agent_processbench,
     is_agent_processbench,
@@ -24,9 +28,15 @@ from mas_gym.logs.labelled import (
     processbench,
     who_and_when,
 )
-from mas_gym.logs.messages import is_history
+from mas_gym.logs.langgraph_runs import is_langgraph, langgraph, langgraph_runs
+from mas_gym.logs.lm_eval import is_lm_eval, lm_eval, lm_eval_samples
+from mas_gym.logs.math_shepherd import is_math_shepherd, math_shepherd
+from mas_gym.logs.openai_batch import BatchCollector, is_openai_batch
+from mas_gym.logs.sharegpt import is_sharegpt, sharegpt
+from mas_gym.logs.smolagents_runs import is_smolagents, smolagents
 from mas_gym.logs.span_logs import SpanCollector, is_otel
 from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
+from mas_gym.logs.verifiers_rollouts import is_verifiers, verifiers
 from mas_gym.plugins import Spec, find_in_file, names_a_file
 from mas_gym.tasks.data_rows import BadRow, RawRow
 from mas_gym.tasks.json_rows import json_rows
@@ -36,9 +46,30 @@ logger = logging.getLogger("mas_gym.logs")
 _SNIFFED = 20
 
 
+class _Collector(Protocol):
+    """Joins rows that may be in different files."""
+
+    def add(self, place: str, row: object) -> None:
+        """Store a row."""
+
+    def transcripts(self) -> Iterator[Transcript | BrokenLine]:
+        """Yield the transcripts of all rows, and release the memory."""
+
+
 class _Format(NamedTuple):
+    """A format.
+
+    Attributes:
+        fits: Returns whether a row has this format.
+        read: Reads a row; None if rows must be joined.
+        rows: Divides or joins the rows of a file before they are read.
+        collect: Makes a collector for a format without ``read``.
+    """
+
     fits: Callable[[object], bool]
-    read: Callable[[Any], Transcript] | None
+    read: Callable[[Any], Transcript] | None = None
+    rows: Callable[[Iterable[RawRow]], Iterable[RawRow]] = iter
+    collect: Callable[[], _Collector] | None = None
 
 
 FORMATS: Mapping[str, _Format] = MappingProxyType(
@@ -47,8 +78,17 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
         "agent-processbench": _Format(is_agent_processbench, agent_processbench),
         "processbench": _Format(is_processbench, processbench),
         "prm800k": _Format(is_prm800k, prm800k),
-        "otel": _Format(is_otel, None),
-        "langgraph": _Format(is_langgraph, langgraph),
+        "math-shepherd": _Format(is_math_shepherd, math_shepherd),
+        "otel": _Format(is_otel, collect=SpanCollector),
+        "openai-batch": _Format(is_openai_batch, collect=BatchCollector),
+        "inspect": _Format(is_inspect, inspect, inspect_samples),
+        "lm-eval": _Format(is_lm_eval, lm_eval, lm_eval_samples),
+        "verifiers": _Format(is_verifiers, verifiers),
+        "sharegpt": _Format(is_sharegpt, sharegpt),
+        "crewai": _Format(is_crewai, crewai, crewai_runs),
+        "smolagents": _Format(is_smolagents, smolagents),
+        "autogen": _Format(is_autogen, autogen),
+        "langgraph": _Format(is_langgraph, langgraph, langgraph_runs),
         "ag2": _Format(is_ag2, ag2),
         "chat": _Format(is_chat, chat),
     }
@@ -82,7 +122,13 @@ def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iter
         raise DataNotFoundError(f"{path}: expected a log file, but no such file exists")
     if not path.is_file():
         raise DataError(f"{path}: expected a regular file; for a folder, pass its files, as in FOLDER/*.jsonl")
-    return json_rows(path, listen, is_history)
+    # Only the logs of Inspect are archives.
+    return archive_samples(path) if is_archive(path) else json_rows(path, listen, _is_row)
+
+
+def _is_row(value: list[Any]) -> bool:
+    """Whether an array is one row, rather than a list of rows."""
+    return any(one.fits(value) for one in FORMATS.values())
 
 
 def check_format(format: str | None) -> None:
@@ -128,7 +174,7 @@ def read_transcripts(
 
 
 def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) -> Iterator[Transcript | BrokenLine]:
-    traces = SpanCollector()
+    collectors: dict[str, _Collector] = {}
     before = 0
     for path in paths:
 
@@ -139,33 +185,36 @@ def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) 
             if format is not None and names_a_file(format):
                 yield from _by_user(format, path)
             else:
-                yield from _read_file(path, format or recognise(path), traces, heard)
+                yield from _read_file(path, format or recognise(path), collectors, heard)
         except DataError as error:
             # With several files, report this file and read the others.
             if len(paths) == 1:
                 raise
             yield BrokenLine(str(path), str(error))
         before += path.stat().st_size if path.exists() else 0
-    yield from traces.transcripts()
+    for collector in collectors.values():
+        yield from collector.transcripts()
 
 
 def _read_file(
-    path: Path, format: str, traces: SpanCollector, listen: Callable[[int], None]
+    path: Path, name: str, collectors: dict[str, _Collector], listen: Callable[[int], None]
 ) -> Iterator[Transcript | BrokenLine]:
-    read = FORMATS[format].read
-    for place, row in _rows(path, listen):
+    format = FORMATS[name]
+    if format.collect is not None and name not in collectors:
+        collectors[name] = format.collect()
+    for place, row in format.rows(_rows(path, listen)):
         try:
             if isinstance(row, BadRow):
                 raise row
-            if read is None:
-                traces.add(place, row)
+            if format.read is None:
+                collectors[name].add(place, row)
             else:
-                yield replace(validate_transcript(read(row)), place=place)
+                yield replace(validate_transcript(format.read(row)), place=place)
         except BadRow as fault:
             yield BrokenLine(place, str(fault))
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             # Dialects nest values of any type in many places; a value that does not fit also makes the line invalid.
-            yield BrokenLine(place, f"not of format {format}: {type(error).__name__}: {shown(error)}")
+            yield BrokenLine(place, f"not of format {name}: {type(error).__name__}: {shown(error)}")
 
 
 def _by_user(spec: str, path: Path) -> Iterator[Transcript | BrokenLine]:

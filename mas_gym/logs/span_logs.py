@@ -7,17 +7,19 @@ The spans of a trace may be anywhere in the files, so they are stored in a tempo
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from mas_gym.errors import is_number, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import REFERENCE, reference_of, text_or_none
 from mas_gym.logs.messages import is_message, message_content, read_message, written
+from mas_gym.logs.openinference_spans import is_openinference, openinference
+from mas_gym.logs.spans import AGENT, MODEL, OTHER, TOOL, Span, make_span
 from mas_gym.logs.transcript import (
     BrokenLine,
     LoggedMessage,
@@ -31,8 +33,9 @@ from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.data_rows import BadRow, first_of
 from mas_gym.tasks.json_rows import parsed
 
-_MODEL, _TOOL, _AGENT, _OTHER = "model", "tool", "agent", "other"
 _MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")
+_PLAIN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
+_LANGFUSE_TRACE = {"id", "timestamp", "input", "output", "sessionId"}
 _CORRECT = ("correct", "correctness", "is_correct")
 _TEXT_KEYS = (
     "question",
@@ -48,9 +51,6 @@ _TEXT_KEYS = (
     "response",
 )
 
-Span = JSONObject
-"""Keys: trace, id, parent, kind, agent, name, start, input, output, tokens and facts."""
-
 
 def is_otel(row: object) -> bool:
     """Whether a row contains spans."""
@@ -58,11 +58,13 @@ def is_otel(row: object) -> bool:
 
 
 def _dialect(row: Mapping[str, object]) -> Callable[[Any], Iterable[Span]] | None:
+    if "context.span_id" in row and "context.trace_id" in row:
+        return _phoenix
     if "resourceSpans" in row or "resource_spans" in row:
         return _otlp
     if "context" in row and "attributes" in row:
         return _console
-    if isinstance(row.get("observations"), list):
+    if isinstance(row.get("observations"), list) or row.keys() >= _LANGFUSE_TRACE:
         return _langfuse_trace
     if "run_type" in row and "id" in row:
         return _langsmith
@@ -117,6 +119,14 @@ def _console(row: Mapping[str, object]) -> Iterator[Span]:
     yield _gen_ai(identity, row.get("parent_id"), str(row.get("name", "")), row.get("start_time"), attributes, events)
 
 
+def _phoenix(row: Mapping[str, object]) -> Iterator[Span]:
+    """Read a span of Phoenix's table of spans, in which each attribute is a column."""
+    named = {key.removeprefix("attributes."): row[key] for key in row if key.startswith("attributes.")}
+    attributes = {"openinference.span.kind": row.get("span_kind"), **named}
+    identity = row["context.trace_id"], row["context.span_id"]
+    yield openinference(identity, row.get("parent_id"), str(row.get("name", "")), row.get("start_time"), attributes)
+
+
 def _gen_ai(
     identity: tuple[object, object],
     parent: object,
@@ -125,6 +135,8 @@ def _gen_ai(
     attributes: Mapping[str, object],
     events: list[tuple[str, JSONObject]],
 ) -> Span:
+    if is_openinference(attributes):
+        return openinference(identity, parent, name, start, attributes)
     operation = attributes.get("gen_ai.operation.name")
     outputs = _messages(attributes, "gen_ai.output.messages") or _indexed(attributes, "gen_ai.completion")
     inputs = _messages(attributes, "gen_ai.input.messages") or _indexed(attributes, "gen_ai.prompt")
@@ -137,30 +149,41 @@ def _gen_ai(
         elif event in ("gen_ai.user.message", "gen_ai.system.message", "gen_ai.assistant.message"):
             inputs.append({"role": event.split(".")[1], **body})
         elif event == "gen_ai.content.completion":
-            outputs += _history(parsed(str(body.get("gen_ai.completion", ""))))
+            outputs += _history(_unpacked(body.get("gen_ai.completion")))
         elif event == "gen_ai.content.prompt":
-            inputs += _history(parsed(str(body.get("gen_ai.prompt", ""))))
+            inputs += _prompted(body.get("gen_ai.prompt"))
     facts = {key: attributes[key] for key in attributes if key.startswith("mas_gym.")}
     for event, fields in events:
         if event == "gen_ai.evaluation.result":
             about = str(fields.get("gen_ai.evaluation.name", "score"))
             facts[f"score.{about}"] = fields.get("gen_ai.evaluation.score.value")
     tool = attributes.get("gen_ai.tool.name")
-    kind = _OTHER
+    kind = OTHER
     output: object = outputs
     if operation == "execute_tool" or (tool and operation is None):
-        kind, output = _TOOL, first_of(attributes, ("gen_ai.tool.call.result", "gen_ai.tool.output"))
+        kind, output = TOOL, first_of(attributes, ("gen_ai.tool.call.result", "gen_ai.tool.output"))
     elif operation == "invoke_agent":
-        kind = _AGENT
+        kind = AGENT
     elif operation in _MODEL_OPERATIONS or (operation is None and outputs):
-        kind = _MODEL
+        kind = MODEL
     system = attributes.get("gen_ai.system_instructions")
     if system is not None:
         inputs = [{"role": "system", "content": _unpacked(system)}, *inputs]
     facts |= {"model": attributes["gen_ai.request.model"]} if "gen_ai.request.model" in attributes else {}
     tokens = attributes.get("gen_ai.usage.output_tokens", attributes.get("gen_ai.usage.completion_tokens"))
     agent = attributes.get("gen_ai.agent.name")
-    return _span(*identity, parent, kind, agent, str(tool or name), start, inputs, output, tokens, facts)
+    return make_span(*identity, parent, kind, agent, str(tool or name), start, inputs, output, tokens, facts)
+
+
+def _prompted(prompt: object) -> list[object]:
+    """Return the messages of a prompt: JSON, or text in which ``role: `` begins each message (OpenLIT)."""
+    prompt = _unpacked(prompt)
+    if not isinstance(prompt, str):
+        return _history(prompt)
+    parts = _PLAIN.split(prompt)
+    if len(parts) == 1 or parts[0].strip():
+        return [{"role": "user", "content": prompt}]
+    return [{"role": role, "content": text.strip()} for role, text in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def _attributes(entries: object) -> JSONObject:
@@ -206,14 +229,23 @@ def _indexed(attributes: Mapping[str, object], prefix: str) -> list[object]:
 
 
 def _langfuse_trace(row: JSONMapping) -> Iterator[Span]:
+    if isinstance(row.get("trace"), Mapping):
+        # The download of a single trace.
+        row = {**row["trace"], "observations": row["observations"]}
+    observations = row.get("observations")
+    if not isinstance(observations, list) or any(isinstance(one, str) for one in observations):
+        raise BadRow(
+            "expected a Langfuse trace with its observations, got a trace without them; download the trace on its "
+            "page, or the table of observations"
+        )
     trace = row.get("id")
     facts = _scores(row.get("scores")) | _metadata(row.get("metadata"))
     start = row.get("timestamp", row.get("createdAt"))
     root = f"trace {trace}"
-    yield _span(
-        trace, root, None, _OTHER, None, str(row.get("name", "")), start, row.get("input"), row.get("output"), 0, facts
+    yield make_span(
+        trace, root, None, OTHER, None, str(row.get("name", "")), start, row.get("input"), row.get("output"), 0, facts
     )
-    for observation in row["observations"]:
+    for observation in observations:
         if not isinstance(observation, Mapping):
             raise BadRow(f"expected an observation, got {shown(observation)}")
         for span in _langfuse_observation({"traceId": trace, **observation}):
@@ -222,14 +254,14 @@ def _langfuse_trace(row: JSONMapping) -> Iterator[Span]:
 
 def _langfuse_observation(row: Mapping[str, object]) -> Iterator[Span]:
     sort = str(row.get("type", "")).upper()
-    kind = {"GENERATION": _MODEL, "TOOL": _TOOL, "AGENT": _AGENT}.get(sort, _OTHER)
+    kind = {"GENERATION": MODEL, "TOOL": TOOL, "AGENT": AGENT}.get(sort, OTHER)
     name = str(row.get("name") or "")
     usage = row.get("usageDetails", row.get("usage"))
     tokens = _get(usage, "output", "completionTokens", "output_tokens", "completion_tokens")
     facts = _metadata(row.get("metadata")) | ({"model": row["model"]} if isinstance(row.get("model"), str) else {})
-    agent = facts.get("agent") or facts.get("agent_name") or (name if kind == _AGENT else None)
+    agent = facts.get("agent") or facts.get("agent_name") or (name if kind == AGENT else None)
     parent = row.get("parentObservationId")
-    yield _span(
+    yield make_span(
         row.get("traceId"), row.get("id"), parent, kind, agent, name, row.get("startTime"), row.get("input"),
         row.get("output"), tokens, facts,
     )  # fmt: skip
@@ -241,14 +273,14 @@ def _langsmith(row: Mapping[str, object]) -> Iterator[Span]:
     trace = row.get("trace_id") or row.get("id")
     while waiting:
         run, parent = waiting.pop()
-        kind = {"llm": _MODEL, "tool": _TOOL, "retriever": _TOOL}.get(str(run.get("run_type")), _OTHER)
+        kind = {"llm": MODEL, "tool": TOOL, "retriever": TOOL}.get(str(run.get("run_type")), OTHER)
         extra = _get(run, "extra")
         facts = _metadata(_get(extra, "metadata")) | _feedback(run.get("feedback_stats"))
         facts |= _references(run.get("reference_outputs"))
         name = str(run.get("name") or "")
         agent = facts.get("agent") or facts.get("agent_name") or facts.get("langgraph_node")
         tokens = run.get("completion_tokens")
-        yield _span(
+        yield make_span(
             trace, run.get("id"), parent, kind, agent, name, run.get("start_time"), run.get("inputs"),
             run.get("outputs"), tokens, facts,
         )  # fmt: skip
@@ -319,7 +351,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
     places = _places(spans, dropped)
     ordered = sorted(spans.values(), key=lambda span: span["start"])
     kinds = {span["kind"] for span in ordered if span["output"]}
-    wanted = (_MODEL, _TOOL) if _MODEL in kinds else (_AGENT, _TOOL)
+    wanted = (MODEL, TOOL) if MODEL in kinds else (AGENT, TOOL)
     messages: list[LoggedMessage] = []
     prompts: dict[str, str] = {}
     question: str | None = None
@@ -329,10 +361,10 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
         if above.root:
             facts = span["facts"] | facts
         # A model span inside another model span is the same call, recorded by two libraries.
-        if span["kind"] not in wanted or (span["kind"] == _MODEL and above.model):
+        if span["kind"] not in wanted or (span["kind"] == MODEL and above.model):
             dropped["output recorded in another span"] += bool(span["output"]) and not above.root
             continue
-        if span["kind"] != _TOOL:
+        if span["kind"] != TOOL:
             question = question or span_text(span["input"], last=False)
         found = _message(span, above, dropped)
         if found is None:
@@ -406,12 +438,12 @@ def _places(spans: Mapping[str, Span], dropped: Counter[str]) -> dict[str, _Plac
 
 
 def _below(span: Span, place: _Place) -> _Place:
-    named = span["agent"] or (span["name"] if span["kind"] == _AGENT else None)
-    return _Place(False, named or place.agent, place.model or span["kind"] == _MODEL)
+    named = span["agent"] or (span["name"] if span["kind"] == AGENT else None)
+    return _Place(False, named or place.agent, place.model or span["kind"] == MODEL)
 
 
 def _message(span: Span, above: _Place, dropped: Counter[str]) -> LoggedMessage | None:
-    if span["kind"] == _TOOL:
+    if span["kind"] == TOOL:
         text = span_text(span["output"], last=True)
         return None if text is None else LoggedMessage(_name(span["name"] or "Tool"), text, agent=False)
     outputs = _outputs(span["output"])
@@ -495,35 +527,6 @@ def _system(value: object) -> str | None:
     if isinstance(first, Mapping) and str(first.get("role", first.get("type"))) == "system":
         return message_content(first.get("content", first.get("parts")))[0].strip() or None
     return None
-
-
-def _span(
-    trace: object, name: object, parent: object, kind: str, agent: object, title: str, start: object, given: object,
-    output: object, tokens: object, facts: Mapping[str, object],
-) -> Span:  # fmt: skip
-    return {
-        "trace": trace,
-        "id": name,
-        "parent": parent if isinstance(parent, str) and parent else None,
-        "kind": kind,
-        "agent": agent if isinstance(agent, str) and agent.strip() else None,
-        "name": title,
-        "start": _time(start),
-        "input": given,
-        "output": output,
-        "tokens": tokens if type(tokens) is int and 0 <= tokens < 1 << 31 else 0,
-        "facts": dict(facts),
-    }
-
-
-def _time(value: Any) -> float:
-    """Return a time in seconds; 0 if it cannot be read."""
-    try:
-        if isinstance(value, str) and not value.isdecimal():
-            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
-        return float(value) / 1e9
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
 
 
 def _unpacked(value: object) -> object:

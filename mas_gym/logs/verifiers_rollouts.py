@@ -1,0 +1,52 @@
+"""Rollouts of the library verifiers, as its evaluations save them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mas_gym.errors import shown
+from mas_gym.logs.chats import made, reference_of, text_or_none
+from mas_gym.logs.messages import read_history
+from mas_gym.logs.transcript import Transcript, number, small_facts
+from mas_gym.tasks.data_rows import BadRow, first_of
+
+
+def is_verifiers(row: object) -> bool:
+    """Whether a row has a prompt, a completion and a reward."""
+    return isinstance(row, Mapping) and row.keys() >= {"prompt", "completion", "reward"}
+
+
+def verifiers(row: object) -> Transcript:
+    """Read a rollout; the question is the last user message of the prompt, and a reward of 1 or 0 is the outcome.
+
+    Raises:
+        BadRow: The row has another format.
+    """
+    if not isinstance(row, Mapping) or not is_verifiers(row):
+        raise BadRow(f"expected prompt, completion and reward (verifiers), got {shown(row)}")
+    prompt, completion = (
+        _messages(row[name], role) for name, role in (("prompt", "user"), ("completion", "assistant"))
+    )
+    places = [place for place, one in enumerate(prompt) if isinstance(one, Mapping) and one.get("role") == "user"]
+    if not places:
+        raise BadRow(f"expected a prompt with a user message, got {shown(row['prompt'])}")
+    # Messages before the last user message are examples.
+    shown_before = [one for one in prompt[: places[-1]] if isinstance(one, Mapping) and one.get("role") == "system"]
+    history = read_history([*shown_before, prompt[places[-1]], *completion])
+    reward = number(row["reward"], "reward")
+    known = {"prompt", "completion", "reward", "answer", "example_id", "id"}
+    facts, dropped = small_facts(row, known)
+    left_out = places[-1] - len(shown_before)
+    return made(
+        history,
+        reference=reference_of(row.get("answer") or None),
+        correct=bool(reward) if reward in (0, 1) else None,
+        score=None if reward in (0, 1) else reward,
+        question_id=text_or_none(first_of(row, ("example_id", "id")), "example_id"),
+        facts=facts,
+        dropped=dropped | ({"example in the prompt": left_out} if left_out else {}),
+    )
+
+
+def _messages(value: object, role: str) -> list[object]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value if isinstance(value, list) else []
