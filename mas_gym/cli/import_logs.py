@@ -30,8 +30,8 @@ def import_logs(
         str | None,
         typer.Option(
             "--format",
-            help="chat, otel (OpenTelemetry, Langfuse, LangSmith), ag2, langgraph, who-and-when, processbench, "
-            "agent-processbench, prm800k, or my.py:read. By default detected from the first rows.",
+            help="A format such as chat, otel, langgraph or inspect (an unknown name lists all), or my.py:read. By "
+            "default detected from the first rows.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run; by default the file name.")] = None,

@@ -85,6 +85,8 @@ def spans_of(row: object) -> list[Span]:
     if read is None:
         raise BadRow(f"expected OTLP resourceSpans, or a trace from Langfuse or LangSmith, got {shown(row)}")
     found = list(read(row))
+    if not found:
+        raise BadRow(f"expected at least one span, got {shown(row)}")
     for span in found:
         if not isinstance(span["trace"], str) or not span["trace"] or not isinstance(span["id"], str) or not span["id"]:
             raise BadRow(f"expected a span with a trace id and a span id, got {shown((span['trace'], span['id']))}")
