@@ -211,8 +211,8 @@ CASES = {
     "openlit": Case("otel", OPENLIT, speakers=("solver",)),
     "otel reasoning": Case("otel", REASONING, speakers=("solver",)),
     "openinference": Case("otel", OPENINFERENCE, speakers=("solver",)),
-    "phoenix table": Case("otel", PHOENIX, lines=True, speakers=("solver",)),
-    "langfuse download": Case("otel", LANGFUSE, speakers=("solver",)),
+    "phoenix table": Case("phoenix", PHOENIX, lines=True, speakers=("solver",)),
+    "langfuse download": Case("langfuse", LANGFUSE, speakers=("solver",)),
     "inspect": Case(
         "inspect",
         {"version": 2, "eval": {"model": "m"}, "plan": {}, "samples": [inspect_sample(1, "C")]},
@@ -397,7 +397,7 @@ def test_math_shepherd_labels_are_read(tmp_path: Path) -> None:
 
 def test_langfuse_trace_without_observations_reports_the_remedy(tmp_path: Path) -> None:
     bare = {**LANGFUSE["trace"], "sessionId": None, "observations": ["o1", "o2"]}  # type: ignore[dict-item]
-    _, broken = read(write(tmp_path, Case("otel", [bare], lines=True)))
+    _, broken = read(write(tmp_path, Case("langfuse", [bare], lines=True)))
     assert "observations" in broken[0].reason
 
 

@@ -309,7 +309,7 @@ def test_langfuse_export_is_read(tmp_path: Path) -> None:
     exported = tmp_path / "traces.json"
     exported.write_text(json.dumps([trace], indent=1), encoding="utf-8")
     [one] = read(exported)
-    assert recognise(exported) == "otel"
+    assert recognise(exported) == "langfuse"
     assert texts(one) == [("Solver", "It is 5.")]
     assert (one.question, one.answer, one.reference, one.correct) == ("What is 2 + 3?", "5", "5", True)
     assert one.messages[0].tokens == 4
@@ -328,7 +328,7 @@ def test_langsmith_export_is_read(tmp_path: Path) -> None:
     nested = write(tmp_path / "nested.jsonl", {**runs[0], "child_runs": [runs[1]]})
     for path in (flat, nested):
         [one] = read(path)
-        assert recognise(path) == "otel"
+        assert recognise(path) == "langsmith"
         assert texts(one) == [("solver", "It is 5.")]
         assert (one.question, one.answer, one.correct) == ("What is 2 + 3?", "5", True)
 

@@ -180,7 +180,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "import": (
         "mas_gym.cli.import_logs:import_logs",
         "mas-gym import logs/*.jsonl --store runs.db",
-        "mas-gym import traces.json --format otel --dry-run",
+        "mas-gym import traces.json --dry-run",
     ),
     "compare": (
         "mas_gym.cli.compare_results:compare",

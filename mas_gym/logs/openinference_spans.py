@@ -1,11 +1,13 @@
-"""Spans in OpenInference's conventions, which Phoenix collects."""
+"""Spans in OpenInference's conventions, and Phoenix's table of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.spans import AGENT, MODEL, OTHER, TOOL, Span, make_span
+from mas_gym.tasks.data_rows import BadRow
 
 _KIND = "openinference.span.kind"
 _KINDS = {"LLM": MODEL, "TOOL": TOOL, "RETRIEVER": TOOL, "AGENT": AGENT}
@@ -15,6 +17,25 @@ _DEPTH = 20
 def is_openinference(attributes: JSONMapping) -> bool:
     """Whether the attributes of a span follow OpenInference."""
     return _KIND in attributes or isinstance(attributes.get("openinference"), Mapping)
+
+
+def is_phoenix(row: object) -> bool:
+    """Whether a row is from Phoenix's table of spans."""
+    return isinstance(row, Mapping) and row.keys() >= {"context.trace_id", "context.span_id"}
+
+
+def phoenix_spans(row: object) -> Iterator[Span]:
+    """Yield the span of a row of Phoenix's table, in which each attribute is a column.
+
+    Raises:
+        BadRow: The row has another format.
+    """
+    if not isinstance(row, Mapping) or not is_phoenix(row):
+        raise BadRow(f"expected the columns context.trace_id and context.span_id (Phoenix), got {shown(row)}")
+    named = {key.removeprefix("attributes."): row[key] for key in row if key.startswith("attributes.")}
+    attributes = {_KIND: row.get("span_kind"), **named}
+    identity = row["context.trace_id"], row["context.span_id"]
+    yield openinference(identity, row.get("parent_id"), str(row.get("name", "")), row.get("start_time"), attributes)
 
 
 def openinference(

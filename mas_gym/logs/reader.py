@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -28,13 +29,17 @@ from mas_gym.logs.labelled import (
     processbench,
     who_and_when,
 )
+from mas_gym.logs.langfuse_traces import is_langfuse, langfuse_spans
 from mas_gym.logs.langgraph_runs import is_langgraph, langgraph, langgraph_runs
+from mas_gym.logs.langsmith_runs import is_langsmith, langsmith_spans
 from mas_gym.logs.lm_eval import is_lm_eval, lm_eval, lm_eval_samples
 from mas_gym.logs.math_shepherd import is_math_shepherd, math_shepherd
 from mas_gym.logs.openai_batch import BatchCollector, is_openai_batch
+from mas_gym.logs.openinference_spans import is_phoenix, phoenix_spans
+from mas_gym.logs.otel_spans import is_otel, otel_spans
 from mas_gym.logs.sharegpt import is_sharegpt, sharegpt
 from mas_gym.logs.smolagents_runs import is_smolagents, smolagents
-from mas_gym.logs.span_logs import SpanCollector, is_otel
+from mas_gym.logs.span_transcripts import SpanCollector
 from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
 from mas_gym.logs.verifiers_rollouts import is_verifiers, verifiers
 from mas_gym.plugins import Spec, find_in_file, names_a_file
@@ -79,7 +84,10 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
         "processbench": _Format(is_processbench, processbench),
         "prm800k": _Format(is_prm800k, prm800k),
         "math-shepherd": _Format(is_math_shepherd, math_shepherd),
-        "otel": _Format(is_otel, collect=SpanCollector),
+        "phoenix": _Format(is_phoenix, collect=partial(SpanCollector, phoenix_spans)),
+        "otel": _Format(is_otel, collect=partial(SpanCollector, otel_spans)),
+        "langsmith": _Format(is_langsmith, collect=partial(SpanCollector, langsmith_spans)),
+        "langfuse": _Format(is_langfuse, collect=partial(SpanCollector, langfuse_spans)),
         "openai-batch": _Format(is_openai_batch, collect=BatchCollector),
         "inspect": _Format(is_inspect, inspect, inspect_samples),
         "lm-eval": _Format(is_lm_eval, lm_eval, lm_eval_samples),

@@ -7,7 +7,23 @@ from datetime import datetime
 from typing import Any
 
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.logs.messages import is_message, read_message, written
+from mas_gym.tasks.data_rows import BadRow
+from mas_gym.tasks.json_rows import parsed
 
+_TEXT_KEYS = (
+    "question",
+    "input",
+    "query",
+    "task",
+    "prompt",
+    "text",
+    "content",
+    "output",
+    "answer",
+    "result",
+    "response",
+)
 MODEL, TOOL, AGENT, OTHER = "model", "tool", "agent", "other"
 """Kinds of spans."""
 
@@ -43,3 +59,82 @@ def _time(value: Any) -> float:
         return float(value) / 1e9
     except (TypeError, ValueError, OverflowError):
         return 0.0
+
+
+def span_text(value: object, *, last: bool) -> str | None:
+    """Return the text of a span's input (its first user message) or output (its last message)."""
+    value = unpacked(value)
+    for _ in range(8):
+        if isinstance(value, str):
+            return value if value.strip() else None
+        if isinstance(value, Mapping) and not is_message(value):
+            history = history_of(value)
+            if history and all(map(is_message, history)):
+                value = history
+                continue
+            key = next((key for key in _TEXT_KEYS if value.get(key) not in (None, "")), None)
+            if key is None:
+                return written(value) if value else None
+            value = value[key]
+        elif isinstance(value, list) and value and all(map(is_message, value)):
+            texts = [(raw.role, raw.message.said) for entry in value for raw in read_message(entry, {})]
+            mine = [text for role, text in texts if text.strip() and (last or role == "user")]
+            return (mine[-1] if last else mine[0]) if mine else None
+        elif isinstance(value, Mapping):
+            value = [value]
+        elif isinstance(value, list) and len(value) == 1:
+            [value] = value
+        else:
+            break
+    return None if value in (None, [], {}) else written(value)
+
+
+def history_of(value: object) -> list[object]:
+    """Return the messages in the input or the output of a span, without the structures that enclose them."""
+    value = unpacked(value)
+    for _ in range(8):
+        if isinstance(value, Mapping) and not is_message(value):
+            key = next((k for k in ("messages", "generations", "choices", "message", "output") if value.get(k)), None)
+            if key is None:
+                break
+            value = value[key]
+        elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+            [value] = value
+        else:
+            break
+    entries = value if isinstance(value, list) else [] if value in (None, "", {}) else [value]
+    inner = [entry["message"] if isinstance(entry, Mapping) and "message" in entry else entry for entry in entries]
+    return [{"role": "assistant", "content": entry} if isinstance(entry, str) else entry for entry in inner]
+
+
+def unpacked(value: object) -> object:
+    """Parse a string that contains a JSON object or array; return any other value unchanged."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        found = parsed(value)
+        return value if isinstance(found, BadRow) else found
+    return value
+
+
+def object_of(value: object) -> JSONObject:
+    """Return an object, also from its JSON text; any other value becomes the content of one."""
+    found = unpacked(value)
+    return dict(found) if isinstance(found, Mapping) else {} if found is None else {"content": found}
+
+
+def first_value(value: object, *names: str) -> Any:
+    """Return the first value that is not None among the fields of an object; None without one."""
+    if not isinstance(value, Mapping):
+        return None
+    return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+def list_of(value: object) -> list[Any]:
+    """Return a list unchanged, and an empty list for any other value."""
+    return value if isinstance(value, list) else []
+
+
+def metadata_of(found: object) -> JSONObject:
+    """Return metadata, also from its JSON text; empty if it is no object."""
+    if isinstance(found, str):
+        found = parsed(found)
+    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
