@@ -15,20 +15,11 @@ from typing import Any, NamedTuple, Protocol
 from mas_gym.errors import DataError, DataNotFoundError, MASGymError, UserCodeError, shown
 from mas_gym.internal.suggestions import choice
 from mas_gym.logs.ag2_chats import ag2, is_ag2
+from mas_gym.logs.agent_processbench import agent_processbench, is_agent_processbench
 from mas_gym.logs.autogen_runs import autogen, is_autogen
 from mas_gym.logs.chats import chat, is_chat
 from mas_gym.logs.crewai_runs import crewai, crewai_runs, is_crewai
 from mas_gym.logs.inspect_logs import archive_samples, inspect, inspect_samples, is_archive, is_inspect
-from mas_gym.logs.labelled import (
-    agent_processbench,
-    is_agent_processbench,
-    is_prm800k,
-    is_processbench,
-    is_who_and_when,
-    prm800k,
-    processbench,
-    who_and_when,
-)
 from mas_gym.logs.langfuse_traces import is_langfuse, langfuse_spans
 from mas_gym.logs.langgraph_runs import is_langgraph, langgraph, langgraph_runs
 from mas_gym.logs.langsmith_runs import is_langsmith, langsmith_spans
@@ -37,11 +28,14 @@ from mas_gym.logs.math_shepherd import is_math_shepherd, math_shepherd
 from mas_gym.logs.openai_batch import BatchCollector, is_openai_batch
 from mas_gym.logs.openinference_spans import is_phoenix, phoenix_spans
 from mas_gym.logs.otel_spans import is_otel, otel_spans
+from mas_gym.logs.prm800k import is_prm800k, prm800k
+from mas_gym.logs.processbench import is_processbench, processbench
 from mas_gym.logs.sharegpt import is_sharegpt, sharegpt
 from mas_gym.logs.smolagents_runs import is_smolagents, smolagents
 from mas_gym.logs.span_transcripts import SpanCollector
 from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
 from mas_gym.logs.verifiers_rollouts import is_verifiers, verifiers
+from mas_gym.logs.who_and_when import is_who_and_when, who_and_when
 from mas_gym.plugins import Spec, find_in_file, names_a_file
 from mas_gym.tasks.data_rows import BadRow, RawRow
 from mas_gym.tasks.json_rows import json_rows

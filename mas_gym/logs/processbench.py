@@ -1,0 +1,49 @@
+"""Solutions of ProcessBench (Zheng et al. 2024, arXiv:2412.06559)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mas_gym.logs.chats import reference_of, text_or_none
+from mas_gym.logs.labelled import AGENT, check_fields, field_integer, field_text, field_texts, has_fields
+from mas_gym.logs.transcript import RIGHT, WRONG, LoggedMessage, Transcript, small_facts, truth
+from mas_gym.tasks.data_rows import BadRow, first_of
+
+is_processbench = has_fields("problem", "steps", "label")
+
+
+def processbench(row: Any) -> Transcript:
+    """Read a solution from ProcessBench (Zheng et al. 2024, arXiv:2412.06559), with optional ``agents``, one per step.
+
+    Raises:
+        BadRow: The row has another format.
+    """
+    check_fields(row, is_processbench(row), "problem, steps and label")
+    steps = field_texts(row["steps"], "steps")
+    label = field_integer(row["label"], "label", least=-1)
+    if label >= len(steps):
+        raise BadRow(f"expected a label from -1 (no error) to {len(steps) - 1} (the last step), got {label}")
+    agents = field_texts(row.get("agents") or [AGENT] * len(steps), "agents")
+    if len(agents) != len(steps):
+        raise BadRow(f"expected {len(steps)} agents, one per step, got {len(agents)}")
+    labels = [_first_error_label(place, label) for place in range(len(steps))]
+    facts, dropped = small_facts(row, {"problem", "steps", "label", "agents", "final_answer_correct", "id"})
+    return Transcript(
+        question=field_text(row, "problem"),
+        messages=tuple(map(_step, agents, steps, labels)),
+        correct=truth(row.get("final_answer_correct"), "final_answer_correct"),
+        reference=reference_of(first_of(row, ("answer", "reference", "ground_truth"))),
+        sample_id=text_or_none(row.get("id"), "id"),
+        facts=facts,
+        dropped=dropped,
+    )
+
+
+def _first_error_label(place: int, label: int) -> int | None:
+    if label < 0 or place < label:
+        return RIGHT
+    return WRONG if place == label else None
+
+
+def _step(agent: str, text: str, label: int | None) -> LoggedMessage:
+    return LoggedMessage(agent, text, label=label)
