@@ -9,6 +9,7 @@ import pytest
 from eval_logs import choice_row, inspect_sample, lm_eval_row, write_eval
 from typer.testing import CliRunner
 
+import search
 from mas_gym.cli import app
 from mas_gym.errors import DataError
 from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise
@@ -325,9 +326,16 @@ def test_eval_archive_is_read_sample_by_sample(tmp_path: Path) -> None:
     samples = [inspect_sample(1, "C", epoch) for epoch in (1, 2)] + [inspect_sample(2, "I")]
     found, broken = read(write_eval(tmp_path / "log.eval", samples))
     assert not broken
-    assert [(one.question_id, one.correct) for one in found] == [("1", True), ("1", True), ("2", False)]
+    assert [(one.sample_id, one.correct) for one in found] == [("1/1", True), ("1/2", True), ("2/1", False)]
     assert found[0].messages[-1].text == SAID
     assert found[0].messages[0].tool_calls[0].name == "add"
+
+
+def test_evaluations_with_equal_ids_are_imported_as_different_questions(tmp_path: Path) -> None:
+    first = write_eval(tmp_path / "a.eval", [inspect_sample(1, "C", epoch) for epoch in (1, 2)])
+    second = write_eval(tmp_path / "b.eval", [inspect_sample(1, "C", text="What is 3 + 3?")])
+    found = search.import_transcripts([first, second], tmp_path / "runs.db")
+    assert (found.transcripts, found.questions, found.broken) == (3, 2, 0)
 
 
 def test_eval_archive_member_over_the_limit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,14 +130,13 @@ def inspect(row: object) -> Transcript:
     scores = sample_scores(row)
     name, value = next(((name, value) for name, value in scores.items() if value is not None), ("", None))
     identity = text_or_none(row["id"], "id")
-    facts = {"epoch": row.get("epoch"), "scorer": name, "error": _error(row)}
+    facts = {"id": identity, "epoch": row.get("epoch"), "scorer": name, "error": _error(row)}
     return made(
         history,
         answer=_answer(row),
         reference=reference_of(row["target"] or None),
         correct=bool(value) if value in (0, 1) else None,
         score=None if value in (0, 1) else value,
-        question_id=identity,
         sample_id=f"{identity}/{row.get('epoch', 1)}",
         facts={key: fact for key, fact in facts.items() if fact},
     )

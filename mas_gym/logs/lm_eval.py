@@ -62,14 +62,13 @@ def lm_eval(row: object) -> Transcript:
         raise BadRow(f"expected a question in doc or a prompt in arguments, got {shown(doc)}")
     metrics = sample_metrics(row)
     value = next(iter(metrics.values()), None)
-    facts = {"filter": row.get("filter"), "metric": next(iter(metrics), None)}
+    facts = {"doc_id": str(row["doc_id"]), "filter": row.get("filter"), "metric": next(iter(metrics), None)}
     return Transcript(
         question=question,
         messages=(LoggedMessage("Assistant", text),),
         reference=None if choices else reference_of(_plain(row.get("target"))),
         correct=bool(value) if value in (0, 1) else None,
         score=None if value in (0, 1) else value,
-        question_id=str(row["doc_id"]),
         sample_id=f"{row['doc_id']}/{row.get('sample', 0)}",
         facts={key: fact for key, fact in facts.items() if isinstance(fact, str)},
     )

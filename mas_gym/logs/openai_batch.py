@@ -80,7 +80,6 @@ def _transcripts(place: str, identity: str, row: JSONMapping, request: object) -
     for number, reply in enumerate(replies):
         yield made(
             read_history([*prompt, reply]),
-            question_id=identity,
             sample_id=identity if len(replies) == 1 else f"{identity}/{number}",
             facts={"model": body["model"]} if isinstance(body.get("model"), str) else {},
             place=place,

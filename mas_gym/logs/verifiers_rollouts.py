@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mas_gym.errors import shown
-from mas_gym.logs.chats import made, reference_of, text_or_none
+from mas_gym.logs.chats import made, reference_of
 from mas_gym.logs.messages import read_history
 from mas_gym.logs.transcript import Transcript, number, small_facts
-from mas_gym.tasks.data_rows import BadRow, first_of
+from mas_gym.tasks.data_rows import BadRow
 
 
 def is_verifiers(row: object) -> bool:
@@ -34,7 +34,7 @@ def verifiers(row: object) -> Transcript:
     shown_before = [one for one in prompt[: places[-1]] if isinstance(one, Mapping) and one.get("role") == "system"]
     history = read_history([*shown_before, prompt[places[-1]], *completion])
     reward = number(row["reward"], "reward")
-    known = {"prompt", "completion", "reward", "answer", "example_id", "id"}
+    known = {"prompt", "completion", "reward", "answer"}
     facts, dropped = small_facts(row, known)
     left_out = places[-1] - len(shown_before)
     return made(
@@ -42,7 +42,6 @@ def verifiers(row: object) -> Transcript:
         reference=reference_of(row.get("answer") or None),
         correct=bool(reward) if reward in (0, 1) else None,
         score=None if reward in (0, 1) else reward,
-        question_id=text_or_none(first_of(row, ("example_id", "id")), "example_id"),
         facts=facts,
         dropped=dropped | ({"example in the prompt": left_out} if left_out else {}),
     )
