@@ -63,7 +63,7 @@ def main() -> None:
         "Unpaired z-test: found",
         "Questions needed",
     )
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for gain, changed in CASES:
         for questions in QUESTIONS:
             paired, unpaired, needed = found(questions, gain, changed)

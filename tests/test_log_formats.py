@@ -326,7 +326,7 @@ def test_eval_archive_is_read_sample_by_sample(tmp_path: Path) -> None:
     samples = [inspect_sample(1, "C", epoch) for epoch in (1, 2)] + [inspect_sample(2, "I")]
     found, broken = read(write_eval(tmp_path / "log.eval", samples))
     assert not broken
-    assert [(one.sample_id, one.correct) for one in found] == [("1/1", True), ("1/2", True), ("2/1", False)]
+    assert [(one.facts["id"], one.correct) for one in found] == [("1", True), ("1", True), ("2", False)]
     assert found[0].messages[-1].text == SAID
     assert found[0].messages[0].tool_calls[0].name == "add"
 
@@ -334,8 +334,9 @@ def test_eval_archive_is_read_sample_by_sample(tmp_path: Path) -> None:
 def test_evaluations_with_equal_ids_are_imported_as_different_questions(tmp_path: Path) -> None:
     first = write_eval(tmp_path / "a.eval", [inspect_sample(1, "C", epoch) for epoch in (1, 2)])
     second = write_eval(tmp_path / "b.eval", [inspect_sample(1, "C", text="What is 3 + 3?")])
-    found = search.import_transcripts([first, second], tmp_path / "runs.db")
-    assert (found.transcripts, found.questions, found.broken) == (3, 2, 0)
+    third = write_eval(tmp_path / "c.eval", [inspect_sample(1, "I")], "another/model")
+    found = search.import_transcripts([first, second, third], tmp_path / "runs.db")
+    assert (found.transcripts, found.questions, found.broken) == (4, 2, 0)
 
 
 def test_eval_archive_member_over_the_limit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +394,6 @@ def test_lm_eval_repeats_become_samples(tmp_path: Path) -> None:
         ("The answer is 2.", None),
         ("The answer is 3.", None),
     ]
-    assert len({one.sample_id for one in found}) == 2
 
 
 def test_math_shepherd_labels_are_read(tmp_path: Path) -> None:
@@ -412,3 +412,18 @@ def test_langfuse_trace_without_observations_reports_the_remedy(tmp_path: Path) 
 def test_every_format_is_documented_in_the_guide() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "howto" / "import-logs.md").read_text()
     assert not [name for name in FORMATS if f"`{name}`" not in guide]
+
+
+def test_eval_archive_with_an_unreadable_compression_names_the_remedy(tmp_path: Path) -> None:
+    file = write_eval(tmp_path / "log.eval", [inspect_sample(1, "C")])
+    data = file.read_bytes()
+    # The method is at byte 8 of a local header and at byte 10 of an entry of the directory; 93 is Zstandard.
+    for mark, at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        place = data.find(mark)
+        while place >= 0:
+            data = data[: place + at] + b"\x5d\x00" + data[place + at + 2 :]
+            place = data.find(mark, place + 1)
+    file.write_bytes(data)
+    for call in (read, search.compare_results):
+        with pytest.raises(DataError, match="inspect log convert"):
+            call(file)

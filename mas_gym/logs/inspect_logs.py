@@ -129,15 +129,14 @@ def inspect(row: object) -> Transcript:
     history = read_history(messages, None if row.get("choices") else _asked(row["input"]))
     scores = sample_scores(row)
     name, value = next(((name, value) for name, value in scores.items() if value is not None), ("", None))
-    identity = text_or_none(row["id"], "id")
-    facts = {"id": identity, "epoch": row.get("epoch"), "scorer": name, "error": _error(row)}
+    facts = {"id": text_or_none(row["id"], "id"), "epoch": row.get("epoch"), "scorer": name, "error": _error(row)}
     return made(
         history,
         answer=_answer(row),
         reference=reference_of(row["target"] or None),
         correct=bool(value) if value in (0, 1) else None,
         score=None if value in (0, 1) else value,
-        sample_id=f"{identity}/{row.get('epoch', 1)}",
+        sample_id=text_or_none(row.get("uuid"), "uuid"),
         facts={key: fact for key, fact in facts.items() if fact},
     )
 

@@ -39,7 +39,7 @@ def lm_eval_samples(rows: Iterable[RawRow]) -> Iterator[RawRow]:
             # The metrics are those of the filtered response.
             plain = {key: value for key, value in row.items() if key in _FIELDS - {"metrics"}}
             for number, one in enumerate(repeats):
-                yield RawRow(f"{place} response {number}", {**plain, "resps": [[one]], "sample": number})
+                yield RawRow(f"{place} response {number}", {**plain, "resps": [[one]]})
 
 
 def lm_eval(row: object) -> Transcript:
@@ -69,7 +69,6 @@ def lm_eval(row: object) -> Transcript:
         reference=None if choices else reference_of(_plain(row.get("target"))),
         correct=bool(value) if value in (0, 1) else None,
         score=None if value in (0, 1) else value,
-        sample_id=f"{row['doc_id']}/{row.get('sample', 0)}",
         facts={key: fact for key, fact in facts.items() if isinstance(fact, str)},
     )
 
@@ -78,7 +77,7 @@ def sample_metrics(row: JSONMapping) -> dict[str, float]:
     """Return a sample's metrics, in the harness's order."""
     named = row.get("metrics")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    others = [name for name in row if name not in _FIELDS and name != "sample"]
+    others = [name for name in row if name not in _FIELDS]
     return {name: float(row[name]) for name in names or others if is_number(row.get(name))}
 
 

@@ -76,12 +76,10 @@ def _transcripts(place: str, identity: str, row: JSONMapping, request: object) -
     prompt = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not isinstance(prompt, list):
         raise BadRow(f"expected a request with messages or input, got {shown(request)}")
-    replies = _replies(body)
-    for number, reply in enumerate(replies):
+    for reply in _replies(body):
         yield made(
             read_history([*prompt, reply]),
-            sample_id=identity if len(replies) == 1 else f"{identity}/{number}",
-            facts={"model": body["model"]} if isinstance(body.get("model"), str) else {},
+            facts={"custom_id": identity, **({"model": body["model"]} if isinstance(body.get("model"), str) else {})},
             place=place,
         )
 
