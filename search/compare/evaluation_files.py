@@ -127,6 +127,8 @@ def _read(path: Path, metric: str) -> list[Evaluation]:
     if is_archive(path):
         return [_inspect(path, archive_samples(path), metric)]
     first = next((row.value for row in json_rows(path)), None)
+    if isinstance(first, BadRow):
+        raise DataError(f"{path}: expected an Inspect log, JSON Lines, a CSV file or a run store: {first}")
     if is_inspect(first):
         return [_inspect(path, inspect_samples(json_rows(path)), metric)]
     if is_lm_eval(first):
