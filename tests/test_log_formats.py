@@ -368,6 +368,14 @@ def test_langgraph_stream_holds_several_runs(tmp_path: Path) -> None:
     assert not broken
 
 
+def test_langgraph_stream_of_states_is_one_run(tmp_path: Path) -> None:
+    messages = [{"type": "human", "content": ASKED}, *({"type": "ai", "content": text} for text in ("Add.", SAID))]
+    states = [{"messages": messages[:count]} for count in (1, 2, 3, 1, 3)]
+    found, broken = read(write(tmp_path, Case("langgraph", states, lines=True)))
+    assert [len(one.messages) for one in found] == [2, 2]
+    assert not broken
+
+
 def test_crewai_log_holds_several_runs(tmp_path: Path) -> None:
     found, _ = read(write(tmp_path, Case("crewai", [*CREW_LOG, *CREW_LOG])))
     assert [one.speakers for one in found] == [["planner", "solver"]] * 2

@@ -46,19 +46,34 @@ def _update(row: object) -> JSONMapping | None:
 
 
 def langgraph_runs(rows: Iterable[RawRow]) -> Iterator[RawRow]:
-    """Yield consecutive updates as one row; an update with a user's message begins the next run."""
+    """Yield consecutive updates as one row, and the last of consecutive states of one run.
+
+    An update with a user's message begins the next run. The states of a run begin with the messages of the earlier
+    ones (``stream_mode="values"``).
+    """
     run: list[RawRow] = []
+    state: RawRow | None = None
     for one in rows:
         update = _update(one.value)
         if run and (update is None or _asks(update)):
             yield RawRow(run[0].place, {"updates": [part.value for part in run]})
             run = []
-        if update is None:
-            yield one
-        else:
+        if state is not None and not _continues(one.value, state.value):
+            yield state
+        state = one if update is None else None
+        if update is not None:
             run.append(RawRow(one.place, update))
+    if state is not None:
+        yield state
     if run:
         yield RawRow(run[0].place, {"updates": [part.value for part in run]})
+
+
+def _continues(row: object, earlier: object) -> bool:
+    now, before = (one.get("messages") if isinstance(one, Mapping) else None for one in (row, earlier))
+    return (
+        isinstance(now, list) and isinstance(before, list) and len(now) > len(before) and now[: len(before)] == before
+    )
 
 
 def _asks(update: JSONMapping) -> bool:
