@@ -1,0 +1,179 @@
+"""The probable first error of failed samples, from the outcomes of the other samples of the question.
+
+Samples that begin with equal messages share a prefix. A prefix that leads to a right answer probably contains no error,
+so the first message of a failed sample that no right sample shares is probably its first error. Its probability is that
+of a fall in the success rate: the rate of the samples that leave the path before the message is higher than the rate of
+those that share it. Both rates have a uniform prior, so they are beta-distributed. A message that only repeats an
+earlier one is never the first error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mas_gym.tasks.base import normalise_message
+from mas_gym.tasks.grading.numbers import parse_number
+from search.plan import Plan
+
+_SHORTEST = 3
+"""Minimum number of words of a message that repeats the middle of an earlier one."""
+
+_LONGEST_NUMBER = 40
+_OPENING = re.compile(r"\w{1,40}: ")
+_NUMBER = re.compile(r"-?[0-9][0-9,]{0,30}(?:\.[0-9]{1,30})?")
+_MARKS = re.compile(r"[^\w\s.+*/=<>-]|\.(?!\d)")
+
+
+class Outcomes(NamedTuple):
+    """Outcomes of samples.
+
+    Attributes:
+        right: Number of right samples.
+        total: Number of graded samples.
+    """
+
+    right: int
+    total: int
+
+
+class FailedSample(NamedTuple):
+    """A failed sample.
+
+    Attributes:
+        problem_id: The problem.
+        place: Position of the sample among the candidates, from 0.
+        nodes: The node of each message in the plan's tree.
+        speakers: Index of the agent that wrote each message.
+        repeats: Whether each message only repeats an earlier one.
+        after: Outcomes of the samples that share the first ``s`` messages, for ``s`` from 0 to the number of messages;
+            the failed sample is included.
+    """
+
+    problem_id: str
+    place: int
+    nodes: tuple[int, ...]
+    speakers: tuple[int, ...]
+    repeats: tuple[bool, ...]
+    after: tuple[Outcomes, ...]
+
+    @property
+    def authors(self) -> set[int]:
+        """The agents with messages that are not repetitions."""
+        return {agent for agent, copied in zip(self.speakers, self.repeats, strict=True) if not copied}
+
+    @property
+    def shared(self) -> int:
+        """Number of messages that a right sample shares."""
+        return sum(outcomes.right > 0 for outcomes in self.after[1:])
+
+    def first_error(self) -> tuple[int, float] | None:
+        """Return the position of the probable first error and its probability; None if no sample is right."""
+        if not self.after[0].right:
+            return None
+        alone = range(self.shared, len(self.nodes))
+        turn = next((turn for turn in alone if not self.repeats[turn]), None)
+        if turn is None:
+            return None
+        before, after = self.after[turn], self.after[turn + 1]
+        left = Outcomes(before.right - after.right, before.total - after.total)
+        return turn, fall_probability(left, after)
+
+
+def fall_probability(before: Outcomes, after: Outcomes) -> float:
+    """Return the probability that the success rate before a message is higher than after it, with uniform priors.
+
+    >>> round(fall_probability(Outcomes(3, 3), Outcomes(0, 1)), 3)
+    0.933
+    >>> fall_probability(Outcomes(0, 0), Outcomes(0, 0))
+    0.5
+    """
+    high, low = (before.right + 1, before.total - before.right + 1), (after.right + 1, after.total - after.right + 1)
+    return math.fsum(
+        math.exp(
+            _log_beta(low[0] + i, low[1] + high[1]) - math.log(high[1] + i) - _log_beta(1 + i, high[1]) - _log_beta(*low)
+        )
+        for i in range(high[0])
+    )
+
+
+def _log_beta(alpha: float, beta: float) -> float:
+    return math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+
+
+def failed_samples(plan: Plan) -> list[FailedSample]:
+    """Return the wrong candidates of a plan, in order. Samples without an outcome are ignored.
+
+    Messages are compared by text, because some planners add a node for each of several equal messages.
+    """
+    tree, mas = plan.tree, plan.mas
+    if tree is None or mas is None:
+        return []
+    outcomes: dict[int, list[int]] = {0: [0, 0]}
+    longer: dict[tuple[int, int, str], int] = {}
+    paths: list[tuple[int, ...]] = []
+    for one in plan.candidates:
+        prefixes = [0]
+        if one.node is not None and one.correct is not None:
+            for node in tree.path(one.node)[1:]:
+                state = tree.states[node]
+                message = prefixes[-1], state.speaker, _normal(state.text)
+                prefixes.append(longer.setdefault(message, len(longer) + 1))
+            for prefix in prefixes:
+                counts = outcomes.setdefault(prefix, [0, 0])
+                counts[0] += one.correct
+                counts[1] += 1
+        paths.append(tuple(prefixes))
+    found = []
+    for place, (one, prefixes) in enumerate(zip(plan.candidates, paths, strict=True)):
+        if one.correct is not False or one.node is None or len(prefixes) < 2:
+            continue
+        nodes = tuple(tree.path(one.node)[1:])
+        states = [tree.states[node] for node in nodes]
+        texts = [*(state.text for state in states[:-1]), mas.final_text(states[-1].text)]
+        speakers = tuple(state.speaker for state in states)
+        after = tuple(Outcomes(*outcomes[prefix]) for prefix in prefixes)
+        found.append(FailedSample(plan.problem_id, place, nodes, speakers, repeated(texts, one.answer), after))
+    return found
+
+
+def _normal(text: str) -> str:
+    """Return a text without an opening word and its colon, normalized."""
+    return normalise_message(_OPENING.sub("", text.lstrip(), count=1))
+
+
+def repeated(texts: Sequence[str], answer: str | None) -> tuple[bool, ...]:
+    """Return whether each message only repeats an earlier message of the transcript.
+
+    It does if its text equals the end of an earlier message, or a part with several words, or if it ends with the final
+    answer and an earlier message does as well. Case, spaces and punctuation are ignored.
+    """
+    found: list[bool] = []
+    earlier: list[str] = []
+    answered = False
+    wanted = None if answer is None else _plain(answer)
+    for text in texts:
+        plain = _plain(text)
+        states = bool(wanted) and (f" {plain}".endswith(f" {wanted}") or _last_number(text) == wanted)
+        words = len(plain.split())
+        copied = words > 0 and any(
+            f" {before}".endswith(f" {plain}") or (words >= _SHORTEST and f" {plain} " in f" {before} ")
+            for before in earlier
+        )
+        found.append(copied or (states and answered))
+        answered = answered or states
+        earlier.append(plain)
+    return tuple(found)
+
+
+def _plain(text: str) -> str:
+    number = parse_number(text) if len(text) < _LONGEST_NUMBER else None
+    return " ".join(_MARKS.sub(" ", normalise_message(text)).split()) if number is None else str(number)
+
+
+def _last_number(text: str) -> str | None:
+    numbers = _NUMBER.findall(text)
+    found = parse_number(numbers[-1]) if numbers else None
+    return None if found is None else str(found)
