@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import mas_gym
 import search
 from mas_gym.cli import app
-from search.compare.blame import Blame, blame_failures
-from search.compare.sibling_outcomes import repeated
+from mas_gym.errors import ConfigError
+from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
+from mas_gym.tasks import Problem
+from search.compare.blame import SURE, Blame, blame_failures
+from search.compare.replay import replay
+from search.compare.sibling_outcomes import Outcomes, fall_probability, repeated
 from search.store import open_store
+from tests.search_worlds import chain
 
 AGENTS = ("planner", "solver", "writer")
 
@@ -79,3 +85,87 @@ def test_repeated_marks_messages_with_an_earlier_result() -> None:
     assert repeated(["A plan", "No idea", "A"], "A") == (False, False, False)
     assert repeated(["take the train to Rome", "Take the train", "to"], None) == (False, True, False)
     assert repeated(["same", "same"], None) == (False, True)
+
+
+def test_blame_of_single_samples_is_not_known_and_names_the_remedy(tmp_path: Path) -> None:
+    lines = team_log(tmp_path / "all.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "one.jsonl").write_text("\n".join(lines[::4]), encoding="utf-8")
+    search.import_transcripts(tmp_path / "one.jsonl", tmp_path / "one.db")
+    _, found = blamed(tmp_path / "one.db")
+    # A sample is decided only if one agent wrote everything but repetitions.
+    assert {one.source for one in found} <= {"silent", "only author"}
+    assert all(one.agent() is None for one in found if one.source == "silent")
+    done = command("blame", tmp_path / "one.db")
+    assert done.exit_code == 0
+    assert "siblings say nothing" in done.output and "--replay 8" in done.output
+
+
+def test_critic_decides_only_what_siblings_leave_open(team: Path, tmp_path: Path) -> None:
+    code = (
+        "class Last:\n"
+        "    name, terminal_only, free = 'last', False, True\n"
+        "    def score(self, contexts):\n"
+        "        return [-1.0 if c.state.depth >= 3 else 1.0 for c in contexts]\n"
+    )
+    (tmp_path / "my.py").write_text(code, encoding="utf-8")
+    done = command("blame", team, "--critic", f"{tmp_path}/my.py:Last", "--json", tmp_path / "blame.json")
+    assert done.exit_code == 0, done.output
+    [run] = json.loads((tmp_path / "blame.json").read_text(encoding="utf-8"))["runs"]
+    assert {one["source"] for one in run["samples"]} <= {"siblings", "only author"}
+    strict = command(
+        "blame", team, "--critic", f"{tmp_path}/my.py:Last", "--threshold", 0.999, "--json", tmp_path / "strict.json"
+    )
+    assert strict.exit_code == 0, strict.output
+    [run] = json.loads((tmp_path / "strict.json").read_text(encoding="utf-8"))["runs"]
+    assert "critic" in {one["source"] for one in run["samples"]}
+    # The writer's fall does not count, because the writer only repeats.
+    assert "writer" not in {one["agent"] for one in run["samples"]}
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), [((3, 3), (0, 1), 14 / 15), ((0, 0), (0, 0), 0.5)])
+def test_fall_probability_equals_hand_computed_values(
+    before: tuple[int, int], after: tuple[int, int], expected: float
+) -> None:
+    assert fall_probability(Outcomes(*before), Outcomes(*after)) == pytest.approx(expected)
+
+
+def team_of_two(request: SamplingRequest, seed: int) -> str:
+    """Agent 0 writes a plan that is wrong in a third of the samples; agent 1 then never finds the answer 7."""
+    if request.agent == "agent0":
+        return f"{'wrong' if seed % 3 == 0 else 'right'} plan {seed % 1000}"
+    return "Final Answer: 8" if "wrong plan" in request.messages[-1].content else "Final Answer: 7"
+
+
+def test_replay_decides_samples_that_siblings_leave_open(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(team_of_two)
+    questions = [Problem(f"p{n}", f"Question {n}?", "7", "number") for n in range(30)]
+    list(search.run("single", questions, mas=chain(2), policy=policy, store=tmp_path / "runs.db"))
+    names, found = blamed(tmp_path / "runs.db")
+    assert found and all(one.source == "silent" for one in found)
+    settled = replay(found, questions, names, chain(2), policy, search.Sampling(), n=8, seed=43)
+    assert {names[one.agent()] for one in settled if one.agent() is not None} == {"agent0"}
+    assert all(one.source == "replay" and one.confidence > SURE for one in settled)
+    with pytest.raises(ConfigError, match="--mas"):
+        replay(found, questions, names, chain(3), policy, search.Sampling(), n=8, seed=43)
+
+
+def test_blame_command_replays_with_the_policy(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    list(
+        search.run(
+            "single",
+            mas_gym.load_task("arithmetic", split="dev")[:6],
+            mas="rpsv",
+            policy=load_policy("tiny"),
+            store=store,
+        )
+    )
+    done = command("blame", store, "--replay", 2, "--json", tmp_path / "blame.json")
+    assert done.exit_code == 0, done.output
+    [run] = json.loads((tmp_path / "blame.json").read_text(encoding="utf-8"))["runs"]
+    assert {one["source"] for one in run["samples"]} == {"replay"}
+
+
+def test_replay_of_imported_transcripts_without_a_system_is_an_error(team: Path) -> None:
+    done = command("blame", team, "--threshold", 0.999, "--replay", 2)
+    assert done.exit_code == 2 and "--mas" in done.output

@@ -43,9 +43,7 @@ def blame(
         float | None,
         typer.Option("--threshold", min=0.0, max=1.0, help="Minimum probability to name an agent; by default 0.7."),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write failed samples and blamed agents as JSON.")
-    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write failed samples and blamed agents as JSON.")] = None,
 ) -> None:
     """For each failed sample, find the agent that made the first error, from the outcomes of the question's others.
 
@@ -111,8 +109,8 @@ def _replayed(
 
     if run.mas.program and mas is None:
         raise ConfigError(
-            f"--replay: expected --mas with the system that wrote the transcripts of {run.label}, got none; the calls of "
-            "an agent program are not stored"
+            f"--replay: expected --mas with the system that wrote the transcripts of {run.label}, got none; it cannot "
+            "replay agent programs"
         )
     system = run.mas if mas is None else load_mas(mas)
     if policy is None and is_recorded(run.config):
@@ -123,10 +121,9 @@ def _replayed(
         store.problems(run.run),
         [agent.name for agent in run.mas.agents],
         system,
-        count,
-        policy=read_policy(policy or dict(system.policies) or "tiny"),
-        sampling=Sampling(**run.config["sampling"]),
-        # The run's seed would repeat its samples.
+        read_policy(policy or dict(system.policies) or "tiny"),
+        Sampling(**run.config["sampling"]),
+        n=count,
         seed=run.config["seed"] + 1,
     )
     known = iter(replayed)
@@ -160,7 +157,9 @@ def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least
         clearest = max(group, key=lambda one: one.confidence)
         assert clearest.turn is not None
         case = f"{one_line(clearest.sample.problem_id)}: {one_line(clearest.texts[clearest.turn])}"
-        rows.append([one_line(agents[agent]), Text(str(len(group)), justify="right"), _evidence(clearest), brief(case, 80)])
+        rows.append(
+            [one_line(agents[agent]), Text(str(len(group)), justify="right"), _evidence(clearest), brief(case, 80)]
+        )
     named = sum(map(len, groups.values()))
     unknown = Text(str(len(found) - named), justify="right")
     rows.append([Text("not known", style="dim"), unknown, "", ""])

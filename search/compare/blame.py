@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from search.compare.sibling_outcomes import FailedSample, Outcomes, failed_samples
+from search.compare.sibling_outcomes import FailedSample, failed_samples
 from search.plan import Plan
 
 SURE = 0.7
@@ -79,9 +79,7 @@ def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least:
     return [_blame(sample, texts, scores, before, least) for sample, texts, scores in failed]
 
 
-def _blame(
-    sample: FailedSample, texts: tuple[str, ...], scores: Sequence[float], before: float, least: float
-) -> Blame:
+def _blame(sample: FailedSample, texts: tuple[str, ...], scores: Sequence[float], before: float, least: float) -> Blame:
     if len(sample.authors) == 1:
         return Blame(sample, sample.repeats.index(False), 1.0, ONLY_AUTHOR, texts)
     found = sample.first_error()

@@ -6,12 +6,12 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mas_gym.errors import ConfigError
+from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
-from mas_gym.systems.state import Action
+from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.compare.blame import REPLAY, Blame
 from search.compare.sibling_outcomes import Outcomes, fall_probability
@@ -19,6 +19,7 @@ from search.engine.run import run
 from search.plan import Candidate, Plan
 from search.planners.tree_growth import append, child_of
 from search.protocol import Model, PlanGenerator, Planner, Propose
+from search.sampling import Sampling
 from search.tree import Proposal, Tree
 
 Texts = tuple[str, ...]
@@ -49,9 +50,7 @@ class Continuations(Planner):
                 node = child_of(tree, model, node, Proposal(Action(text, model.mas.ALL)))
             starts[node] = None
         proposals = yield [Propose(tree.states[node], self.n) for node in starts]
-        ends = [
-            append(tree, model, node, one) for node, group in zip(starts, proposals, strict=True) for one in group
-        ]
+        ends = [append(tree, model, node, one) for node, group in zip(starts, proposals, strict=True) for one in group]
         while growing := [i for i, node in enumerate(ends) if not tree.is_terminal(node)]:
             replies = yield [Propose(tree.states[ends[i]], 1) for i in growing]
             for i, [one] in zip(growing, replies, strict=True):
@@ -64,20 +63,25 @@ def replay(
     problems: Iterable[Problem],
     speakers: Sequence[str],
     mas: MAS,
+    policy: Policy | AsyncPolicy,
+    sampling: Sampling,
+    *,
     n: int,
-    **settings: Any,
+    seed: int,
 ) -> list[Blame]:
     """Blame failed samples by the success rates of new continuations from each of their messages.
 
-    The first error is the message with the largest fall in the success rate. Its probability is as for sibling outcomes.
+    The first error is the message with the largest fall in the success rate. Its probability is that of a fall.
 
     Args:
         blames: The failed samples, which keep their order.
         problems: The problems of the samples.
         speakers: The names of the agents in the samples.
         mas: The system that wrote the samples.
+        policy: The policy that wrote the samples.
+        sampling: The sampling parameters.
         n: Number of continuations of each prefix.
-        settings: Arguments of `search.run`, such as ``policy``.
+        seed: A seed that differs from that of the samples, which would be repeated otherwise.
 
     Raises:
         ConfigError: The samples are not transcripts of the system.
@@ -91,7 +95,7 @@ def replay(
         transcripts[question][one.texts] = None
     outcomes: dict[tuple[str, Texts], Outcomes] = {}
     planner = Continuations({question: tuple(texts) for question, texts in transcripts.items()}, n)
-    for plan in run(planner, list(known.values()), mas=mas, **settings):
+    for plan in run(planner, list(known.values()), mas=mas, policy=policy, sampling=sampling, seed=seed):
         for prefix, found in _outcomes(plan, planner.transcripts[known[plan.problem_id].question], n).items():
             outcomes[plan.problem_id, prefix] = found
     return [_judged(one, outcomes, n) for one in blames]

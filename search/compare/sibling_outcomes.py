@@ -90,13 +90,13 @@ def fall_probability(before: Outcomes, after: Outcomes) -> float:
     >>> fall_probability(Outcomes(0, 0), Outcomes(0, 0))
     0.5
     """
-    high, low = (before.right + 1, before.total - before.right + 1), (after.right + 1, after.total - after.right + 1)
-    return math.fsum(
-        math.exp(
-            _log_beta(low[0] + i, low[1] + high[1]) - math.log(high[1] + i) - _log_beta(1 + i, high[1]) - _log_beta(*low)
-        )
-        for i in range(high[0])
+    # The sum that gives P(x > y) for beta-distributed x and y with integer parameters.
+    rights, wrongs = before.right + 1, before.total - before.right + 1
+    alpha, beta = after.right + 1, after.total - after.right + 1
+    terms = (
+        _log_beta(alpha + i, beta + wrongs) - math.log(wrongs + i) - _log_beta(1 + i, wrongs) for i in range(rights)
     )
+    return math.fsum(math.exp(term - _log_beta(alpha, beta)) for term in terms)
 
 
 def _log_beta(alpha: float, beta: float) -> float:

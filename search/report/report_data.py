@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
 from search.compare import Comparison
-from search.compare.blame import Falls
+from search.compare.blame import blame_failures
 from search.compare.reliability import Bin, ScoredStates
 from search.prices import Prices
 from search.results.outcomes import Outcome
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from search.store.regrading import Regraded
 
 
+NOT_KNOWN = "not known"
+"""The key of failed samples for which no agent is named."""
+
+
 @dataclass
 class SettingReport:
     """The report data of one setting's runs.
@@ -28,7 +32,7 @@ class SettingReport:
         setting: The runs.
         comparison: Comparison table of the runs.
         calibration: Calibration bins by the agent that wrote the last message, for each row that has critic values.
-        blamed: Number of wrong answers by blamed agent, or "nobody", for each row whose critic values are stored.
+        blamed: Number of failed samples by blamed agent, or `NOT_KNOWN`, for each row with a blamed agent.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.
     """
@@ -76,21 +80,25 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
+        blamed.setdefault(label, Counter()).update(_blamed(store, run.run, agents[label]))
         if not store.has_values(run.run):
             outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
             continue
-        of_row, falls = states.setdefault(label, ScoredStates()), Falls()
+        of_row = states.setdefault(label, ScoredStates())
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)
             of_row.add_tree(tree)
-            falls.add(tree, outcome.correct)
-        blamed.setdefault(label, Counter()).update(falls.counts(agents[label]))
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
         table_of(store.path, setting, outcomes, baseline if known else ""),
         {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
-        {label: counts for label, counts in blamed.items() if counts},
+        {label: counts for label, counts in blamed.items() if counts.keys() - {NOT_KNOWN}},
         agents,
         tuple(line for run in setting.runs for line in store.regraded(run.run)),
     )
+
+
+def _blamed(store: Store, run: str, agents: Sequence[str]) -> Counter[str]:
+    places = (one.agent() for one in blame_failures(store.plans(run)))
+    return Counter(NOT_KNOWN if place is None else agents[place] for place in places)
