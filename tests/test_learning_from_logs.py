@@ -101,8 +101,8 @@ def test_training_rows_are_weighted_by_episode(tmp_path: Path) -> None:
     counts = {"/".join(turn.text for turn in row.context.state.turns): (row.right, row.total) for row in rows}
     assert counts["a"] == (2, 4) and counts["a/b"] == (2, 3) and counts["a/b/yes"] == (2, 2) and counts["d"] == (1, 1)
     assert all(len(row.context.peers.answers) == 5 for row in rows)
-    assert all(math.isfinite(value) for row in rows for value in features_of(row.context, ["agent0"]))
-    assert len(features_of(rows[0].context, ["agent0"])) == len(FEATURES) + 1
+    assert all(math.isfinite(value) for row in rows for value in features_of(row.context))
+    assert len(features_of(rows[0].context)) == len(FEATURES)
 
 
 def test_features_of_another_version_are_rejected(log: Path, tmp_path: Path) -> None:
@@ -130,6 +130,15 @@ def test_train_command_accepts_a_log(log: Path, tmp_path: Path) -> None:
     assert "cannot be combined" in said(
         command("train", "orm", "--store", log, "--base", "features", "--set", "seed=1")
     )
+
+
+def test_feature_critic_of_single_continuations_is_an_error(tmp_path: Path) -> None:
+    rows = [[(f"a{n}", "yes")] for n in range(4)] + [[(f"b{n}", "no")] for n in range(4)]
+    store = imported(tmp_path, *rows)
+    words = ("train", "masprm", "--store", store, "--base", "features", "--out", tmp_path / "features")
+    assert "--min-continuations 1" in said(command(*words))
+    done = command(*words, "--min-continuations", 1)
+    assert done.exit_code == 0 and "does not read the text" in done.output, done.output
 
 
 @pytest.mark.slow

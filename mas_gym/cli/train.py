@@ -167,7 +167,7 @@ def _train(
 
     check_head(kind, head)
     if base == FEATURES:
-        _train_features(kind, stores, out, run, {"--set": setting, "--view": view != "full"})
+        _train_features(kind, stores, out, run, min_continuations, {"--set": setting, "--view": view != "full"})
         return
     overrides: dict[str, Any] = {**read_pairs(setting), "kind": kind, "head": head, "view": view}
     wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
@@ -188,7 +188,14 @@ def _train(
         _show_metrics(trained.info.metrics, trained.folder)
 
 
-def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | None, given: Mapping[str, object]) -> None:
+def _train_features(
+    kind: str,
+    stores: Sequence[Path],
+    out: Path,
+    run: str | None,
+    min_continuations: int | None,
+    given: Mapping[str, object],
+) -> None:
     from rewardmodels.training.train_feature_critic import train_features
     from search import Recorded
     from search.store import recorded_states
@@ -197,7 +204,7 @@ def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | Non
         if typed:
             raise ConfigError(f"{flag}: cannot be combined with --base {FEATURES}, which is a logistic regression")
     rows = [row for store in stores for row in recorded_states(Recorded(store, run), kind == "orm")]
-    model = train_features(rows, out, kind, note)  # type: ignore[arg-type]
+    model = train_features(rows, out, kind, note, min_continuations)  # type: ignore[arg-type]
     _show_metrics(model.metrics, out)
 
 

@@ -127,14 +127,14 @@ def failed_samples(plan: Plan) -> list[FailedSample]:
                 counts[1] += 1
         paths.append(tuple(prefixes))
     found = []
-    for place, (one, prefixes) in enumerate(zip(plan.candidates, paths, strict=True)):
-        if one.correct is not False or one.node is None or len(prefixes) < 2:
+    for place, (one, path) in enumerate(zip(plan.candidates, paths, strict=True)):
+        if one.correct is not False or one.node is None or len(path) < 2:
             continue
         nodes = tuple(tree.path(one.node)[1:])
         states = [tree.states[node] for node in nodes]
         texts = [*(state.text for state in states[:-1]), mas.final_text(states[-1].text)]
         speakers = tuple(state.speaker for state in states)
-        after = tuple(Outcomes(*outcomes[prefix]) for prefix in prefixes)
+        after = tuple(Outcomes(*outcomes[prefix]) for prefix in path)
         found.append(FailedSample(plan.problem_id, place, nodes, speakers, repeated(texts, one.answer), after))
     return found
 
