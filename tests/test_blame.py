@@ -169,3 +169,12 @@ def test_blame_command_replays_with_the_policy(tmp_path: Path) -> None:
 def test_replay_of_imported_transcripts_without_a_system_is_an_error(team: Path) -> None:
     done = command("blame", team, "--threshold", 0.999, "--replay", 2)
     assert done.exit_code == 2 and "--mas" in done.output
+
+
+def test_samples_without_an_outcome_are_not_failed(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in team_log(tmp_path / "team.jsonl").read_text(encoding="utf-8").splitlines()]
+    plain = [{name: value for name, value in one.items() if name in ("question", "messages")} for one in rows]
+    (tmp_path / "plain.jsonl").write_text("".join(json.dumps(one) + "\n" for one in plain), encoding="utf-8")
+    search.import_transcripts(tmp_path / "plain.jsonl", tmp_path / "plain.db")
+    done = command("blame", tmp_path / "plain.db")
+    assert done.exit_code == 0 and "no failed samples with a known outcome" in done.output

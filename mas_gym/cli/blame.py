@@ -19,8 +19,8 @@ from mas_gym.internal.text import one_line
 from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
-    from search import Critic, Plan, RunInfo, Store
-    from search.compare.blame import Blame, Values
+    from search import RunInfo, Store
+    from search.compare.blame import Blame
 
 REPLAYS = 8
 """The suggested number of continuations."""
@@ -51,20 +51,21 @@ def blame(
     a critic or, with --replay, by new continuations; otherwise their first error is not known.
     """
     from search import open_store
-    from search.compare.blame import SURE, blame_failures, stored_values
+    from search.compare.blame import SURE, blame_failures, critic_values, stored_values
+    from search.compare.imported_transcripts import plans_with_outcomes
 
     check_folder(json)
     least = SURE if threshold is None else threshold
-    values = stored_values if critic is None else _scores(read_critic(critic))
+    values = stored_values if critic is None else critic_values(read_critic(critic))
     document = []
     with open_store(store) as opened:
         for info in [opened.find(one) for one in run] if run else opened.runs():
             agents = [agent.name for agent in info.mas.agents]
-            found = blame_failures(opened.plans(info.run), values, least)
+            found = blame_failures(plans_with_outcomes(opened, info.run), values, least)
             if replay is not None and found:
                 found = _replayed(found, opened, info, replay, mas, policy, least)
             if not found:
-                note(f"{one_line(info.label)}: no failed samples", "yellow")
+                note(f"{one_line(info.label)}: no failed samples with a known outcome", "yellow")
                 continue
             _show_blame(info.label, found, agents, least)
             _show_remedy(found, info, store, least, replay)
@@ -72,23 +73,6 @@ def blame(
     if json is not None:
         write_file(json, jsonlib.dumps({"schema": 2, "threshold": least, "runs": document}, indent=1))
         note(f"wrote {json}")
-
-
-def _scores(critic: Critic) -> Values:
-    from mas_gym.envs.critic_base import finite_values, scores_of
-    from mas_gym.systems.state import Action
-    from search import Proposal, ScoringContext
-
-    def values(plan: Plan, nodes: Sequence[int]) -> Sequence[float]:
-        assert plan.tree is not None and plan.mas is not None
-        found = [plan.tree[node] for node in nodes]
-        contexts = [
-            ScoringContext(n.state, plan.mas, Proposal(Action(n.state.text, plan.mas.ALL), n.tokens, n.logprob))
-            for n in found
-        ]
-        return finite_values(critic, [one.state for one in contexts], scores_of(critic, contexts)) if contexts else []
-
-    return values
 
 
 def _replayed(

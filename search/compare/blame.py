@@ -12,8 +12,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from mas_gym.envs.critic_base import finite_values, scores_of
+from mas_gym.systems.state import Action
 from search.compare.sibling_outcomes import FailedSample, failed_samples
 from search.plan import Plan
+from search.protocol import Critic, ScoringContext
+from search.tree import Proposal
 
 SURE = 0.7
 """Minimum probability to name an agent. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""
@@ -56,6 +60,23 @@ def stored_values(plan: Plan, nodes: Sequence[int]) -> list[float]:
     assert plan.tree is not None
     found = [plan.tree.values[node] for node in nodes]
     return [] if any(map(math.isnan, found)) else found
+
+
+def critic_values(critic: Critic) -> Values:
+    """Return a function that scores nodes with a critic."""
+
+    def values(plan: Plan, nodes: Sequence[int]) -> Sequence[float]:
+        tree, mas = plan.tree, plan.mas
+        assert tree is not None and mas is not None
+        contexts = [
+            ScoringContext(
+                tree.states[i], mas, Proposal(Action(tree.states[i].text, mas.ALL), tree.tokens[i], tree[i].logprob)
+            )
+            for i in nodes
+        ]
+        return finite_values(critic, [one.state for one in contexts], scores_of(critic, contexts)) if contexts else []
+
+    return values
 
 
 def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least: float = SURE) -> list[Blame]:

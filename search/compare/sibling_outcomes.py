@@ -23,7 +23,7 @@ _SHORTEST = 3
 
 _LONGEST_NUMBER = 40
 _OPENING = re.compile(r"\w{1,40}: ")
-_NUMBER = re.compile(r"-?[0-9][0-9,]{0,30}(?:\.[0-9]{1,30})?")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _MARKS = re.compile(r"[^\w\s.+*/=<>-]|\.(?!\d)")
 
 
@@ -147,23 +147,25 @@ def _normal(text: str) -> str:
 def repeated(texts: Sequence[str], answer: str | None) -> tuple[bool, ...]:
     """Return whether each message only repeats an earlier message of the transcript.
 
-    It does if its text equals the end of an earlier message, or a part with several words, or if it ends with the final
-    answer and an earlier message does as well. Case, spaces and punctuation are ignored.
+    It does if its text equals the end of an earlier message, or a part with several words; or if both end with the
+    final answer, and it contains no other number than the earlier message. Case, spaces and punctuation are ignored.
     """
     found: list[bool] = []
     earlier: list[str] = []
-    answered = False
-    wanted = None if answer is None else _plain(answer)
+    answering: list[set[str]] = []
+    ending = None if answer is None else f" {_plain(answer)}"
     for text in texts:
         plain = _plain(text)
-        states = bool(wanted) and (f" {plain}".endswith(f" {wanted}") or _last_number(text) == wanted)
         words = len(plain.split())
         copied = words > 0 and any(
             f" {before}".endswith(f" {plain}") or (words >= _SHORTEST and f" {plain} " in f" {before} ")
             for before in earlier
         )
-        found.append(copied or (states and answered))
-        answered = answered or states
+        if ending is not None and f" {plain}".endswith(ending):
+            numbers = set(_NUMBER.findall(plain))
+            copied = copied or any(numbers <= before for before in answering)
+            answering.append(numbers)
+        found.append(copied)
         earlier.append(plain)
     return tuple(found)
 
@@ -171,9 +173,3 @@ def repeated(texts: Sequence[str], answer: str | None) -> tuple[bool, ...]:
 def _plain(text: str) -> str:
     number = parse_number(text) if len(text) < _LONGEST_NUMBER else None
     return " ".join(_MARKS.sub(" ", normalise_message(text)).split()) if number is None else str(number)
-
-
-def _last_number(text: str) -> str | None:
-    numbers = _NUMBER.findall(text)
-    found = parse_number(numbers[-1]) if numbers else None
-    return None if found is None else str(found)

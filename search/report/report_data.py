@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mas_gym.errors import ConfigError
 from search.compare import Comparison
 from search.compare.blame import blame_failures
+from search.compare.imported_transcripts import plans_with_outcomes
 from search.compare.reliability import Bin, ScoredStates
 from search.prices import Prices
 from search.results.outcomes import Outcome
@@ -100,5 +101,5 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
 
 
 def _blamed(store: Store, run: str, agents: Sequence[str]) -> Counter[str]:
-    places = (one.agent() for one in blame_failures(store.plans(run)))
+    places = (one.agent() for one in blame_failures(plans_with_outcomes(store, run)))
     return Counter(NOT_KNOWN if place is None else agents[place] for place in places)
