@@ -178,3 +178,20 @@ def test_samples_without_an_outcome_are_not_failed(tmp_path: Path) -> None:
     search.import_transcripts(tmp_path / "plain.jsonl", tmp_path / "plain.db")
     done = command("blame", tmp_path / "plain.db")
     assert done.exit_code == 0 and "no failed samples with a known outcome" in done.output
+    write_report_of(tmp_path / "plain.db", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "no reference answers" in page and "missing data" in page and "<td>0.0</td>" not in page
+
+
+def write_report_of(store: Path, out: Path) -> None:
+    pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
+    done = command("report", store, "--out", out)
+    assert done.exit_code == 0, done.output
+
+
+def test_report_of_a_log_shows_agents_agreement_and_failures(team: Path, tmp_path: Path) -> None:
+    write_report_of(team, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "160 of 40 questions" in page and "143 right, 17 wrong" in page
+    assert "<td>planner</td><td>160</td><td>\N{EN DASH}</td><td>10</td>" in page
+    assert page.count("Probable first error") == 1 and "most frequent answer" in page

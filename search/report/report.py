@@ -89,7 +89,8 @@ class _Section(NamedTuple):
 
 def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
     found = report.comparison
-    more = [_blame_table(report)] if report.blamed else []
+    more = [table for label, log in report.logs.items() for table in log.tables(label)]
+    more += [_blame_table(report)] if report.blamed else []
     more += _stop_table(found.outcomes) + regrade_tables(report.regraded)
     failures = [(row.label, reason, str(n)) for row in found.rows for reason, n in by_cause(row.failures)]
     if failures:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from math import nan
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
@@ -13,8 +14,12 @@ from search.compare.blame import blame_failures
 from search.compare.imported_transcripts import plans_with_outcomes
 from search.compare.reliability import Bin, ScoredStates
 from search.prices import Prices
+from search.report.log_report import LogOverview
+from search.results.intervals import Interval
 from search.results.outcomes import Outcome
+from search.results.run_info import is_recorded
 from search.results.stored_tables import Setting, cost_of, settings, table_of
+from search.results.summary import Spread
 
 if TYPE_CHECKING:
     from search import Store
@@ -36,6 +41,7 @@ class SettingReport:
         blamed: Number of failed samples by blamed agent, or `NOT_KNOWN`, for each row with a blamed agent.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.
+        logs: The contents of the imported runs, for each row.
     """
 
     setting: Setting
@@ -44,6 +50,7 @@ class SettingReport:
     blamed: dict[str, Mapping[str, int]] = field(default_factory=dict)
     agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     regraded: tuple[Regraded, ...] = ()
+    logs: Mapping[str, LogOverview] = field(default_factory=dict)
 
 
 def read_reports(
@@ -78,10 +85,18 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     states: dict[str, ScoredStates] = {}
     blamed: dict[str, Counter[str]] = {}
     agents: dict[str, tuple[str, ...]] = {}
+    logs: dict[str, LogOverview] = {}
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
-        blamed.setdefault(label, Counter()).update(_blamed(store, run.run, agents[label]))
+        plans = plans_with_outcomes(store, run.run)
+        if is_recorded(run.config):
+            logs[label] = LogOverview(agents[label], plans)
+            blames = logs[label].blames
+        else:
+            blames = blame_failures(plans)
+        places = [one.agent() for one in blames]
+        blamed.setdefault(label, Counter()).update(NOT_KNOWN if i is None else agents[label][i] for i in places)
         if not store.has_values(run.run):
             outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
             continue
@@ -92,14 +107,20 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
-        table_of(store.path, setting, outcomes, baseline if known else ""),
+        _without_accuracy(
+            table_of(store.path, setting, outcomes, baseline if known else ""),
+            {label for label, log in logs.items() if not log.labelled},
+        ),
         {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
         {label: counts for label, counts in blamed.items() if counts.keys() - {NOT_KNOWN}},
         agents,
         tuple(line for run in setting.runs for line in store.regraded(run.run)),
+        logs,
     )
 
 
-def _blamed(store: Store, run: str, agents: Sequence[str]) -> Counter[str]:
-    places = (one.agent() for one in blame_failures(plans_with_outcomes(store, run)))
-    return Counter(NOT_KNOWN if place is None else agents[place] for place in places)
+def _without_accuracy(comparison: Comparison, labels: Set[str]) -> Comparison:
+    """Return a comparison in which rows have no accuracy."""
+    nothing = {"hits": {1: Spread(nan, None)}, "interval": Interval(nan, nan), "curve": ()}
+    rows = tuple(replace(row, **nothing) if row.label in labels else row for row in comparison.rows)
+    return replace(comparison, rows=rows)
