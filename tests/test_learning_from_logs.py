@@ -127,6 +127,9 @@ def test_train_features_requires_both_outcomes_and_an_empty_folder(log: Path, tm
 def test_train_command_accepts_a_log(log: Path, tmp_path: Path) -> None:
     result = command("train", "orm", "--store", log, "--base", "features", "--out", tmp_path / "features")
     assert result.exit_code == 0 and "auc" in result.output, result.output
+    assert "eval --recorded" in " ".join(result.output.split())
+    result = command("train", "masprm", "--store", log, "--base", "features", "--out", tmp_path / "process")
+    assert f"mas-gym blame {log}" in "".join(result.output.split("\n")), result.output
     assert "cannot be combined" in said(
         command("train", "orm", "--store", log, "--base", "features", "--set", "seed=1")
     )

@@ -42,7 +42,9 @@ with the most first errors, which it is given.
 
 The outcomes of siblings decide first. The critic is used only where they leave the first error open: for the project's
 own transcripts the trained MASPRM, for AgentProcessBench the verdicts of a recorded judge. `replay` continues the
-samples that are still open {CONTINUATIONS} times from each message.
+samples that are still open {CONTINUATIONS} times from each message. In ProcessBench and AgentProcessBench one agent
+writes all messages, so only the column for messages is informative. Who&When and ProcessBench have one sample for
+almost every question, so siblings say nothing.
 """
 
 

@@ -147,7 +147,8 @@ def calibrated(
     model = calibrate_critics(critics, list(found), method, note)  # type: ignore[arg-type]
     write_calibrated(model, out)
     rows = {"combined": model.metrics["combined"]} | {spec: model.metrics[spec] for spec in critics}
-    _show_metrics({f"{name}: {key}": value for name, part in rows.items() for key, value in part.items()}, out)
+    figures = {f"{name}: {key}": value for name, part in rows.items() for key, value in part.items()}
+    _show_metrics(figures, out, f"mas-gym eval --recorded {store} --planner bon:5 --critic {out}")
 
 
 def _train(
@@ -185,7 +186,7 @@ def _train(
     points = rewardmodels.collect(trees(), "points", **mined) if wanted == "pairs" else None
     trained = rewardmodels.train(data, out, base, points=points, device=device, log=say, **overrides)
     if first:
-        _show_metrics(trained.info.metrics, trained.folder)
+        _show_metrics(trained.info.metrics, trained.folder, _next(kind, stores[0], trained.folder))
 
 
 def _train_features(
@@ -205,7 +206,7 @@ def _train_features(
             raise ConfigError(f"{flag}: cannot be combined with --base {FEATURES}, which is a logistic regression")
     rows = [row for store in stores for row in recorded_states(Recorded(store, run), kind == "orm")]
     model = train_features(rows, out, kind, note, min_continuations)  # type: ignore[arg-type]
-    _show_metrics(model.metrics, out)
+    _show_metrics(model.metrics, out, _next(kind, stores[0], out))
 
 
 @app.command(
@@ -265,12 +266,25 @@ def agents(
         stdout().print(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim")
 
 
-def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
+def _next(kind: str, store: Path, folder: Path) -> str:
+    """Return a command for the critic: on the log that it was trained on, or on the bundled agents."""
+    from search import open_store
+    from search.results.run_info import is_recorded
+
+    with open_store(store) as opened:
+        if not any(is_recorded(run.config) for run in opened.runs()):
+            return f"mas-gym eval --critic {folder} --planner mcts:10,3"
+    if kind == "masprm":
+        return f"mas-gym blame {store} --critic {folder}"
+    return f"mas-gym eval --recorded LATER.db --planner bon:5 --critic {folder}, on a log with other questions"
+
+
+def _show_metrics(metrics: Mapping[str, object], folder: Path, following: str) -> None:
     figures = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     rows = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.4f}") for name, v in figures.items()]
     console = stdout()
     console.print(table(("Metric", "Value"), rows, "On held-out problems"))
-    console.print(f"Saved to {folder}. Next: mas-gym eval --critic {folder} --planner mcts:10,3")
+    console.print(f"Saved to {folder}. Next: {following}")
 
 
 class _Harvest:

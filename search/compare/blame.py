@@ -35,8 +35,8 @@ class Blame(NamedTuple):
         sample: The failed sample.
         turn: Position of the message in the transcript, from 0; None if nothing is known.
         confidence: Probability that it is the first error, in ``[0, 1]``.
-        source: ``"siblings"``, ``"critic"`` or ``"replay"``; ``"only author"`` if one agent wrote all messages apart
-            from repetitions; ``"silent"`` if nothing is known.
+        source: ``"siblings"``, ``"critic"`` or ``"replay"``; ``"only author"`` if all other
+            messages are repetitions; ``"silent"`` if nothing is known.
         texts: The messages.
     """
 
@@ -101,11 +101,11 @@ def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least:
 
 
 def _blame(sample: FailedSample, texts: tuple[str, ...], scores: Sequence[float], before: float, least: float) -> Blame:
-    if len(sample.authors) == 1:
-        return Blame(sample, sample.repeats.index(False), 1.0, ONLY_AUTHOR, texts)
     found = sample.first_error()
     if found is not None and found[1] >= least:
         return Blame(sample, *found, SIBLINGS, texts)
+    if sample.repeats.count(False) == 1:
+        return Blame(sample, sample.repeats.index(False), 1.0, ONLY_AUTHOR, texts)
     if len(scores):
         return Blame(sample, *_largest_share(sample, falls(scores, before)), CRITIC, texts)
     return Blame(sample, None, 0.0, SILENT, texts) if found is None else Blame(sample, *found, SIBLINGS, texts)

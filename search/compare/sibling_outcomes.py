@@ -60,11 +60,6 @@ class FailedSample(NamedTuple):
     after: tuple[Outcomes, ...]
 
     @property
-    def authors(self) -> set[int]:
-        """The agents with messages that are not repetitions."""
-        return {agent for agent, copied in zip(self.speakers, self.repeats, strict=True) if not copied}
-
-    @property
     def shared(self) -> int:
         """Number of messages that a right sample shares."""
         return sum(outcomes.right > 0 for outcomes in self.after[1:])
