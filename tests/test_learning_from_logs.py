@@ -144,6 +144,20 @@ def test_feature_critic_of_single_continuations_is_an_error(tmp_path: Path) -> N
     assert done.exit_code == 0 and "does not read the text" in done.output, done.output
 
 
+def test_evaluation_on_training_questions_is_rejected_with_the_remedy(log: Path, tmp_path: Path) -> None:
+    def evaluated(folder: str, *words: object) -> Any:
+        return command("eval", "--recorded", log, "--planner", "bon:4", "--critic", tmp_path / folder, *words)
+
+    words = ("train", "orm", "--store", log, "--base", "features", "--out")
+    assert command(*words, tmp_path / "all").exit_code == 0
+    assert "--split held-out" in said(evaluated("all"))
+    assert "--split train" in said(evaluated("all", "--split", "held-out"))
+    assert command(*words, tmp_path / "part", "--split", "train").exit_code == 0
+    assert "--split held-out" in said(evaluated("part"))
+    done = evaluated("part", "--split", "held-out")
+    assert done.exit_code == 0, done.output
+
+
 @pytest.mark.slow
 def test_language_model_critic_is_trained_from_a_log(log: Path, tmp_path: Path) -> None:
     result = command("train", "masprm", "--store", log, "--head", "mse", "--out", tmp_path / "m", "--set", "epochs=1")

@@ -49,6 +49,13 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by de
 RunName = Annotated[
     str | None, typer.Option("--run", help="Only this run of the store; by default all training and imported runs.")
 ]
+SplitOption = Annotated[
+    str,
+    typer.Option(
+        "--split",
+        help="all questions, or train: four fifths by digest, so that eval --recorded --split held-out uses the rest.",
+    ),
+]
 MinContinuations = Annotated[
     int | None,
     typer.Option(
@@ -80,12 +87,13 @@ def masprm(
     setting: Sets = None,
     run: RunName = None,
     min_continuations: MinContinuations = None,
+    split: SplitOption = "all",
 ) -> None:
     """Train MASPRM, the process reward model, which scores every state.
 
     The target of a state is the mean reward of the simulations or recorded samples that share its messages.
     """
-    _train("masprm", head, store, out, base, view, device, setting, run, min_continuations)
+    _train("masprm", head, store, out, base, view, device, setting, run, split, min_continuations)
 
 
 @app.command(
@@ -103,9 +111,10 @@ def orm(
     device: Device = None,
     setting: Sets = None,
     run: RunName = None,
+    split: SplitOption = "all",
 ) -> None:
     """Train the ORM, the outcome reward model, which scores finished transcripts."""
-    _train("orm", head, store, out, base, view, device, setting, run)
+    _train("orm", head, store, out, base, view, device, setting, run, split)
 
 
 @app.command(
@@ -161,20 +170,31 @@ def _train(
     device: str | None,
     setting: Sequence[str] | None,
     run: str | None,
+    split: str,
     min_continuations: int | None = None,
 ) -> None:
     import rewardmodels
+    from rewardmodels.model.training_questions import for_training, write_questions
     from rewardmodels.training.config import check_head
 
     check_head(kind, head)
+    part = choice("--split", split, ("all", "train"))
     if base == FEATURES:
-        _train_features(kind, stores, out, run, min_continuations, {"--set": setting, "--view": view != "full"})
+        _train_features(
+            kind, stores, out, run, part == "train", min_continuations, {"--set": setting, "--view": view != "full"}
+        )
         return
     overrides: dict[str, Any] = {**read_pairs(setting), "kind": kind, "head": head, "view": view}
     wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
+    asked: set[str] = set()
+
     def trees() -> Iterator[LabelledTree]:
-        return chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores)
+        for tree in chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores):
+            question = tree.tree.states[0].question
+            if part == "all" or for_training(question):
+                asked.add(question)
+                yield tree
 
     # Only one of torchrun's processes prints.
     first = os.environ.get("RANK", "0") == "0"
@@ -186,6 +206,7 @@ def _train(
     points = rewardmodels.collect(trees(), "points", **mined) if wanted == "pairs" else None
     trained = rewardmodels.train(data, out, base, points=points, device=device, log=say, **overrides)
     if first:
+        write_questions(trained.folder, asked)
         _show_metrics(trained.info.metrics, trained.folder, _next(kind, stores[0], trained.folder))
 
 
@@ -194,9 +215,11 @@ def _train_features(
     stores: Sequence[Path],
     out: Path,
     run: str | None,
+    part: bool,
     min_continuations: int | None,
     given: Mapping[str, object],
 ) -> None:
+    from rewardmodels.model.training_questions import for_training, write_questions
     from rewardmodels.training.train_feature_critic import train_features
     from search import Recorded
     from search.store import recorded_states
@@ -204,8 +227,14 @@ def _train_features(
     for flag, typed in given.items():
         if typed:
             raise ConfigError(f"{flag}: cannot be combined with --base {FEATURES}, which is a logistic regression")
-    rows = [row for store in stores for row in recorded_states(Recorded(store, run), kind == "orm")]
+    rows = [
+        row
+        for store in stores
+        for row in recorded_states(Recorded(store, run), kind == "orm")
+        if not part or for_training(row.context.state.question)
+    ]
     model = train_features(rows, out, kind, note, min_continuations)  # type: ignore[arg-type]
+    write_questions(out, (row.context.state.question for row in rows))
     _show_metrics(model.metrics, out, _next(kind, stores[0], out))
 
 
