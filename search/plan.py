@@ -177,7 +177,10 @@ class Plan:
             correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
         )
         usage = self.usage
-        costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
+        # Logs may have no token counts.
+        counted = usage.generated_tokens > 0 or usage.agent_calls == 0
+        tokens = f"{usage.generated_tokens:,}" if counted else "\N{EN DASH}"
+        costs = {"AC": f"{usage.agent_calls:,}", "TOK": tokens, "RC": f"{usage.reward_calls:,}"}
         return TreePage(
             question=nodes[0].state.question,
             agents=[agent.name for agent in self.mas.agents],
@@ -187,7 +190,7 @@ class Plan:
             answer=self.answer,
             correct=self.correct if reference is not None else None,
             reference=reference,
-            facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
+            facts={**facts, **costs},
             program=self.mas.program,
             requests=self.requests,
             title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
