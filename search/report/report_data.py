@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
 from search.compare import Comparison
-from search.compare.blame import blame_failures
+from search.compare.blame import Blame, blame_failures
 from search.compare.imported_transcripts import plans_with_outcomes
 from search.compare.reliability import Bin, ScoredStates
 from search.prices import Prices
@@ -89,21 +89,22 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
-        plans = plans_with_outcomes(store, run.run)
-        if is_recorded(run.config):
-            logs[label] = LogOverview(agents[label], plans)
-            blames = logs[label].blames
+        first = len(outcomes)
+        if store.has_values(run.run):
+            of_row = states.setdefault(label, ScoredStates())
+            for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
+                outcomes.append(outcome)
+                of_row.add_tree(tree)
         else:
-            blames = blame_failures(plans)
+            outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
+        blames: Sequence[Blame] = ()
+        if is_recorded(run.config):
+            logs[label] = LogOverview(agents[label], plans_with_outcomes(store, run.run))
+            blames = logs[label].blames
+        elif any(one.candidates > 1 for one in outcomes[first:]):
+            blames = blame_failures(store.plans(run.run))
         places = [one.agent() for one in blames]
         blamed.setdefault(label, Counter()).update(NOT_KNOWN if i is None else agents[label][i] for i in places)
-        if not store.has_values(run.run):
-            outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
-            continue
-        of_row = states.setdefault(label, ScoredStates())
-        for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
-            outcomes.append(outcome)
-            of_row.add_tree(tree)
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
@@ -121,6 +122,8 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
 
 def _without_accuracy(comparison: Comparison, labels: Set[str]) -> Comparison:
     """Return a comparison in which rows have no accuracy."""
-    nothing = {"hits": {1: Spread(nan, None)}, "interval": Interval(nan, nan), "curve": ()}
-    rows = tuple(replace(row, **nothing) if row.label in labels else row for row in comparison.rows)
+    rows = tuple(
+        replace(row, hits={1: Spread(nan, None)}, interval=Interval(nan, nan), curve=()) if row.label in labels else row
+        for row in comparison.rows
+    )
     return replace(comparison, rows=rows)
