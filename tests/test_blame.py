@@ -79,12 +79,16 @@ def test_blame_with_four_samples_per_question_finds_the_failing_agents(team: Pat
     assert {one.source for one in found} == {"siblings"}
 
 
-def test_repeated_marks_messages_with_an_earlier_result() -> None:
-    assert repeated(["Add 2, 3", "Add 2, 3 gives 6", "The result is 6."], "6") == (False, False, True)
-    assert repeated(["Plan", "The answer is (B).", "b"], "B") == (False, False, True)
-    assert repeated(["A plan", "No idea", "A"], "A") == (False, False, False)
-    assert repeated(["take the train to Rome", "Take the train", "to"], None) == (False, True, False)
-    assert repeated(["same", "same"], None) == (False, True)
+def test_repeated_marks_messages_with_an_earlier_result_of_another_agent() -> None:
+    def found(*texts: str, answer: str | None = None, speakers: tuple[int, ...] = (0, 1, 2)) -> tuple[bool, ...]:
+        return repeated(texts, speakers, answer)
+
+    assert found("Add 2, 3", "Add 2, 3 gives 6", "The result is 6.", answer="6") == (False, False, True)
+    assert found("Plan", "The answer is (B).", "b", answer="B") == (False, False, True)
+    assert found("A plan", "No idea", "A", answer="A") == (False, False, False)
+    assert found("take the train to Rome", "Take the train", "to") == (False, True, False)
+    assert found("start 3", "start 3, 3 + 4 = 7, 7 - 4 = 3", "3", answer="3") == (False, False, True)
+    assert found("so 6", "6", "done", answer="6", speakers=(0, 0, 0)) == (False, False, False)
 
 
 def test_blame_of_single_samples_is_not_known_and_names_the_remedy(tmp_path: Path) -> None:

@@ -130,7 +130,9 @@ def failed_samples(plan: Plan) -> list[FailedSample]:
         texts = [*(state.text for state in states[:-1]), mas.final_text(states[-1].text)]
         speakers = tuple(state.speaker for state in states)
         after = tuple(Outcomes(*outcomes[prefix]) for prefix in path)
-        found.append(FailedSample(plan.problem_id, place, nodes, speakers, repeated(texts, one.answer), after))
+        found.append(
+            FailedSample(plan.problem_id, place, nodes, speakers, repeated(texts, speakers, one.answer), after)
+        )
     return found
 
 
@@ -139,29 +141,30 @@ def _normal(text: str) -> str:
     return normalise_message(_OPENING.sub("", text.lstrip(), count=1))
 
 
-def repeated(texts: Sequence[str], answer: str | None) -> tuple[bool, ...]:
-    """Return whether each message only repeats an earlier message of the transcript.
+def repeated(texts: Sequence[str], speakers: Sequence[int], answer: str | None) -> tuple[bool, ...]:
+    """Return whether each message only repeats an earlier message of another agent.
 
-    It does if its text equals the end of an earlier message, or a part with several words; or if both end with the
+    It does if its text equals the end of the earlier message, or a part with several words; or if both end with the
     final answer, and it contains no other number than the earlier message. Case, spaces and punctuation are ignored.
     """
     found: list[bool] = []
-    earlier: list[str] = []
-    answering: list[set[str]] = []
+    earlier: list[tuple[int, str, set[str] | None]] = []
     ending = None if answer is None else f" {_plain(answer)}"
-    for text in texts:
+    for text, speaker in zip(texts, speakers, strict=True):
         plain = _plain(text)
         words = len(plain.split())
-        copied = words > 0 and any(
-            f" {before}".endswith(f" {plain}") or (words >= _SHORTEST and f" {plain} " in f" {before} ")
-            for before in earlier
+        numbers = set(_NUMBER.findall(plain)) if ending is not None and f" {plain}".endswith(ending) else None
+        found.append(
+            words > 0
+            and any(
+                f" {before}".endswith(f" {plain}")
+                or (words >= _SHORTEST and f" {plain} " in f" {before} ")
+                or (numbers is not None and known is not None and numbers <= known)
+                for other, before, known in earlier
+                if other != speaker
+            )
         )
-        if ending is not None and f" {plain}".endswith(ending):
-            numbers = set(_NUMBER.findall(plain))
-            copied = copied or any(numbers <= before for before in answering)
-            answering.append(numbers)
-        found.append(copied)
-        earlier.append(plain)
+        earlier.append((speaker, plain, numbers))
     return tuple(found)
 
 
