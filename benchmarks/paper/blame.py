@@ -72,8 +72,8 @@ def run(lab: Lab) -> Page:
             lab.notes.append(f"{name}: left out, because {path.name} is not on this machine")
     page.table(header, rows, left=2)
     page.blocks.append(
-        "Accuracies are for the samples with a named agent. Intervals are for the mean of the questions' accuracies, so "
-        "questions with few failed samples count as much as others. A dash means that no agent is named.\n"
+        "Accuracies are for the samples with a named agent. Intervals are for the mean of the questions' accuracies, "
+        "in which each question has the same weight. A dash means that no agent is named.\n"
     )
     return page
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from mas_gym.envs.critic_base import finite_values, scores_of
+from mas_gym.critics import finite_values, scores_of
 from mas_gym.systems.state import Action
 from search.compare.sibling_outcomes import FailedSample, failed_samples
 from search.plan import Plan

@@ -15,10 +15,10 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.compare.blame import REPLAY, Blame
 from search.compare.sibling_outcomes import Outcomes, fall_probability
-from search.engine.run import run
 from search.plan import Candidate, Plan
 from search.planners.tree_growth import append, child_of
 from search.protocol import Model, PlanGenerator, Planner, Propose
+from search.runs import run
 from search.sampling import Sampling
 from search.tree import Proposal, Tree
 
