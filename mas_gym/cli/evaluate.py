@@ -168,9 +168,8 @@ def _check_recorded(
     source: opt.TaskSource, agents: opt.AgentSource, options: opt.RunOptions, workers: int | None
 ) -> None:
     """Reject options that have no effect with ``--recorded``."""
-    flags = (
-        ["the task options"] if replace(source, number=None, split="test") != opt.TaskSource(task="arithmetic") else []
-    )
+    task = replace(source, number=None, split="test" if source.split == "held-out" else source.split)
+    flags = ["the task options"] if task != opt.TaskSource(task="arithmetic") else []
     default = opt.AgentSource()
     flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
     flags += ["--token-traces"] * options.token_traces
