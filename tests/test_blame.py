@@ -199,3 +199,14 @@ def test_report_of_a_log_shows_agents_agreement_and_failures(team: Path, tmp_pat
     assert "160 of 40 questions" in page and "143 right, 17 wrong" in page
     assert "<td>planner</td><td>160</td><td>\N{EN DASH}</td><td>10</td>" in page
     assert page.count("Probable first error") == 1 and "most frequent answer" in page
+
+
+def test_siblings_say_nothing_where_right_samples_never_share_messages(tmp_path: Path) -> None:
+    rows = []
+    for n in range(1, 20):
+        values = [3 * n, 3 * n, 3 * n, 3 * n + 1]
+        rows += [row(f"What is {n} times 3?", f"Plan {n} {i}: multiply", v, 3 * n) for i, v in enumerate(values)]
+    (tmp_path / "free.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    search.import_transcripts(tmp_path / "free.jsonl", tmp_path / "free.db")
+    _, found = blamed(tmp_path / "free.db")
+    assert len(found) == 19 and {one.agent() for one in found} == {None}

@@ -187,13 +187,13 @@ def _recorded_bench(
     path: Path, run: str | None, distinct: bool, task: opt.TaskSource, critics: Sequence[str]
 ) -> tuple[Bench, str]:
     """Return the bench of a recorded run, and a title; reject questions that a critic was trained on."""
-    from rewardmodels.model.training_questions import digest_of, trained_questions
+    from rewardmodels.model.training_questions import question_digest, trained_questions
     from search import Recorded
     from search.compare.comparison_runs import Bench
 
     source = Recorded(path, run, distinct=distinct)
     known = frozenset[str]().union(*map(trained_questions, critics))
-    others = [problem for problem in source if digest_of(problem.question) not in known]
+    others = [problem for problem in source if question_digest(problem.question) not in known]
     if len(others) < len(source) and task.split != "held-out":
         raise ConfigError(
             f"expected questions that the critics were not trained on, got {len(source) - len(others):,} of "

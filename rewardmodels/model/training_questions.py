@@ -14,19 +14,19 @@ FILE = "questions.json"
 _HELD_OUT_SHARE = 5
 
 
-def digest_of(question: str) -> str:
+def question_digest(question: str) -> str:
     """Return the digest of a question, 16 hexadecimal digits; spaces do not matter."""
     return blake2b(" ".join(question.split()).encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def for_training(question: str) -> bool:
     """Return whether a question is in the training part of a log: four fifths, selected by digest."""
-    return int(digest_of(question), 16) % _HELD_OUT_SHARE > 0
+    return int(question_digest(question), 16) % _HELD_OUT_SHARE > 0
 
 
 def write_questions(folder: Path, questions: Iterable[str]) -> None:
     """Write the digests of the training questions into a critic's folder."""
-    write_whole(folder / FILE, json.dumps({"questions": sorted(set(map(digest_of, questions)))}, indent=0) + "\n")
+    write_whole(folder / FILE, json.dumps({"questions": sorted(set(map(question_digest, questions)))}, indent=0) + "\n")
 
 
 def trained_questions(critic: str) -> frozenset[str]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mas_gym.critics import finite_values, scores_of
 from mas_gym.systems.state import Action
-from search.compare.sibling_outcomes import FailedSample, failed_samples
+from search.compare.sibling_outcomes import Agreement, FailedSample, failed_samples
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
 from search.tree import Proposal
@@ -89,19 +89,27 @@ def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least:
     """
     failed: list[tuple[FailedSample, tuple[str, ...], Sequence[float]]] = []
     first: list[float] = []
+    agreement = Agreement()
     for plan in plans:
         if plan.tree is None:
             continue
         first += values(plan, [plan.tree.path(one.node)[1] for one in plan.candidates if one.node])
-        for sample in failed_samples(plan):
+        for sample in failed_samples(plan, agreement):
             texts = tuple(plan.tree.states[node].text for node in sample.nodes)
             failed.append((sample, texts, values(plan, sample.nodes)))
     before = math.fsum(first) / len(first) if first else 0.0
-    return [_blame(sample, texts, scores, before, least) for sample, texts, scores in failed]
+    return [_blame(sample, agreement, texts, scores, before, least) for sample, texts, scores in failed]
 
 
-def _blame(sample: FailedSample, texts: tuple[str, ...], scores: Sequence[float], before: float, least: float) -> Blame:
-    found = sample.first_error()
+def _blame(
+    sample: FailedSample,
+    agreement: Agreement,
+    texts: tuple[str, ...],
+    scores: Sequence[float],
+    before: float,
+    least: float,
+) -> Blame:
+    found = sample.first_error(agreement)
     if found is not None and found[1] >= least:
         return Blame(sample, *found, SIBLINGS, texts)
     if sample.repeats.count(False) == 1:

@@ -3,15 +3,17 @@
 Samples that begin with equal messages share a prefix. A prefix that leads to a right answer probably contains no error,
 so the first message of a failed sample that no right sample shares is probably its first error. Its probability is that
 of a fall in the success rate: the rate of the samples that leave the path before the message is higher than the rate of
-those that share it. Both rates have a uniform prior, so they are beta-distributed. A message that only repeats an
-earlier one is never the first error.
+those that share it. Both rates have a uniform prior, so they are beta-distributed. Siblings say nothing about a message
+without another sample if right samples rarely share messages there. A message that only repeats that of another agent
+is never the first error.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mas_gym.tasks.base import normalise_message
@@ -22,7 +24,7 @@ _SHORTEST = 3
 """Minimum number of words of a message that repeats the middle of an earlier one."""
 
 _LONGEST_NUMBER = 40
-_OPENING = re.compile(r"\w{1,40}: ")
+_OPENING = re.compile(r"\A\w{1,40}: ")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _MARKS = re.compile(r"[^\w\s.+*/=<>-]|\.(?!\d)")
 
@@ -64,8 +66,8 @@ class FailedSample(NamedTuple):
         """Number of messages that a right sample shares."""
         return sum(outcomes.right > 0 for outcomes in self.after[1:])
 
-    def first_error(self) -> tuple[int, float] | None:
-        """Return the position of the probable first error and its probability; None if no sample is right."""
+    def first_error(self, agreement: Agreement) -> tuple[int, float] | None:
+        """Return the position of the probable first error and its probability; None if siblings say nothing."""
         if not self.after[0].right:
             return None
         alone = range(self.shared, len(self.nodes))
@@ -73,6 +75,8 @@ class FailedSample(NamedTuple):
         if turn is None:
             return None
         before, after = self.after[turn], self.after[turn + 1]
+        if after.total < 2 and not agreement.usual(turn):
+            return None
         left = Outcomes(before.right - after.right, before.total - after.total)
         return turn, fall_probability(left, after)
 
@@ -98,10 +102,32 @@ def _log_beta(alpha: float, beta: float) -> float:
     return math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
 
 
-def failed_samples(plan: Plan) -> list[FailedSample]:
-    """Return the wrong candidates of a plan, in order. Samples without an outcome are ignored.
+class Agreement:
+    """How often two right samples that share a prefix also share the next message, by number of messages.
 
-    Messages are compared by text, because some planners add a node for each of several equal messages.
+    Where right samples rarely agree, as in free text, a message that no right sample shares need not be wrong.
+    """
+
+    def __init__(self) -> None:
+        """Start without samples."""
+        self._same: Counter[int] = Counter()
+        self._pairs: Counter[int] = Counter()
+
+    def add(self, depth: int, right: int, below: Iterable[int]) -> None:
+        """Add a prefix: its number of messages, of right samples, and of right samples by next message."""
+        self._pairs[depth] += math.comb(right, 2)
+        self._same[depth] += sum(math.comb(count, 2) for count in below)
+
+    def usual(self, depth: int) -> bool:
+        """Return whether at least half of the pairs share the next message after ``depth`` messages."""
+        return 2 * (self._same[depth] + 1) >= self._pairs[depth] + 2
+
+
+def failed_samples(plan: Plan, agreement: Agreement) -> list[FailedSample]:
+    """Return the wrong candidates of a plan, in order, and add its samples to the run's agreement.
+
+    Samples without an outcome are ignored. Messages are compared by text, because some planners add a node for each of
+    several equal messages.
     """
     tree, mas = plan.tree, plan.mas
     if tree is None or mas is None:
@@ -121,6 +147,12 @@ def failed_samples(plan: Plan) -> list[FailedSample]:
                 counts[0] += one.correct
                 counts[1] += 1
         paths.append(tuple(prefixes))
+    below: defaultdict[int, list[int]] = defaultdict(list)
+    for (prefix, _, _), child in longer.items():
+        below[prefix].append(outcomes[child][0])
+    depths = {prefix: depth for path in paths for depth, prefix in enumerate(path)}
+    for prefix, rights in below.items():
+        agreement.add(depths[prefix], sum(rights), rights)
     found = []
     for place, (one, path) in enumerate(zip(plan.candidates, paths, strict=True)):
         if one.correct is not False or one.node is None or len(path) < 2:
