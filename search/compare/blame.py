@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mas_gym.critics import finite_values, scores_of
 from mas_gym.systems.state import Action
-from search.compare.sibling_outcomes import Agreement, FailedSample, failed_samples
+from search.compare.sibling_outcomes import FailedSample, SharedMessages, failed_samples
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
 from search.tree import Proposal
@@ -89,7 +89,7 @@ def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least:
     """
     failed: list[tuple[FailedSample, tuple[str, ...], Sequence[float]]] = []
     first: list[float] = []
-    agreement = Agreement()
+    agreement = SharedMessages()
     for plan in plans:
         if plan.tree is None:
             continue
@@ -103,7 +103,7 @@ def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least:
 
 def _blame(
     sample: FailedSample,
-    agreement: Agreement,
+    agreement: SharedMessages,
     texts: tuple[str, ...],
     scores: Sequence[float],
     before: float,

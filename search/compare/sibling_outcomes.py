@@ -66,7 +66,7 @@ class FailedSample(NamedTuple):
         """Number of messages that a right sample shares."""
         return sum(outcomes.right > 0 for outcomes in self.after[1:])
 
-    def first_error(self, agreement: Agreement) -> tuple[int, float] | None:
+    def first_error(self, agreement: SharedMessages) -> tuple[int, float] | None:
         """Return the position of the probable first error and its probability; None if siblings say nothing."""
         if not self.after[0].right:
             return None
@@ -102,7 +102,7 @@ def _log_beta(alpha: float, beta: float) -> float:
     return math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
 
 
-class Agreement:
+class SharedMessages:
     """How often two right samples that share a prefix also share the next message, by number of messages.
 
     Where right samples rarely agree, as in free text, a message that no right sample shares need not be wrong.
@@ -123,7 +123,7 @@ class Agreement:
         return 2 * (self._same[depth] + 1) >= self._pairs[depth] + 2
 
 
-def failed_samples(plan: Plan, agreement: Agreement) -> list[FailedSample]:
+def failed_samples(plan: Plan, agreement: SharedMessages) -> list[FailedSample]:
     """Return the wrong candidates of a plan, in order, and add its samples to the run's agreement.
 
     Samples without an outcome are ignored. Messages are compared by text, because some planners add a node for each of
