@@ -162,6 +162,8 @@ class Plan:
         nodes = list(self.tree)
         visited = any(node.visits for node in nodes)
         graded = self._grades(grade if reference is not None else None)
+        # Logs may have no token counts.
+        counted = self.usage.generated_tokens > 0 or self.usage.agent_calls == 0
         columns = TreeNodes(
             parent=[node.parent for node in nodes],
             speaker=[node.state.speaker for node in nodes],
@@ -171,13 +173,14 @@ class Plan:
             q=[node.q for node in nodes] if visited else None,
             value=[node.value for node in nodes],
             logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
-            tokens=[node.tokens for node in nodes],
+            tokens=[node.tokens for node in nodes] if counted else None,
             arm=[node.arm for node in nodes] if self.tree.arms else None,
             answer=[graded[i][0] if i in graded else None for i in range(len(nodes))],
             correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
         )
         usage = self.usage
-        costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
+        tokens = f"{usage.generated_tokens:,}" if counted else "\N{EN DASH}"
+        costs = {"AC": f"{usage.agent_calls:,}", "TOK": tokens, "RC": f"{usage.reward_calls:,}"}
         return TreePage(
             question=nodes[0].state.question,
             agents=[agent.name for agent in self.mas.agents],
@@ -187,7 +190,7 @@ class Plan:
             answer=self.answer,
             correct=self.correct if reference is not None else None,
             reference=reference,
-            facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
+            facts={**facts, **costs},
             program=self.mas.program,
             requests=self.requests,
             title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",

@@ -101,8 +101,8 @@ def test_training_rows_are_weighted_by_episode(tmp_path: Path) -> None:
     counts = {"/".join(turn.text for turn in row.context.state.turns): (row.right, row.total) for row in rows}
     assert counts["a"] == (2, 4) and counts["a/b"] == (2, 3) and counts["a/b/yes"] == (2, 2) and counts["d"] == (1, 1)
     assert all(len(row.context.peers.answers) == 5 for row in rows)
-    assert all(math.isfinite(value) for row in rows for value in features_of(row.context, ["agent0"]))
-    assert len(features_of(rows[0].context, ["agent0"])) == len(FEATURES) + 1
+    assert all(math.isfinite(value) for row in rows for value in features_of(row.context))
+    assert len(features_of(rows[0].context)) == len(FEATURES)
 
 
 def test_features_of_another_version_are_rejected(log: Path, tmp_path: Path) -> None:
@@ -127,9 +127,35 @@ def test_train_features_requires_both_outcomes_and_an_empty_folder(log: Path, tm
 def test_train_command_accepts_a_log(log: Path, tmp_path: Path) -> None:
     result = command("train", "orm", "--store", log, "--base", "features", "--out", tmp_path / "features")
     assert result.exit_code == 0 and "auc" in result.output, result.output
+    assert "eval --recorded" in " ".join(result.output.split())
+    result = command("train", "masprm", "--store", log, "--base", "features", "--out", tmp_path / "process")
+    assert f"mas-gym blame {log}" in "".join(result.output.split("\n")), result.output
     assert "cannot be combined" in said(
         command("train", "orm", "--store", log, "--base", "features", "--set", "seed=1")
     )
+
+
+def test_feature_critic_of_single_continuations_is_an_error(tmp_path: Path) -> None:
+    rows = [[(f"a{n}", "yes")] for n in range(4)] + [[(f"b{n}", "no")] for n in range(4)]
+    store = imported(tmp_path, *rows)
+    words = ("train", "masprm", "--store", store, "--base", "features", "--out", tmp_path / "features")
+    assert "--min-continuations 1" in said(command(*words))
+    done = command(*words, "--min-continuations", 1)
+    assert done.exit_code == 0 and "does not read the text" in done.output, done.output
+
+
+def test_evaluation_on_training_questions_is_rejected_with_the_remedy(log: Path, tmp_path: Path) -> None:
+    def evaluated(folder: str, *words: object) -> Any:
+        return command("eval", "--recorded", log, "--planner", "bon:4", "--critic", tmp_path / folder, *words)
+
+    words = ("train", "orm", "--store", log, "--base", "features", "--out")
+    assert command(*words, tmp_path / "all").exit_code == 0
+    assert "--split held-out" in said(evaluated("all"))
+    assert "--split train" in said(evaluated("all", "--split", "held-out"))
+    assert command(*words, tmp_path / "part", "--split", "train").exit_code == 0
+    assert "--split held-out" in said(evaluated("part"))
+    done = evaluated("part", "--split", "held-out")
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.slow

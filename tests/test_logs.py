@@ -555,7 +555,7 @@ def test_blame_and_bench_critic_read_imported_runs(tmp_path: Path) -> None:
     blamed = command("blame", store, "--critic", f"{tmp_path}/my.py:Truth", "--json", tmp_path / "blame.json")
     assert blamed.exit_code == 0, blamed.output
     [run] = json.loads((tmp_path / "blame.json").read_text())["runs"]
-    assert {(one["agent"], one["turn"]) for one in run["searches"]} == {("B", 2)}
+    assert {(one["agent"], one["turn"]) for one in run["samples"]} == {("B", 2)}
     bench = command(
         "bench-critic", "--data", store, "--critic", f"{tmp_path}/my.py:Truth", "--json", tmp_path / "b.json"
     )

@@ -110,7 +110,7 @@ def test_blame_table_omits_the_other_agents_column_if_none_is_blamed(tmp_path: P
         assert [agent.name for agent in opened.runs()[0].mas.agents] == ["Researcher", "other agents"]
         write_report(opened, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<th>Researcher</th><th>nobody</th>" in page
+    assert "<th>Researcher</th><th>not known</th>" in page
 
 
 def test_shared_system_prompt_is_stored_once_per_search(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
 from search import open_store
-from search.compare.blame import blame, chosen_path, path_values
 from search.compare.reliability import ScoredState, ScoredStates, depth_bins
 from search.report.report_data import read_reports
 from search.report.report_figures import figures_of
@@ -127,35 +126,6 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     list(search.run("sc:2", problems(3), mas=chain(2), policy=policy, store=path))
     output = command("report", path, "--out", tmp_path / "r.html")
     assert "<script" not in (tmp_path / "r.html").read_text() and "\x1b[31m" not in output
-
-
-def test_blamed_message_has_the_largest_drop_in_value(store: Path, tmp_path: Path) -> None:
-    with open_store(store) as opened:
-        run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
-        plans = [plan for plan in opened.plans(run.run) if not plan.correct]
-    command("blame", store, "--run", run.run, "--threshold", 0, "--json", tmp_path / "b.json")
-    [document] = json.loads((tmp_path / "b.json").read_text())["runs"]
-    assert [row["problem"] for row in document["searches"]] == [plan.problem_id for plan in plans]
-    for row, plan in zip(document["searches"], plans, strict=True):
-        falls = [a - b for a, b in zip(row["values"], row["values"][1:], strict=False)]
-        assert falls[row["turn"] - 1] == pytest.approx(max(falls), abs=2e-4)
-        assert plan.tree is not None and row["message"] == plan.tree[chosen_path(plan)[row["turn"] - 1]].state.text
-    every = command("blame", store, "--run", run.run, "--threshold", 0)
-    none = command("blame", store, "--run", run.run, "--threshold", 2)
-    assert f"{len(plans)} wrong answers" in every and "named for 0" in none
-
-
-def test_blame_without_a_fall_in_value_has_confidence_0(store: Path) -> None:
-    with open_store(store) as opened:
-        run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
-        plan = next(opened.plans(run.run))
-    assert plan.tree is not None
-    path = chosen_path(plan)
-    assert blame(plan, [0.1, 0.2, 0.3], 0.0).confidence == 0
-    found = blame(plan, [0.5, -0.5, -0.4], 0.4)
-    assert (found.turn, found.fall, found.confidence) == (1, 1.0, 0.5)
-    assert found.text == plan.tree[path[1]].state.text
-    assert path_values(plan) == [plan.tree[node].value for node in path]
 
 
 def test_calibration_is_shown_by_depth(store: Path) -> None:

@@ -149,10 +149,15 @@ def test_truncation_removes_the_start_of_the_question_if_needed(tokenizer: Any) 
     assert CUT in text and "How many now?" in text and text.endswith(state_parts(MODEL.mas, state)[-1])
 
 
-def test_newest_message_longer_than_the_limit_is_rejected(tokenizer: Any) -> None:
-    state = chain(["Facts: has 3.", "Plan: " + "start 3, " * 60])
-    with pytest.raises(CriticError, match="is never truncated"):
-        _ids(tokenizer, state, 128)
+def test_newest_message_longer_than_the_limit_keeps_its_end(tokenizer: Any) -> None:
+    state = chain(["Facts: has 3.", "Plan: " + "start 3, " * 60 + "minus 7."])
+    encoder = Encoder(tokenizer, 128)
+    [encoded] = encoder.encode([(MODEL.mas, state)])
+    text = tokenizer.decode([i for part in encoded.parts for i in part])
+    assert encoded.length == 128 and encoder.shortened == 1 and encoded.dropped > 100
+    assert CUT in text and text.endswith(f"minus 7.{state_parts(MODEL.mas, state)[-1].rpartition('minus 7.')[2]}")
+    with pytest.raises(CriticError, match="larger max_length"):
+        _ids(tokenizer, state, 16)
 
 
 @pytest.mark.parametrize("limit", range(84, 164, 8))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -21,8 +20,7 @@ from mas_gym.errors import StoreError
 from mas_gym.tasks import Grade, Problem
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search import Plan, open_store
-from search.compare.blame import Falls, blamed, path_values
-from search.compare.reliability import CONFIDENT, ScoredStates
+from search.compare.reliability import ScoredStates
 from search.results.outcomes import outcome_of, sums_of
 from search.store import regrade
 from search.store.read_results import TreeValues
@@ -161,22 +159,15 @@ def test_outcomes_depend_on_the_selected_grading(whole: Path) -> None:
 
 
 def test_tree_values_equal_those_of_rebuilt_plans(whole: Path) -> None:
-    seen = Counter[str]()
+    seen = 0
     with open_store(whole) as store:
         for info in store.runs():
-            agents = [agent.name for agent in info.mas.agents]
-            plans, falls, states = list(store.plans(info.run, failed=True)), Falls(), ScoredStates()
+            plans, states = list(store.plans(info.run, failed=True)), ScoredStates()
             for plan, (outcome, tree) in zip(plans, store.values(info.run), strict=True):
                 assert tree == values_of(plan) and outcome == outcome_of(plan, "", "", info.config["seed"])
-                assert all(len(tree.path(node)) == 3 for node, _ in tree.candidates)
                 states.add_tree(tree)
-                falls.add(tree, outcome.correct)
-            blames = blamed((plan, values) for plan in plans if (values := path_values(plan)))
-            sure = Counter(agents[one.speaker] if one.confidence >= CONFIDENT else "nobody" for one in blames)
-            assert falls.counts(agents) == sure
-            seen["states"] += sum(one.states for bins in states.bins().values() for one in bins)
-            seen.update(sure)
-    assert seen["states"] > 20 and seen["nobody"] and len(seen) > 2
+            seen += sum(one.states for bins in states.bins().values() for one in bins)
+    assert seen > 20
 
 
 def test_damaged_candidates_are_reported(store: Path) -> None:

@@ -1,10 +1,10 @@
-"""``mas-gym blame``: find the message that lowered the value most in each wrong answer."""
+"""``mas-gym blame``: find the message that is probably the first error of each failed sample."""
 
 from __future__ import annotations
 
 import json as jsonlib
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,95 +13,173 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import brief, note, stdout, table
 from mas_gym.cli.option_values import check_folder, read_critic
+from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
-    from search import Critic, Plan, RunInfo, Store
+    from search import RunInfo, Store
     from search.compare.blame import Blame
+
+REPLAYS = 8
+"""The suggested number of continuations."""
 
 
 def blame(
     store: opt.StorePath,
     critic: Annotated[
-        str | None, typer.Option("--critic", help="Critic that scores the transcripts; by default stored values.")
+        str | None,
+        typer.Option("--critic", help="Critic for samples that the others do not decide; by default stored values."),
     ] = None,
     run: opt.RunNames = None,
+    replay: Annotated[
+        int | None,
+        typer.Option("--replay", min=1, help="Decide the others by N new continuations from each of their messages."),
+    ] = None,
+    mas: opt.MASName = None,
+    policy: opt.PolicyName = None,
     threshold: Annotated[
-        float | None, typer.Option("--threshold", min=0.0, help="Minimum confidence to name an agent; by default 0.3.")
+        float | None,
+        typer.Option("--threshold", min=0.0, max=1.0, help="Minimum probability to name an agent; by default 0.7."),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write failed searches and blamed agents as JSON.")
-    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write failed samples and blamed agents as JSON.")] = None,
 ) -> None:
-    """For each wrong answer, find the agent that lowered the value most with one message, if the drop is clear."""
+    """For each failed sample, find the agent that made the first error, from the outcomes of the question's others.
+
+    The first message that no right sample shares is probably the error. Samples that this does not decide are judged by
+    a critic or, with --replay, by new continuations; otherwise their first error is not known.
+    """
     from search import open_store
-    from search.compare.reliability import CONFIDENT
+    from search.compare.blame import SURE, blame_failures, critic_values, stored_values
+    from search.compare.imported_transcripts import plans_with_outcomes
 
     check_folder(json)
-    least = CONFIDENT if threshold is None else threshold
-    guide = None if critic is None else read_critic(critic)
+    least = SURE if threshold is None else threshold
+    values = stored_values if critic is None else critic_values(read_critic(critic))
     document = []
     with open_store(store) as opened:
         for info in [opened.find(one) for one in run] if run else opened.runs():
             agents = [agent.name for agent in info.mas.agents]
-            found = _blamed(opened, info, guide)
+            found = blame_failures(plans_with_outcomes(opened, info.run), values, least)
+            if replay is not None and found:
+                found = _replayed(found, opened, info, replay, mas, policy, least)
             if not found:
-                note(f"{one_line(info.label)}: no wrong answers with values; choose a critic with --critic", "yellow")
+                note(f"{one_line(info.label)}: no failed samples with a known outcome", "yellow")
                 continue
             _show_blame(info.label, found, agents, least)
-            document.append({"run": info.run, "label": info.label, "searches": [_row(b, agents, least) for b in found]})
+            _show_remedy(found, info, store, least, replay)
+            document.append({"run": info.run, "label": info.label, "samples": [_row(b, agents, least) for b in found]})
     if json is not None:
-        write_file(json, jsonlib.dumps({"schema": 1, "threshold": least, "runs": document}, indent=1))
+        write_file(json, jsonlib.dumps({"schema": 2, "threshold": least, "runs": document}, indent=1))
         note(f"wrote {json}")
 
 
-def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
-    """Return the blame for each wrong answer of a run."""
-    from search.compare.blame import blamed, path_values
+def _replayed(
+    found: Sequence[Blame],
+    store: Store,
+    run: RunInfo,
+    count: int,
+    mas: str | None,
+    policy: str | None,
+    least: float,
+) -> list[Blame]:
+    """Return the blame of all failed samples, with those that were not decided replayed."""
+    from mas_gym.cli.option_values import read_policy
+    from mas_gym.systems.loading import load_mas
+    from search import Sampling
+    from search.compare.replay import replay
+    from search.results.run_info import is_recorded
 
-    scored = ((plan, path_values(plan) if critic is None else _scores(plan, critic)) for plan in store.plans(run.run))
-    return blamed((plan, values) for plan, values in scored if values)
-
-
-def _scores(plan: Plan, critic: Critic) -> list[float]:
-    from mas_gym.critics import finite_values, scores_of
-    from mas_gym.systems.state import Action
-    from search import Proposal, ScoringContext
-    from search.compare.blame import chosen_path
-
-    assert plan.tree is not None and plan.mas is not None
-    nodes = [plan.tree[node] for node in chosen_path(plan)]
-    contexts = [
-        ScoringContext(n.state, plan.mas, Proposal(Action(n.state.text, plan.mas.ALL), n.tokens, n.logprob))
-        for n in nodes
-    ]
-    return finite_values(critic, [context.state for context in contexts], scores_of(critic, contexts))
+    if run.mas.program and mas is None:
+        raise ConfigError(
+            f"--replay: expected --mas with the system that wrote the transcripts of {run.label}, got none; it cannot "
+            "replay agent programs"
+        )
+    system = run.mas if mas is None else load_mas(mas)
+    if policy is None and is_recorded(run.config):
+        raise ConfigError("--replay: expected --policy with the model that wrote the transcripts, got none")
+    undecided = [one for one in found if one.agent(least) is None]
+    replayed = replay(
+        undecided,
+        store.problems(run.run),
+        [agent.name for agent in run.mas.agents],
+        system,
+        read_policy(policy or dict(system.policies) or "tiny"),
+        Sampling(**run.config["sampling"]),
+        n=count,
+        seed=run.config["seed"] + 1,
+    )
+    known = iter(replayed)
+    return [next(known) if one.agent(least) is None else one for one in found]
 
 
 def _row(one: Blame, agents: Sequence[str], least: float) -> JSONObject:
-    named = one.confidence >= least
+    agent = one.agent(least)
     return {
-        "problem": one.problem_id,
-        "agent": agents[one.speaker] if named else None,
-        "turn": one.turn + 1,
-        "message": one.text,
+        "problem": one.sample.problem_id,
+        "sample": one.sample.place,
+        "agent": None if agent is None else agents[agent],
+        "turn": None if one.turn is None else one.turn + 1,
+        "message": None if one.turn is None else one.texts[one.turn],
         "confidence": round(one.confidence, 4),
-        "values": [round(value, 4) for value in one.values],
+        "source": one.source,
+        "outcomes": [list(outcomes) for outcomes in one.sample.after],
     }
 
 
 def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least: float) -> None:
     from rich.text import Text
 
-    sure = sorted((one for one in found if one.confidence >= least), key=lambda one: (one.speaker, -one.confidence))
-    groups = [(speaker, list(group)) for speaker, group in groupby(sure, key=lambda one: one.speaker)]
+    groups: defaultdict[int, list[Blame]] = defaultdict(list)
+    for one in found:
+        agent = one.agent(least)
+        if agent is not None:
+            groups[agent].append(one)
     rows: list[Sequence[str | Text]] = []
-    for speaker, group in sorted(groups, key=lambda item: -len(item[1])):
-        case = f"{one_line(group[0].problem_id)}: {one_line(group[0].text)}"
-        rows.append([one_line(agents[speaker]), Text(str(len(group)), justify="right"), brief(case, 100)])
-    nobody = Text(str(len(found) - len(sure)), justify="right")
-    rows.append([Text("nobody", style="dim"), nobody, Text("no clear fall in value", style="dim")])
-    title = f"{one_line(label)}: {len(found)} wrong answers, an agent named for {len(sure)}"
-    stdout().print(table(("Agent", "Blamed", "Clearest case"), rows, title, words=3))
+    for agent, group in sorted(groups.items(), key=lambda item: -len(item[1])):
+        clearest = max(group, key=lambda one: one.confidence)
+        assert clearest.turn is not None
+        case = f"{one_line(clearest.sample.problem_id)}: {one_line(clearest.texts[clearest.turn])}"
+        rows.append(
+            [one_line(agents[agent]), Text(str(len(group)), justify="right"), _evidence(clearest), brief(case, 80)]
+        )
+    named = sum(map(len, groups.values()))
+    unknown = Text(str(len(found) - named), justify="right")
+    rows.append([Text("not known", style="dim"), unknown, "", ""])
+    title = f"{one_line(label)}: {len(found)} failed samples, an agent named for {named}"
+    stdout().print(table(("Agent", "Failed", "Evidence", "Clearest case"), rows, title, words=4))
+
+
+def _evidence(one: Blame) -> str:
+    """Return the evidence in words: the outcomes before and after the message."""
+    if one.source not in ("siblings", "replay") or one.turn is None:
+        return one.source
+    before, after = one.sample.after[one.turn], one.sample.after[one.turn + 1]
+    if one.source == "siblings":
+        before = type(before)(before.right - after.right, before.total - after.total)
+        return f"{before.right} of {before.total} right without it, {after.right} of {after.total} with it"
+    return f"replay: {before.right} of {before.total} right before it, {after.right} of {after.total} after it"
+
+
+def _show_remedy(found: Sequence[Blame], run: RunInfo, store: Path, least: float, replayed: int | None) -> None:
+    """Print why first errors are not known, and what would settle them."""
+    unknown = [one for one in found if one.agent(least) is None]
+    if not unknown:
+        return
+    reasons = Counter(
+        "the question has one sample, so siblings say nothing"
+        if one.sample.after[0].total < 2
+        else "no sample of the question is right"
+        if not one.sample.after[0].right
+        else "the outcomes leave several messages possible"
+        for one in unknown
+    )
+    if replayed is None:
+        note("Not known: " + "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()))
+        first = min((one for one in unknown), key=lambda one: one.sample.shared).sample.shared + 1
+        extra = " --mas SYSTEM --policy MODEL" if run.mas.program else ""
+        note(
+            f"To settle them, replay {REPLAYS} continuations from message {first} on: mas-gym blame {store} "
+            f"--replay {REPLAYS}{extra}; or score the messages with --critic"
+        )

@@ -114,7 +114,7 @@ def evaluate(
         raise ConfigError("--run and --distinct: expected --recorded FILE as well, got none")
     if recorded is not None:
         _check_recorded(source, agents, options, workers)
-        bench, title = _recorded_bench(recorded, run, distinct, source.number)
+        bench, title = _recorded_bench(recorded, run, distinct, source, critic or ())
         assert bench.recorded is not None
         load_weights(rows)
         meta = _meta(bench, numbers, recorded=bench.recorded.identity())
@@ -168,7 +168,8 @@ def _check_recorded(
     source: opt.TaskSource, agents: opt.AgentSource, options: opt.RunOptions, workers: int | None
 ) -> None:
     """Reject options that have no effect with ``--recorded``."""
-    flags = ["the task options"] if replace(source, number=None) != opt.TaskSource(task="arithmetic") else []
+    task = replace(source, number=None, split="test" if source.split == "held-out" else source.split)
+    flags = ["the task options"] if task != opt.TaskSource(task="arithmetic") else []
     default = opt.AgentSource()
     flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
     flags += ["--token-traces"] * options.token_traces
@@ -182,15 +183,31 @@ def _check_recorded(
         )
 
 
-def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | None) -> tuple[Bench, str]:
-    """Return the bench of a recorded run, and a title."""
+def _recorded_bench(
+    path: Path, run: str | None, distinct: bool, task: opt.TaskSource, critics: Sequence[str]
+) -> tuple[Bench, str]:
+    """Return the bench of a recorded run, and a title; reject questions that a critic was trained on."""
+    from rewardmodels.model.training_questions import question_digest, trained_questions
     from search import Recorded
     from search.compare.comparison_runs import Bench
 
     source = Recorded(path, run, distinct=distinct)
-    if number is not None and number > len(source):
-        raise ConfigError(f"expected -n of at most {len(source):,}, the number of problems in {path}, got {number:,}")
-    return Bench(source[:number], source.mas, None, (), recorded=source), f"recorded run {one_line(source.name)}"
+    known = frozenset[str]().union(*map(trained_questions, critics))
+    others = [problem for problem in source if question_digest(problem.question) not in known]
+    if len(others) < len(source) and task.split != "held-out":
+        raise ConfigError(
+            f"expected questions that the critics were not trained on, got {len(source) - len(others):,} of "
+            f"{len(source):,} that they were; leave them out with --split held-out"
+        )
+    if not others:
+        raise ConfigError(
+            f"--split held-out: the critics were trained on all {len(source):,} questions of {path}; train them on a "
+            "part of the questions with mas-gym train ... --split train, or use another log"
+        )
+    number = task.number
+    if number is not None and number > len(others):
+        raise ConfigError(f"expected -n of at most {len(others):,}, the number of problems in {path}, got {number:,}")
+    return Bench(others[:number], source.mas, None, (), recorded=source), f"recorded run {one_line(source.name)}"
 
 
 def _curves(rows: Sequence[Row], bench: Bench) -> Selection | None:

@@ -49,6 +49,13 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by de
 RunName = Annotated[
     str | None, typer.Option("--run", help="Only this run of the store; by default all training and imported runs.")
 ]
+SplitOption = Annotated[
+    str,
+    typer.Option(
+        "--split",
+        help="all questions, or train: four fifths by digest, so that eval --recorded --split held-out uses the rest.",
+    ),
+]
 MinContinuations = Annotated[
     int | None,
     typer.Option(
@@ -80,12 +87,13 @@ def masprm(
     setting: Sets = None,
     run: RunName = None,
     min_continuations: MinContinuations = None,
+    split: SplitOption = "all",
 ) -> None:
     """Train MASPRM, the process reward model, which scores every state.
 
     The target of a state is the mean reward of the simulations or recorded samples that share its messages.
     """
-    _train("masprm", head, store, out, base, view, device, setting, run, min_continuations)
+    _train("masprm", head, store, out, base, view, device, setting, run, split, min_continuations)
 
 
 @app.command(
@@ -103,9 +111,10 @@ def orm(
     device: Device = None,
     setting: Sets = None,
     run: RunName = None,
+    split: SplitOption = "all",
 ) -> None:
     """Train the ORM, the outcome reward model, which scores finished transcripts."""
-    _train("orm", head, store, out, base, view, device, setting, run)
+    _train("orm", head, store, out, base, view, device, setting, run, split)
 
 
 @app.command(
@@ -147,7 +156,8 @@ def calibrated(
     model = calibrate_critics(critics, list(found), method, note)  # type: ignore[arg-type]
     write_calibrated(model, out)
     rows = {"combined": model.metrics["combined"]} | {spec: model.metrics[spec] for spec in critics}
-    _show_metrics({f"{name}: {key}": value for name, part in rows.items() for key, value in part.items()}, out)
+    figures = {f"{name}: {key}": value for name, part in rows.items() for key, value in part.items()}
+    _show_metrics(figures, out, f"mas-gym eval --recorded {store} --planner bon:5 --critic {out}")
 
 
 def _train(
@@ -160,20 +170,31 @@ def _train(
     device: str | None,
     setting: Sequence[str] | None,
     run: str | None,
+    split: str,
     min_continuations: int | None = None,
 ) -> None:
     import rewardmodels
+    from rewardmodels.model.training_questions import for_training, write_questions
     from rewardmodels.training.config import check_head
 
     check_head(kind, head)
+    part = choice("--split", split, ("all", "train"))
     if base == FEATURES:
-        _train_features(kind, stores, out, run, {"--set": setting, "--view": view != "full"})
+        _train_features(
+            kind, stores, out, run, part == "train", min_continuations, {"--set": setting, "--view": view != "full"}
+        )
         return
     overrides: dict[str, Any] = {**read_pairs(setting), "kind": kind, "head": head, "view": view}
     wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
+    asked: set[str] = set()
+
     def trees() -> Iterator[LabelledTree]:
-        return chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores)
+        for tree in chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores):
+            question = tree.tree.states[0].question
+            if part == "all" or for_training(question):
+                asked.add(question)
+                yield tree
 
     # Only one of torchrun's processes prints.
     first = os.environ.get("RANK", "0") == "0"
@@ -185,10 +206,20 @@ def _train(
     points = rewardmodels.collect(trees(), "points", **mined) if wanted == "pairs" else None
     trained = rewardmodels.train(data, out, base, points=points, device=device, log=say, **overrides)
     if first:
-        _show_metrics(trained.info.metrics, trained.folder)
+        write_questions(trained.folder, asked)
+        _show_metrics(trained.info.metrics, trained.folder, _next(kind, stores[0], trained.folder))
 
 
-def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | None, given: Mapping[str, object]) -> None:
+def _train_features(
+    kind: str,
+    stores: Sequence[Path],
+    out: Path,
+    run: str | None,
+    part: bool,
+    min_continuations: int | None,
+    given: Mapping[str, object],
+) -> None:
+    from rewardmodels.model.training_questions import for_training, write_questions
     from rewardmodels.training.train_feature_critic import train_features
     from search import Recorded
     from search.store import recorded_states
@@ -196,9 +227,15 @@ def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | Non
     for flag, typed in given.items():
         if typed:
             raise ConfigError(f"{flag}: cannot be combined with --base {FEATURES}, which is a logistic regression")
-    rows = [row for store in stores for row in recorded_states(Recorded(store, run), kind == "orm")]
-    model = train_features(rows, out, kind, note)  # type: ignore[arg-type]
-    _show_metrics(model.metrics, out)
+    rows = [
+        row
+        for store in stores
+        for row in recorded_states(Recorded(store, run), kind == "orm")
+        if not part or for_training(row.context.state.question)
+    ]
+    model = train_features(rows, out, kind, note, min_continuations)  # type: ignore[arg-type]
+    write_questions(out, (row.context.state.question for row in rows))
+    _show_metrics(model.metrics, out, _next(kind, stores[0], out))
 
 
 @app.command(
@@ -258,12 +295,25 @@ def agents(
         stdout().print(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim")
 
 
-def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
+def _next(kind: str, store: Path, folder: Path) -> str:
+    """Return a command for the critic: on the log that it was trained on, or on the bundled agents."""
+    from search import open_store
+    from search.results.run_info import is_recorded
+
+    with open_store(store) as opened:
+        if not any(is_recorded(run.config) for run in opened.runs()):
+            return f"mas-gym eval --critic {folder} --planner mcts:10,3"
+    if kind == "masprm":
+        return f"mas-gym blame {store} --critic {folder}"
+    return f"mas-gym eval --recorded LATER.db --planner bon:5 --critic {folder}, on a log with other questions"
+
+
+def _show_metrics(metrics: Mapping[str, object], folder: Path, following: str) -> None:
     figures = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     rows = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.4f}") for name, v in figures.items()]
     console = stdout()
     console.print(table(("Metric", "Value"), rows, "On held-out problems"))
-    console.print(f"Saved to {folder}. Next: mas-gym eval --critic {folder} --planner mcts:10,3")
+    console.print(f"Saved to {folder}. Next: {following}")
 
 
 class _Harvest:

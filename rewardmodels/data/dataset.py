@@ -193,7 +193,7 @@ def collect(
         elif not mined:
             without["no two different siblings"].append(item.problem_id)
     if kind != "outcomes" and min_continuations is None:
-        _check_continuations(continuations)
+        check_continuations(continuations)
     _check(kind, examples, count, without)
     return RewardData(kind, view, graphs, tuple(examples), count, dict(sorted(continuations.items())))
 
@@ -209,7 +209,12 @@ def _inner_visits(tree: Tree) -> list[int]:
     return [tree.visits[i] for i in range(1, len(tree.parents)) if tree.visits[i] and not tree.is_terminal(i)]
 
 
-def _check_continuations(continuations: Mapping[int, int]) -> None:
+def check_continuations(continuations: Mapping[int, int]) -> None:
+    """Raise `DataError` if each target of a recorded state is the outcome of a single sample.
+
+    Args:
+        continuations: Number of non-terminal states, by the number of recorded continuations.
+    """
     if continuations and max(continuations) == 1:
         raise DataError(
             f"each of the {continuations[1]:,} recorded non-terminal states has one continuation, so its target "

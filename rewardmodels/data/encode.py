@@ -154,13 +154,17 @@ class Encoder:
     Args:
         tokenizer: Any fast tokenizer of transformers.
         max_length: Longest input, in tokens. From longer inputs, the oldest messages are dropped, then the start of the
-            question, but never tokens of the newest message.
+            question, then the start of the newest message.
         view: Part of a state that the critic reads.
+
+    Attributes:
+        shortened: Number of states that were longer than ``max_length``.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, view: View = "full") -> None:
         """Store the settings and find the special tokens that start every text."""
         self.tokenizer, self.max_length, self.view = tokenizer, max_length, view
+        self.shortened = 0
         self._known: dict[str, Ids] = {}
         with_special: list[int] = tokenizer("a")["input_ids"]
         plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -170,7 +174,7 @@ class Encoder:
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 
     def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[EncodedState]:
-        """Encode states; raises `CriticError` if a state's newest message exceeds ``max_length``."""
+        """Encode states; raises `CriticError` if the agents' names and a question exceed ``max_length``."""
         return self.encode_parts([state_parts(mas, state, self.view) for mas, state in states])
 
     def encode_parts(self, states: Sequence[Sequence[str]]) -> list[EncodedState]:
@@ -193,6 +197,7 @@ class Encoder:
     def _fit(self, parts: list[str], whole: EncodedState) -> EncodedState:
         if whole.length <= self.max_length:
             return whole
+        self.shortened += 1
         messages = len(parts) - 2
         fitted = whole
         for count in range(1, messages):
@@ -207,16 +212,21 @@ class Encoder:
         self._learn([CUT])
         marker = self._known[CUT]
         room = self.max_length - (fitted.length - len(fitted.parts[1])) - len(marker)
-        if room < min(_LEAST_QUESTION, len(fitted.parts[1])):
-            newest = len(fitted.parts[-1]) if len(fitted.parts) > 2 else 0
-            raise CriticError(
-                f"expected the newest message and a question to fit in {self.max_length} tokens, got a message of "
-                f"{newest} tokens, which is never truncated; lower the agent's max_new_tokens, or use a critic that "
-                "was trained with a larger max_length"
-            )
+        least = min(_LEAST_QUESTION, len(fitted.parts[1]))
+        newest = fitted.parts[-1] if len(fitted.parts) > 2 else ()
+        if room < least:
+            left = len(newest) + room - least - len(marker)
+            if left < 1:
+                raise CriticError(
+                    f"expected the agents' names and a question to fit in {self.max_length} tokens, got "
+                    f"{fitted.length - len(newest)} tokens without the newest message; use a critic that was trained "
+                    "with a larger max_length"
+                )
+            # The end of a message states its result, and the last token is read.
+            newest, room = marker + newest[-left:], least
+            fitted = EncodedState((*fitted.parts[:-1], newest))
         parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
-        kept = sum(map(len, parts)) - len(marker)
-        return EncodedState(parts, length - kept)
+        return EncodedState(parts, length - (sum(map(len, parts)) - len(marker)))
 
 
 Ints = NDArray[np.int64]

@@ -21,29 +21,24 @@ from rewardmodels.model.critic_folder import HEADS, read_object
 from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"
-SCHEMA = 1
+SCHEMA = 2
 
 FEATURES = (
-    *("turns", "ends", "length", "length so far", "question length", "numbers", "new numbers", "hedges", "repeats"),
-    *("agents agree", "answered", "answer is a number", "answer length", "samples agree", "samples", "logprob"),
-    "logprob known",
+    *("length", "length so far", "numbers", "new numbers", "hedges", "repeats", "agents agree", "answered"),
+    *("answer is a number", "answer length", "samples agree", "logprob", "logprob known"),
 )
-"""Features of each state, in order; followed by one feature per agent that wrote messages in training."""
+"""Features of each state, in order.
+
+No feature is the agent, the position of the message or a property of the question, because a critic could then repeat
+how often each agent or question fails without a look at the messages.
+"""
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:[.,][0-9]{1,15})*")
 _HEDGE = re.compile(r"(?i)\b(?:sorry|cannot|can't|unable|error|maybe|perhaps|unsure|wait|however|apologize)\b")
 
 
-def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[float]:
-    """Return the features of a state.
-
-    Args:
-        context: The state; its peers' answers are also used.
-        agents: The agents that get a feature.
-
-    Returns:
-        One number per name in `FEATURES`, then one per agent: 1 if it wrote the last message.
-    """
+def features_of(context: ScoringContext) -> list[float]:
+    """Return the features of a state, one number per name in `FEATURES`; the answers of its peers are also used."""
     state, mas = context.state, context.mas
     texts = [mas.final_text(one.text) if one.acting == mas.sink else one.text for one in state.path()[1:]]
     last, earlier = (texts[-1] if texts else ""), texts[:-1]
@@ -55,13 +50,9 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
     if answer in others:
         others.remove(answer)
     logprob = None if context.proposal is None else context.proposal.mean_logprob
-    speaker = mas.node_name(state.speaker) if state.speaker >= 0 else ""
     return [
-        math.log1p(state.depth),
-        float(state.acting == mas.sink),
         math.log1p(len(last)),
         math.log1p(sum(map(len, texts))),
-        math.log1p(len(state.question)),
         math.log1p(len(found)),
         sum(number not in before for number in found) / max(len(found), 1),
         math.log1p(len(_HEDGE.findall(last))),
@@ -71,11 +62,8 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
         float(answer is not None and parse_number(answer) is not None),
         math.log1p(len(answer or "")),
         others.count(answer) / len(others) if answer is not None and others else 0.0,
-        # Before a search ends, the number of finished samples varies.
-        math.log1p(len(others)) if state.acting == mas.sink else 0.0,
         0.0 if logprob is None else logprob,
         float(logprob is not None),
-        *(float(speaker == name) for name in agents),
     ]
 
 
@@ -85,7 +73,6 @@ class FeatureModel:
 
     Attributes:
         kind: ``"masprm"`` for any state, ``"orm"`` for terminal states only.
-        agents: The agents with a feature.
         mean: Mean of each feature in training.
         scale: Standard deviation of each feature.
         weights: Weight of each standardised feature.
@@ -95,7 +82,6 @@ class FeatureModel:
     """
 
     kind: Literal["masprm", "orm"]
-    agents: tuple[str, ...]
     mean: tuple[float, ...]
     scale: tuple[float, ...]
     weights: tuple[float, ...]
@@ -129,21 +115,18 @@ def read_features(folder: Path) -> FeatureModel:
         )
     try:
         model = FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)})
-        agents: Any = data["agents"]
-        if not isinstance(agents, list) or not all(isinstance(name, str) for name in agents):
-            raise TypeError(f"agents: expected names, got {shown(agents)}")
         numbers: dict[str, Any] = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights")}
-        sizes = {len(FEATURES) + len(agents), *map(len, numbers.values())}
+        sizes = {len(FEATURES), *map(len, numbers.values())}
         finite = all(map(math.isfinite, (model.bias, *chain(*numbers.values()))))
         if len(sizes) > 1 or not finite or min(numbers["scale"]) <= 0 or model.kind not in HEADS:
             raise ValueError("expected a known kind, and for each feature finite numbers with a positive scale")
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"cannot read {path}: {error!r:.200}; train the critic again") from error
-    return replace(model, agents=tuple(agents), **numbers)
+    return replace(model, **numbers)
 
 
 class FeatureCritic(Critic):
-    """Scores states by features, in ``[-1, 1]``: ``2 p - 1``. It makes no model calls.
+    """Scores states by features, in ``[-1, 1]``: ``2 p - 1``. It makes no model calls and does not read the texts.
 
     Agreement is computed among the samples scored in a search, so a state's value depends on the other samples.
 
@@ -172,4 +155,4 @@ class FeatureCritic(Critic):
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return one value in ``[-1, 1]`` per state, in order."""
-        return [2 * self.model.probability(features_of(one, self.model.agents)) - 1 for one in contexts]
+        return [2 * self.model.probability(features_of(one)) - 1 for one in contexts]

@@ -229,6 +229,11 @@ def _run(
     order = schedule(found, config.batch_size, config.epochs, config.seed)
     rest = (config.max_tokens, pad, dtype, share)
     held_out = HeldOut(bundles(held.examples, encoder, config.batch_size, config.max_tokens), *rest)
+    if encoder.shortened:
+        log(
+            f"{encoder.shortened:,} states are longer than max_length ({config.max_length} tokens): their oldest parts "
+            "are left out, and the end of the newest message is kept"
+        )
     log(
         f"{len(learned)} {data.kind} of {data.trees} trees for training, {len(held)} held out; {len(order)} steps; "
         f"{'shared prefixes are encoded once' if share else 'states are encoded separately'}"

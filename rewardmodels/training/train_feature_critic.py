@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.text import one_line
 from rewardmodels.data.cards import LOADING, facts_table, markdown
+from rewardmodels.data.dataset import check_continuations
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.model.feature_critic import FEATURES, FILE, FeatureModel, features_of
 from search.store import RecordedState
@@ -28,6 +30,7 @@ def train_features(
     out: str | Path,
     kind: Literal["masprm", "orm"],
     log: Callable[[str], None] = lambda line: None,
+    min_continuations: int | None = None,
 ) -> FeatureModel:
     """Fit the baseline critic and write its folder.
 
@@ -39,19 +42,21 @@ def train_features(
         out: A new folder, or one with an earlier ``features.json``.
         kind: Kind of critic.
         log: Receives progress lines.
+        min_continuations: As for `rewardmodels.data.dataset.collect`; for a process critic.
 
     Raises:
         ConfigError: The folder contains other files.
-        DataError: There are fewer than two questions, or only right or only wrong episodes.
+        DataError: There are fewer than two questions, or only right or only wrong episodes; or each target of a process
+            critic is the outcome of a single sample.
         MissingDependencyError: scikit-learn is not installed.
     """
     need("sklearn", "a critic on features", "train")
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
         raise ConfigError(f"expected an empty folder or one with {FILE}, got {folder}; choose another folder")
-    speakers = [one.context.mas.node_name(one.context.state.speaker) for one in rows]
-    agents = sorted(set(speakers)) if len(set(speakers)) > 1 else []
-    data = np.array([features_of(row.context, agents) for row in rows])
+    if kind == "masprm":
+        rows = _supported(rows, min_continuations)
+    data = np.array([features_of(row.context) for row in rows])
     right = np.array([row.right for row in rows], dtype=np.float64)
     wrong = np.array([row.total for row in rows], dtype=np.float64) - right
     questions = [row.question for row in rows]
@@ -65,11 +70,20 @@ def train_features(
     counts = {"questions": len(set(questions)), "states": len(rows), "right": int(right.sum()),
               "wrong": int(wrong.sum()), "penalty C": strength}  # fmt: skip
     mean, scale, weights = (tuple(map(float, column)) for column in columns)
-    model = FeatureModel(kind, tuple(agents), mean, scale, weights, bias, counts, metrics)
+    model = FeatureModel(kind, mean, scale, weights, bias, counts, metrics)
     write_whole(folder / "README.md", _card(model))
     write_whole(folder / FILE, json.dumps(model.to_dict(), indent=2, ensure_ascii=True) + "\n")
+    log("features are counts of numbers, lengths and agreement: this critic does not read the text")
     log(f"{len(rows):,} states of {len(set(questions)):,} questions; penalty C = {strength:g} by cross-validation")
     return model
+
+
+def _supported(rows: Sequence[RecordedState], least: int | None) -> list[RecordedState]:
+    """Return the terminal states, and the others with enough continuations."""
+    inner = [row.context.state.acting != row.context.mas.sink for row in rows]
+    if least is None:
+        check_continuations(Counter(row.total for row, waits in zip(rows, inner, strict=True) if waits))
+    return [row for row, waits in zip(rows, inner, strict=True) if not waits or row.total >= (least or 1)]
 
 
 Array = NDArray[np.float64]
@@ -122,13 +136,14 @@ def _cell(name: str) -> str:
 
 def _card(model: FeatureModel) -> str:
     states = "only terminal states" if model.kind == "orm" else "every state after a message"
-    order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
+    order = sorted(zip(FEATURES, model.weights, strict=True), key=lambda item: -abs(item[1]))
     weights = [f"| {_cell(name)} | {weight:+.3f} |" for name, weight in order]
     return markdown(
         "# A critic on features, without a language model",
         f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the other "
-        "samples. It was fitted to recorded outcomes; metrics are for held-out questions, by five-fold "
-        "cross-validation.",
+        "samples. It does not read the text: it measures how messages are written and how often they agree, but it "
+        "cannot recognise a wrong statement. It was fitted to recorded outcomes; metrics are for held-out questions, "
+        "by five-fold cross-validation.",
         LOADING,
         facts_table({**model.data, **model.metrics}),
         "\n".join(["| feature | weight, per standard deviation |", "|---|---:|", *weights]),

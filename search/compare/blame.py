@@ -1,67 +1,131 @@
-"""Blame: the turn with the largest fall in a critic's values."""
+"""Blame: the message that is probably the first error of each failed sample.
+
+The outcomes of the other samples of the question decide first (`search.compare.sibling_outcomes`). If they give no
+message a probability of at least `SURE`, the values of a critic are used, where there are any: among the messages that
+no right sample shares, the odds of a message are ``exp(SHARPNESS fall / 2)``, where the fall is the decrease in value
+after it. If no message is sure then, the first error is not known.
+"""
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from search.compare.reliability import CONFIDENT
+from mas_gym.critics import finite_values, scores_of
+from mas_gym.systems.state import Action
+from search.compare.sibling_outcomes import FailedSample, SharedMessages, failed_samples
 from search.plan import Plan
-from search.store.read_results import TreeValues
+from search.protocol import Critic, ScoringContext
+from search.tree import Proposal
+
+SURE = 0.7
+"""Minimum probability to name an agent. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""
+
+SHARPNESS = 6.5
+"""Weight of a critic: with four messages, one fall of 0.6 and no other gives a probability of `SURE`."""
+
+SIBLINGS, CRITIC, REPLAY, ONLY_AUTHOR, SILENT = "siblings", "critic", "replay", "only author", "silent"
 
 
 class Blame(NamedTuple):
-    """The message that most lowered the value of a transcript.
+    """The probable first error of a failed sample.
 
     Attributes:
-        problem_id: The problem.
-        turn: Position of the message in the transcript, from 0.
-        speaker: Index of the agent that wrote it.
-        text: The message.
-        values: The value before the first message and after each message.
-        fall: The decrease in value after the message.
-        confidence: Half of the fall, in ``[0, 1]`` for values in ``[-1, 1]``; 0 if the value never falls.
+        sample: The failed sample.
+        turn: Position of the message in the transcript, from 0; None if nothing is known.
+        confidence: Probability that it is the first error, in ``[0, 1]``.
+        source: ``"siblings"``, ``"critic"`` or ``"replay"``; ``"only author"`` if all other
+            messages are repetitions; ``"silent"`` if nothing is known.
+        texts: The messages.
     """
 
-    problem_id: str
-    turn: int
-    speaker: int
-    text: str
-    values: tuple[float, ...]
-    fall: float
+    sample: FailedSample
+    turn: int | None
     confidence: float
+    source: str
+    texts: tuple[str, ...]
+
+    def agent(self, least: float = SURE) -> int | None:
+        """Return the index of the blamed agent; None if the confidence is below ``least``."""
+        return None if self.turn is None or self.confidence < least else self.sample.speakers[self.turn]
 
 
-def chosen_path(plan: Plan) -> list[int]:
-    """Return the nodes of the chosen transcript, without the root; empty for a plan without an answer or a tree."""
-    if plan.tree is None or plan.best is None or plan.best.node is None:
-        return []
-    return list(plan.tree.path(plan.best.node)[1:])
+Values = Callable[[Plan, Sequence[int]], Sequence[float]]
+"""Returns a critic's values of a plan's nodes; empty if there are none."""
 
 
-def path_values(plan: Plan) -> list[float]:
-    """Return the stored values along the chosen transcript; empty if one of its states was never scored."""
-    values = [plan.tree[node].value for node in chosen_path(plan)] if plan.tree is not None else []
-    found = [value for value in values if value is not None]
-    return found if len(found) == len(values) else []
+def stored_values(plan: Plan, nodes: Sequence[int]) -> list[float]:
+    """Return the stored values of nodes; empty if one of them has no value."""
+    assert plan.tree is not None
+    found = [plan.tree.values[node] for node in nodes]
+    return [] if any(map(math.isnan, found)) else found
 
 
-def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
-    """Return the message of the chosen transcript with the largest fall in value; in a tie, the first one.
+def critic_values(critic: Critic) -> Values:
+    """Return a function that scores nodes with a critic."""
+
+    def values(plan: Plan, nodes: Sequence[int]) -> Sequence[float]:
+        tree, mas = plan.tree, plan.mas
+        assert tree is not None and mas is not None
+        contexts = [
+            ScoringContext(
+                tree.states[i], mas, Proposal(Action(tree.states[i].text, mas.ALL), tree.tokens[i], tree[i].logprob)
+            )
+            for i in nodes
+        ]
+        return finite_values(critic, [one.state for one in contexts], scores_of(critic, contexts)) if contexts else []
+
+    return values
+
+
+def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least: float = SURE) -> list[Blame]:
+    """Return the probable first error of each failed sample of one run, in the order of the plans and candidates.
 
     Args:
-        plan: A plan with a tree.
-        values: A critic's value after each message of the chosen transcript.
-        before: The value before the first message.
+        plans: All plans of the run with their trees, including those with right answers; read once.
+        values: The critic. The mean value after the first messages serves as the value before them.
+        least: Probability from which the outcomes of siblings suffice.
     """
-    assert plan.tree is not None
-    path = chosen_path(plan)
-    turn, confidence = largest_fall(values, before)
-    state = plan.tree[path[turn]].state
-    fall = falls(values, before)[turn]
-    return Blame(plan.problem_id, turn, state.speaker, state.text, (before, *values), fall, confidence)
+    failed: list[tuple[FailedSample, tuple[str, ...], Sequence[float]]] = []
+    first: list[float] = []
+    agreement = SharedMessages()
+    for plan in plans:
+        if plan.tree is None:
+            continue
+        first += values(plan, [plan.tree.path(one.node)[1] for one in plan.candidates if one.node])
+        for sample in failed_samples(plan, agreement):
+            texts = tuple(plan.tree.states[node].text for node in sample.nodes)
+            failed.append((sample, texts, values(plan, sample.nodes)))
+    before = math.fsum(first) / len(first) if first else 0.0
+    return [_blame(sample, agreement, texts, scores, before, least) for sample, texts, scores in failed]
+
+
+def _blame(
+    sample: FailedSample,
+    agreement: SharedMessages,
+    texts: tuple[str, ...],
+    scores: Sequence[float],
+    before: float,
+    least: float,
+) -> Blame:
+    found = sample.first_error(agreement)
+    if found is not None and found[1] >= least:
+        return Blame(sample, *found, SIBLINGS, texts)
+    if sample.repeats.count(False) == 1:
+        return Blame(sample, sample.repeats.index(False), 1.0, ONLY_AUTHOR, texts)
+    if len(scores):
+        return Blame(sample, *_largest_share(sample, falls(scores, before)), CRITIC, texts)
+    return Blame(sample, None, 0.0, SILENT, texts) if found is None else Blame(sample, *found, SIBLINGS, texts)
+
+
+def _largest_share(sample: FailedSample, found: Sequence[float]) -> tuple[int, float]:
+    odds = [
+        0.0 if copied or turn < sample.shared else math.exp(SHARPNESS * max(0.0, fall) / 2)
+        for turn, (copied, fall) in enumerate(zip(sample.repeats, found, strict=True))
+    ]
+    turn = max(range(len(odds)), key=odds.__getitem__)
+    return turn, odds[turn] / math.fsum(odds) if odds[turn] else 0.0
 
 
 def falls(values: Sequence[float], before: float) -> list[float]:
@@ -74,46 +138,3 @@ def largest_fall(values: Sequence[float], before: float) -> tuple[int, float]:
     found = falls(values, before)
     place = max(range(len(found)), key=found.__getitem__)
     return place, max(0.0, found[place]) / 2
-
-
-def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
-    """Return the blame for each wrong answer of one run.
-
-    Args:
-        scored: All plans of the run, including those with right answers, each with the values after the messages of its
-            chosen transcript. The mean of the first values serves as the value before the first message.
-    """
-    first: list[float] = []
-    wrong: list[tuple[Plan, Sequence[float]]] = []
-    for plan, values in scored:
-        first.append(values[0])
-        wrong += [] if plan.correct else [(plan, values)]
-    return [blame(plan, values, sum(first) / len(first)) for plan, values in wrong]
-
-
-class Falls:
-    """Counts the wrong answers of one run, grouped by the agent whose message has the largest fall in value."""
-
-    def __init__(self) -> None:
-        """Start without searches."""
-        self._first = array("d")
-        self._wrong: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
-
-    def add(self, tree: TreeValues, correct: bool) -> None:
-        """Add a search, right or wrong; skip it if a state of its chosen transcript has no value."""
-        path = tree.path(tree.candidates[0][0]) if tree.candidates else []
-        values = tuple(value for node in path if (value := tree.values[node]) is not None)
-        if not path or len(values) < len(path):
-            return
-        self._first.append(values[0])
-        if not correct:
-            self._wrong.append((tuple(tree.speakers[node] for node in path), values))
-
-    def counts(self, agents: Sequence[str]) -> Counter[str]:
-        """Count the wrong answers by blamed agent; those with confidence below `CONFIDENT` count as "nobody"."""
-        found: Counter[str] = Counter()
-        before = sum(self._first) / len(self._first) if self._first else 0.0
-        for speakers, values in self._wrong:
-            turn, confidence = largest_fall(values, before)
-            found[agents[speakers[turn]] if confidence >= CONFIDENT else "nobody"] += 1
-        return found

@@ -5,7 +5,7 @@ et al. 2024). A critic scores every prefix (`search.compare.transcripts`). One o
 prediction:
 
 * ``"value"``: the first step after which the value is below a threshold, as in ProcessBench for reward models;
-* ``"fall"``: the step with the largest fall in value, if half of the fall reaches a threshold, as in `mas-gym blame`.
+* ``"fall"``: the step with the largest fall in value, if half of the fall reaches a threshold.
 
 The rule and its threshold are chosen on separate transcripts.
 """

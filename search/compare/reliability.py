@@ -15,9 +15,6 @@ from search.store.read_results import TreeValues
 
 BINS = 10
 
-CONFIDENT = 0.3
-"""Minimum confidence for reporting blame. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""
-
 
 class ScoredState(NamedTuple):
     """A scored state of a search tree or a transcript.

@@ -427,7 +427,7 @@
     $("scale-low").textContent = short(from);
     $("scale-high").textContent = short(to);
     document.querySelector(".scale i").style.background = `linear-gradient(90deg, ${tint(from)}, ${tint((from + to) / 2)}, ${tint(to)})`;
-    $("colours").textContent = onScale ? "critic's scale" : "this tree's range";
+    $("colours").textContent = `${nodes.q ? "Q" : "critic's value"}, ${onScale ? "full scale" : "this tree's range"}`;
   }
   function flip() {
     const root = document.documentElement;

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.internal.text import by_cause
 from mas_gym.internal.whole_files import write_file
-from search.compare.reliability import CONFIDENT
 from search.pages.templates import render
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
-from search.report.report_data import SettingReport, read_reports
+from search.report.report_data import NOT_KNOWN, SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
 from search.report.store_pages import regrade_tables
 from search.results.intervals import wilson
@@ -23,9 +22,6 @@ from search.results.table_formats import TextTable, text_tables
 
 if TYPE_CHECKING:
     from search import Store
-
-_MOST_AGENTS = 12
-"""Maximum number of agents in a blame table; with more agents, only those blamed are shown."""
 
 
 def write_report(
@@ -93,7 +89,8 @@ class _Section(NamedTuple):
 
 def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
     found = report.comparison
-    more = [_blame_table(report)] if report.blamed else []
+    more = [table for label, log in report.logs.items() for table in log.tables(label)]
+    more += [_blame_table(report)] if report.blamed else []
     more += _stop_table(found.outcomes) + regrade_tables(report.regraded)
     failures = [(row.label, reason, str(n)) for row in found.rows for reason, n in by_cause(row.failures)]
     if failures:
@@ -138,15 +135,12 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[TextTable]:
 
 
 def _blame_table(report: SettingReport) -> TextTable:
-    spoke = ((report.agents[label], report.calibration.get(label, ())) for label in report.blamed)
-    agents = list(dict.fromkeys(names[place] for names, places in spoke for place in places))
-    if len(agents) > _MOST_AGENTS:
-        blamed = set().union(*report.blamed.values())
-        agents = [name for name in agents if name in blamed]
-    names = [*agents, "nobody"]
+    blamed = set().union(*report.blamed.values())
+    spoke = dict.fromkeys(name for label in report.blamed for name in report.agents[label])
+    names = [*(name for name in spoke if name in blamed), NOT_KNOWN]
     lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (
-        'Wrong answers by the agent whose message lowered the value most; "nobody" if no fall is clear '
-        f"(confidence below {CONFIDENT:g}). To list the messages, run mas-gym blame."
+        "Failed samples by the agent that probably made the first error, from the outcomes of the question's other "
+        "samples and from stored values. To list the messages, run mas-gym blame."
     )
     return TextTable(("Search", *names), lines, "Blamed agents", note)

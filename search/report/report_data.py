@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from math import nan
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
 from search.compare import Comparison
-from search.compare.blame import Falls
+from search.compare.blame import Blame, blame_failures
+from search.compare.imported_transcripts import plans_with_outcomes
 from search.compare.reliability import Bin, ScoredStates
 from search.prices import Prices
+from search.report.log_report import LogOverview
+from search.results.intervals import Interval
 from search.results.outcomes import Outcome
+from search.results.run_info import is_recorded
 from search.results.stored_tables import Setting, cost_of, settings, table_of
+from search.results.summary import Spread
 
 if TYPE_CHECKING:
     from search import Store
     from search.store.regrading import Regraded
+
+
+NOT_KNOWN = "not known"
+"""The key of failed samples for which no agent is named."""
 
 
 @dataclass
@@ -28,9 +38,10 @@ class SettingReport:
         setting: The runs.
         comparison: Comparison table of the runs.
         calibration: Calibration bins by the agent that wrote the last message, for each row that has critic values.
-        blamed: Number of wrong answers by blamed agent, or "nobody", for each row whose critic values are stored.
+        blamed: Number of failed samples by blamed agent, or `NOT_KNOWN`, for each row with a blamed agent.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.
+        logs: The contents of the imported runs, for each row.
     """
 
     setting: Setting
@@ -39,6 +50,7 @@ class SettingReport:
     blamed: dict[str, Mapping[str, int]] = field(default_factory=dict)
     agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     regraded: tuple[Regraded, ...] = ()
+    logs: Mapping[str, LogOverview] = field(default_factory=dict)
 
 
 def read_reports(
@@ -73,24 +85,45 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     states: dict[str, ScoredStates] = {}
     blamed: dict[str, Counter[str]] = {}
     agents: dict[str, tuple[str, ...]] = {}
+    logs: dict[str, LogOverview] = {}
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
-        if not store.has_values(run.run):
+        first = len(outcomes)
+        if store.has_values(run.run):
+            of_row = states.setdefault(label, ScoredStates())
+            for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
+                outcomes.append(outcome)
+                of_row.add_tree(tree)
+        else:
             outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
-            continue
-        of_row, falls = states.setdefault(label, ScoredStates()), Falls()
-        for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
-            outcomes.append(outcome)
-            of_row.add_tree(tree)
-            falls.add(tree, outcome.correct)
-        blamed.setdefault(label, Counter()).update(falls.counts(agents[label]))
+        blames: Sequence[Blame] = ()
+        if is_recorded(run.config):
+            logs[label] = LogOverview(agents[label], plans_with_outcomes(store, run.run))
+            blames = logs[label].blames
+        elif any(one.candidates > 1 for one in outcomes[first:]):
+            blames = blame_failures(store.plans(run.run))
+        places = [one.agent() for one in blames]
+        blamed.setdefault(label, Counter()).update(NOT_KNOWN if i is None else agents[label][i] for i in places)
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
-        table_of(store.path, setting, outcomes, baseline if known else ""),
+        _without_accuracy(
+            table_of(store.path, setting, outcomes, baseline if known else ""),
+            {label for label, log in logs.items() if not log.labelled},
+        ),
         {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
-        {label: counts for label, counts in blamed.items() if counts},
+        {label: counts for label, counts in blamed.items() if counts.keys() - {NOT_KNOWN}},
         agents,
         tuple(line for run in setting.runs for line in store.regraded(run.run)),
+        logs,
     )
+
+
+def _without_accuracy(comparison: Comparison, labels: Set[str]) -> Comparison:
+    """Return a comparison in which rows have no accuracy."""
+    rows = tuple(
+        replace(row, hits={1: Spread(nan, None)}, interval=Interval(nan, nan), curve=()) if row.label in labels else row
+        for row in comparison.rows
+    )
+    return replace(comparison, rows=rows)

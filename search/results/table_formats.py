@@ -78,7 +78,9 @@ def percent_cell(share: float) -> str:
 
 
 def interval_cell(interval: Interval) -> str:
-    """Return an interval of shares as percentages, such as ``"41.0 - 52.3"`` with an en dash."""
+    """Return an interval of shares as percentages, such as ``"41.0 - 52.3"`` with an en dash; a dash if undefined."""
+    if math.isnan(interval.low):
+        return _DASH
     return f"{100 * interval.low:.1f} {_DASH} {100 * interval.high:.1f}"
 
 

@@ -36,14 +36,6 @@ class TreeValues(NamedTuple):
     values: Sequence[float | None]
     candidates: Sequence[tuple[int, bool]]
 
-    def path(self, node: int) -> list[int]:
-        """Return the nodes from the first message to a node."""
-        found = []
-        while node > 0:
-            found.append(node)
-            node = self.parents[node]
-        return found[::-1]
-
 
 def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
     """Return the outcome of a search from its row, with the names of its planner and critic."""
