@@ -21,8 +21,8 @@ from mas_gym.programs.model_calls import (
     NODE_HEADER,
     NODES_HEADER,
     Call,
+    CallDialect,
     CallError,
-    Dialect,
     Reply,
     openai_error,
     parsed_call,
@@ -66,7 +66,7 @@ class Gateway:
         known: bytes,
         headers: Mapping[str, str],
         asked: Callable[[], JSONObject] | None = None,
-        dialect: Dialect | None = None,
+        dialect: CallDialect | None = None,
     ) -> Call:
         """Parse a request; repeated requests are looked up in a cache.
 
@@ -159,7 +159,7 @@ def refusal(path: str, error: CallError) -> Reply:
 _CHAT = "v1/chat/completions"
 
 
-def _route(path: str) -> tuple[str, Dialect | None]:
+def _route(path: str) -> tuple[str, CallDialect | None]:
     """Return the part of a path after the execution's token, and its dialect; None if it is not a dialect's path."""
     route = path.strip("/").partition("/")[2]
     return route, DIALECTS.get(route)

@@ -96,7 +96,7 @@ def openai_error(message: str, status: int) -> JSONObject:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}}
 
 
-class Dialect(NamedTuple):
+class CallDialect(NamedTuple):
     """An API in which programs call models, mapped onto chat requests.
 
     Attributes:
@@ -152,7 +152,7 @@ class Call:
     tools: bool = False
     nodes: tuple[str, ...] = field(default=(), compare=False)
     text: str = field(default="", compare=False)
-    dialect: Dialect | None = field(default=None, compare=False)
+    dialect: CallDialect | None = field(default=None, compare=False)
 
     @cached_property
     def digest(self) -> bytes:
@@ -172,7 +172,7 @@ class Call:
 
 
 def read_call(
-    body: bytes, headers: Mapping[str, str], normalise: object = None, dialect: Dialect | None = None
+    body: bytes, headers: Mapping[str, str], normalise: object = None, dialect: CallDialect | None = None
 ) -> Call:
     """Parse a request.
 

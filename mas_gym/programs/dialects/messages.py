@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.dialects.fields import list_at, object_at, reject, server_event, text_at
-from mas_gym.programs.model_calls import CallError, Dialect
+from mas_gym.programs.model_calls import CallDialect, CallError
 
 _REJECTED = {
     "container": "tools run in the program",
@@ -163,4 +163,4 @@ def _error(message: str, status: int) -> JSONObject:
 
 # A client adds /v1/messages to its base URL, which may end in /v1.
 _PATHS = ("v1/messages", "v1/v1/messages")
-MESSAGES = Dialect(_PATHS, "ANTHROPIC", _chat_request, _message, _events, _error)
+MESSAGES = CallDialect(_PATHS, "ANTHROPIC", _chat_request, _message, _events, _error)

@@ -12,7 +12,7 @@ from itertools import count
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.dialects.fields import list_at, object_at, reject, server_event, text_at
-from mas_gym.programs.model_calls import CallError, Dialect, openai_error
+from mas_gym.programs.model_calls import CallDialect, CallError, openai_error
 
 _NOT_STORED = (
     "responses are not stored; send the earlier items in input, with store=False "
@@ -177,4 +177,4 @@ def _events(completion: JSONObject) -> Iterator[bytes]:
     yield event("completed", response=whole)
 
 
-RESPONSES = Dialect(("v1/responses",), "OPENAI", _chat_request, _response, _events, openai_error)
+RESPONSES = CallDialect(("v1/responses",), "OPENAI", _chat_request, _response, _events, openai_error)
