@@ -44,6 +44,11 @@ def text_at(place: str, content: object) -> str:
     return "".join(map(str, texts))
 
 
+def request_digest(completion: JSONObject) -> str:
+    """Return the digest of the request in the id of its reply, so that ids are equal on replay."""
+    return str(completion["id"]).removeprefix("chatcmpl-")
+
+
 def server_event(kind: str, data: JSONObject) -> bytes:
     """Return a named server-sent event."""
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n".encode()

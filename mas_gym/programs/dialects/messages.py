@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.dialects.fields import list_at, object_at, reject, server_event, text_at
+from mas_gym.programs.dialects.fields import list_at, object_at, reject, request_digest, server_event, text_at
 from mas_gym.programs.model_calls import CallDialect, CallError
 
 _REJECTED = {
@@ -119,7 +119,7 @@ def _message(completion: JSONObject) -> JSONObject:
         content.append({"type": "tool_use", "id": call["id"], **used})
     usage = completion["usage"]
     return {
-        "id": f"msg_{completion['id'].removeprefix('chatcmpl-')}",
+        "id": f"msg_{request_digest(completion)}",
         "type": "message",
         "role": "assistant",
         "model": completion["model"],

@@ -11,7 +11,7 @@ from itertools import count
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.dialects.fields import list_at, object_at, reject, server_event, text_at
+from mas_gym.programs.dialects.fields import list_at, object_at, reject, request_digest, server_event, text_at
 from mas_gym.programs.model_calls import CallDialect, CallError, openai_error
 
 _NOT_STORED = (
@@ -32,7 +32,6 @@ _WITHOUT_EFFECT = {
     *("user", "safety_identifier", "service_tier", "max_tool_calls"),
 }
 _LOGPROBS = "message.output_text.logprobs"
-_DIGEST = "chatcmpl-"
 
 
 def _chat_request(asked: JSONObject) -> JSONObject:
@@ -111,7 +110,7 @@ def _format(wanted: JSONObject) -> JSONObject | None:
 def _response(completion: JSONObject) -> JSONObject:
     message = completion["choices"][0]["message"]
     calls = message.get("tool_calls", ())
-    digest = completion["id"].removeprefix(_DIGEST)
+    digest = request_digest(completion)
     output: list[JSONObject] = []
     if message["content"] or not calls:
         part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
