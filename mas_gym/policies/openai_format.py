@@ -25,7 +25,7 @@ from mas_gym.policies.base import (
     token_count,
 )
 from mas_gym.policies.reasoning import OPENINGS, after_reasoning
-from mas_gym.systems.tool_calls import ToolCall, with_calls
+from mas_gym.systems.tool_calls import ToolCall, arguments_text, with_calls
 
 Api = Literal["chat", "completions"]
 
@@ -299,13 +299,13 @@ def _tool_calls(found: object, tools: bool) -> list[ToolCall]:
     if not found or not tools:
         return []
     calls = []
-    parts: list[Any]
     for entry in found if isinstance(found, list) else [None]:
         function = entry.get("function") if isinstance(entry, dict) else None
-        parts = [function.get(key) for key in ToolCall._fields] if isinstance(function, dict) else [None]
-        if not all(isinstance(part, str) for part in parts):
-            raise BadReply("a tool call has no function with a name and arguments")
-        calls.append(ToolCall(*map(replace_surrogates, parts)))
+        match function:
+            case {"name": str(name), "arguments": str() | dict() as arguments}:
+                calls.append(ToolCall(*map(replace_surrogates, (name, arguments_text(arguments)))))
+            case _:
+                raise BadReply("a tool call has no function with a name and arguments")
     return calls
 
 

@@ -14,14 +14,17 @@ from weakref import WeakValueDictionary
 
 from mas_gym.errors import PolicyError
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.dialects import DIALECTS
 from mas_gym.programs.execution import Execution, L, Origin
 from mas_gym.programs.model_calls import (
     AGENT_HEADER,
     NODE_HEADER,
     NODES_HEADER,
     Call,
+    CallDialect,
     CallError,
     Reply,
+    openai_error,
     parsed_call,
     read_call,
 )
@@ -58,23 +61,31 @@ class Gateway:
         """Return the execution whose token is at the beginning of a path; None if there is no such execution."""
         return self._open.get(path.strip("/").partition("/")[0])
 
-    def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], JSONObject] | None = None) -> Call:
+    def read(
+        self,
+        known: bytes,
+        headers: Mapping[str, str],
+        asked: Callable[[], JSONObject] | None = None,
+        dialect: CallDialect | None = None,
+    ) -> Call:
         """Parse a request; repeated requests are looked up in a cache.
 
         Args:
             known: The body, or another form of it that serves as the look-up key.
             headers: Names in lower case.
-            asked: Returns the parsed body, if ``known`` is another form.
+            asked: Returns the parsed body of a chat request, if ``known`` is another form.
+            dialect: The API of the request; None for Chat Completions.
 
         Raises:
             CallError: See `read_call`; or the policy does not support a part of the call.
         """
         caller = "".join(f"{headers.get(name, '')}\0" for name in (AGENT_HEADER, NODE_HEADER, NODES_HEADER))
+        caller += "" if dialect is None else dialect.paths[0]
         key = blake2b(caller.encode() + known, digest_size=16).digest()
         call = self._calls.get(key)
         if call is None:
             if asked is None:
-                call = read_call(known, headers, self.normalise)
+                call = read_call(known, headers, self.normalise, dialect)
             else:
                 call = parsed_call(asked(), headers, self.normalise)
             try:
@@ -92,8 +103,8 @@ class Gateway:
         execution = self.at(path)
         if execution is None:
             raise CallError("no program is running at this address", 404)
-        sent = headers.get("authorization", "")
-        if execution.key and not hmac.compare_digest(sent.encode("utf-8", "replace"), execution.bearer):
+        sent = (headers.get("authorization", ""), f"Bearer {headers.get('x-api-key', '')}")
+        if execution.key and not any(hmac.compare_digest(s.encode("utf-8", "replace"), execution.bearer) for s in sent):
             raise CallError("expected the API key of this program", 401)
         return execution
 
@@ -119,7 +130,7 @@ class Gateway:
         Raises:
             ProgramStopped: The execution is over.
         """
-        route = path.strip("/").partition("/")[2]
+        route, dialect = _route(path)
         try:
             execution = self.admit(path, headers)
             if route == "v1/models" and method == "GET":
@@ -127,11 +138,28 @@ class Gateway:
                 return Reply(200, "application/json", json.dumps({"object": "list", "data": [entry]}).encode())
             if route == "v1/recorded" and method in ("POST", "PUT"):
                 return answer_use(execution, method, body)
-            if route != "v1/chat/completions":
-                raise CallError(f"expected a request to /v1/chat/completions, got {method} /{route[:100]}", 404)
+            if route != _CHAT and dialect is None:
+                known = ", ".join(f"/{path}" for path in (_CHAT, *DIALECTS))
+                raise CallError(f"expected a request to one of {known}, got {method} /{route[:100]}", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
-            call = self.read(body, headers)
+            call = self.read(body, headers, dialect=dialect)
         except CallError as error:
-            return Reply(error.status, "application/json", error.body())
+            return refusal(path, error)
         return call, execution.ask(call, origin, later), execution
+
+
+def refusal(path: str, error: CallError) -> Reply:
+    """Return an error in the format that clients of a path expect."""
+    _, dialect = _route(path)
+    body = (openai_error if dialect is None else dialect.error)(str(error), error.status)
+    return Reply(error.status, "application/json", json.dumps(body).encode())
+
+
+_CHAT = "v1/chat/completions"
+
+
+def _route(path: str) -> tuple[str, CallDialect | None]:
+    """Return the part of a path after the execution's token, and its dialect; None if it is not a dialect's path."""
+    route = path.strip("/").partition("/")[2]
+    return route, DIALECTS.get(route)

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.execution import Origin, ProgramStopped, given, in_thread
-from mas_gym.programs.gateway import Gateway
+from mas_gym.programs.gateway import Gateway, refusal
 from mas_gym.programs.model_calls import CallError, Reply, reply_to
 
 MAX_BODY = 16 * 2**20
@@ -87,8 +87,8 @@ class Server:
         try:
             reply = await self._reply(scope["method"], scope["path"], headers, receive)
         except (CallError, ProgramStopped) as error:
-            refusal = error if isinstance(error, CallError) else CallError("this program has ended", 410)
-            reply = Reply(refusal.status, "application/json", refusal.body())
+            ended = CallError("this program has ended", 410)
+            reply = refusal(scope["path"], error if isinstance(error, CallError) else ended)
         if reply is not None:
             # x-should-retry: otherwise openai clients retry errors, although a repeated call gets the same reply.
             fields = {"content-type": reply.kind, "content-length": str(len(reply.body)), "x-should-retry": "false"}

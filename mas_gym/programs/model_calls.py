@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, NoReturn
@@ -20,7 +20,7 @@ from mas_gym.errors import MASGymError, shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import MAX_TEMPERATURE
 from mas_gym.systems.prompts import ChatMessage
-from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
+from mas_gym.systems.tool_calls import ToolCall, arguments_text, split_calls, with_calls
 
 AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the calling agent."""
@@ -90,10 +90,30 @@ class CallError(MASGymError, ValueError):
         super().__init__(message)
         self.status = status
 
-    def body(self) -> bytes:
-        """Return the error in OpenAI's format."""
-        error = {"message": str(self), "type": "invalid_request_error", "param": None, "code": self.status}
-        return json.dumps({"error": error}).encode()
+
+def openai_error(message: str, status: int) -> JSONObject:
+    """Return the body of an error in OpenAI's format."""
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}}
+
+
+class CallDialect(NamedTuple):
+    """An API in which programs call models, mapped onto chat requests.
+
+    Attributes:
+        paths: The paths of its requests; the first identifies it.
+        provider: Prefix of the environment variables from which its clients read their base URL and API key.
+        chat_request: Converts a request to a chat request. Raises `CallError`.
+        reply: Converts an unstreamed reply to a chat request (`unstreamed_reply`).
+        events: Converts the same reply to the server-sent events of a stream.
+        error: Returns the body of an error, given its message and status.
+    """
+
+    paths: tuple[str, ...]
+    provider: str
+    chat_request: Callable[[JSONObject], JSONObject]
+    reply: Callable[[JSONObject], JSONObject]
+    events: Callable[[JSONObject], Iterator[bytes]]
+    error: Callable[[str, int], JSONObject]
 
 
 @dataclass(frozen=True)
@@ -115,6 +135,7 @@ class Call:
         extra_body: Further fields for the policy, such as tools; see `mas_gym.policies.SamplingRequest`.
         tools: Whether replies may call tools.
         text: The request as canonical JSON, after `normalise`; it must be equal on replay.
+        dialect: The API of the request and its reply; None for Chat Completions.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -131,6 +152,7 @@ class Call:
     tools: bool = False
     nodes: tuple[str, ...] = field(default=(), compare=False)
     text: str = field(default="", compare=False)
+    dialect: CallDialect | None = field(default=None, compare=False)
 
     @cached_property
     def digest(self) -> bytes:
@@ -149,16 +171,19 @@ class Call:
         return next((m.content.strip() for m in self.messages if m.role == "system"), "")
 
 
-def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None) -> Call:
+def read_call(
+    body: bytes, headers: Mapping[str, str], normalise: object = None, dialect: CallDialect | None = None
+) -> Call:
     """Parse a request.
 
     Args:
         body: The JSON body.
         headers: The HTTP headers, with names in lower case.
-        normalise: Maps the parsed request to the JSON-serializable value that must be equal on replay.
+        normalise: Maps the parsed chat request to the JSON-serializable value that must be equal on replay.
+        dialect: The API of the request; None for Chat Completions.
 
     Raises:
-        CallError: The body is not a chat request, or requests a feature that no policy supports.
+        CallError: The body is not a request of this API, or requests a feature that no policy supports.
 
     >>> read_call(b'{"messages": [{"role": "user", "content": "Hi"}], "stop": "."}', {}).extra_body
     '{"stop": "."}'
@@ -169,11 +194,13 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None)
         raise CallError(f"expected a JSON body, but parsing failed: {str(error)[:200]}") from None
     if not isinstance(asked, dict):
         raise CallError(f"expected a JSON object, got {shown(asked)}")
-    return parsed_call(asked, headers, normalise)
+    if dialect is None:
+        return parsed_call(asked, headers, normalise)
+    return replace(parsed_call(dialect.chat_request(asked), headers, normalise), dialect=dialect)
 
 
 def parsed_call(asked: JSONObject, headers: Mapping[str, str], normalise: object = None) -> Call:
-    """Return the call of a parsed request; see `read_call`."""
+    """Return the call of a parsed chat request; see `read_call`."""
     for key in asked:
         if key in _REFUSED and _asks(asked, key):
             raise CallError(f"{key}: expected none, got {shown(asked[key])}; {_REFUSED[key]}")
@@ -267,7 +294,7 @@ def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]
 
 def _message(place: str, entry: Any) -> tuple[ChatMessage, JSONObject]:
     role = entry.get("role") if isinstance(entry, dict) else None
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise CallError(f"{place}: expected one of the roles {', '.join(_ROLES)}, got {shown(role)}")
     if entry.get("function_call"):
         raise CallError(f"{place}.function_call: expected none; use tool_calls")
@@ -290,8 +317,10 @@ def _message(place: str, entry: Any) -> tuple[ChatMessage, JSONObject]:
     if not calls:
         return ChatMessage(_ROLES[role], content), named
     try:
-        said = [ToolCall(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        said = [ToolCall(call["function"]["name"], arguments_text(call["function"]["arguments"])) for call in calls]
         text = with_calls(content, said)
+        functions = [call["function"] | use._asdict() for call, use in zip(calls, said, strict=True)]
+        calls = [call | {"function": function} for call, function in zip(calls, functions, strict=True)]
     except (TypeError, KeyError):
         raise CallError(f"{place}.tool_calls: expected a list of function calls, got {shown(calls)}") from None
     return ChatMessage(role, text), {"content": content or None, "tool_calls": calls, **named}
@@ -328,14 +357,17 @@ class Reply(NamedTuple):
 
 
 def reply_to(call: Call, texts: list[str]) -> Reply:
-    """Return the reply with one choice per text, whole or as a stream of events."""
+    """Return the reply with one choice per text in the call's dialect, whole or as a stream of events."""
+    dialect = call.dialect
     if call.stream:
-        return Reply(200, "text/event-stream", b"".join(_events(call, texts)))
-    return Reply(200, "application/json", json.dumps(unstreamed_reply(call, texts)).encode())
+        events = _events(call, texts) if dialect is None else dialect.events(unstreamed_reply(call, texts))
+        return Reply(200, "text/event-stream", b"".join(events))
+    reply = unstreamed_reply(call, texts)
+    return Reply(200, "application/json", json.dumps(reply if dialect is None else dialect.reply(reply)).encode())
 
 
 def unstreamed_reply(call: Call, texts: list[str]) -> JSONObject:
-    """Return the unstreamed reply, with one choice per text."""
+    """Return the unstreamed reply to a chat request, with one choice per text."""
     choices = []
     for i, text in enumerate(texts):
         message, reason = _said(call, i, text)

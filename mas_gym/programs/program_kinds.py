@@ -24,6 +24,7 @@ from mas_gym.internal.process_groups import guard, kill
 from mas_gym.internal.text import name_of
 from mas_gym.plugins import Registry
 from mas_gym.programs.background import CURRENT, ProgramThread
+from mas_gym.programs.dialects import PROVIDERS
 from mas_gym.programs.execution import Ended, Execution, Failed
 from mas_gym.programs.worlds import WORLD_VARIABLE
 
@@ -214,7 +215,8 @@ def left(execution: Execution) -> None:
 class CommandSource:
     """A command that reads the question from standard input, or as the argument ``{question}``, and prints the answer.
 
-    Its environment has ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and ``PYTHONHASHSEED=0`` unless this is already set.
+    Its environment has ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, the same for the other `PROVIDERS`, and
+    ``PYTHONHASHSEED=0`` unless this is already set.
     """
 
     needs_key = True
@@ -252,7 +254,8 @@ class CommandSource:
 
     async def _ran(self, execution: Execution, stage: Stage) -> None:
         words = [word.replace("{question}", execution.question) for word in self.words]
-        given = {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
+        given = {f"{provider}_BASE_URL": stage.url(execution) for provider in PROVIDERS}
+        given |= {f"{provider}_API_KEY": execution.key for provider in PROVIDERS}
         if execution.copy is not None:
             given[WORLD_VARIABLE] = execution.copy
         # Otherwise the sets of a Python program have a different order in each replay.

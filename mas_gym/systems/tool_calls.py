@@ -48,7 +48,7 @@ def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
         return text, ()
     try:
         entries = json.loads(last[len(_CALLS) :])
-        calls = tuple(ToolCall(entry["name"], _written(entry["arguments"])) for entry in entries)
+        calls = tuple(ToolCall(entry["name"], arguments_text(entry["arguments"])) for entry in entries)
     except (ValueError, TypeError, KeyError, RecursionError):
         return text, ()
     if not calls or not all(isinstance(call.name, str) for call in calls):
@@ -65,7 +65,8 @@ def _object(arguments: str) -> object:
         return arguments
 
 
-def _written(arguments: object) -> str:
+def arguments_text(arguments: object) -> str:
+    """Return the arguments of a call, which may be an object, as a text. Raises `TypeError` for other types."""
     if isinstance(arguments, str):
         return arguments
     if not isinstance(arguments, dict):
