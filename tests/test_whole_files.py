@@ -26,10 +26,22 @@ def writer(number: int) -> Callable[[Path], None]:
     return write
 
 
+def weights_writer(number: int) -> Callable[[Path], None]:
+    """Return a writer of shards if the number is odd, and of one file of weights otherwise."""
+    shards = ("model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json")
+    names = shards if number % 2 else ("model.safetensors",)
+
+    def write(fresh: Path) -> None:
+        for name in (*names, "critic.json"):
+            (fresh / name).write_text(str(number), encoding="utf-8")
+
+    return write
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
-from tests.test_whole_files import writer
+from tests import test_whole_files
 from mas_gym.internal import whole_files
 step, place = sys.argv[2], int(sys.argv[3])
 calls, real = 0, getattr(os, step)
@@ -40,8 +52,16 @@ def counted(*args, **kwargs):
         os._exit(9)
     return real(*args, **kwargs)
 setattr(os, step, counted)
-whole_files.replace_files(Path(sys.argv[1]), writer(2), "critic.json")
+written = getattr(test_whole_files, sys.argv[4])(2)
+whole_files.replace_files(Path(sys.argv[1]), written, "critic.json")
 """
+
+
+def kill_while_replacing(folder: Path, step: str, place: int, kind: Callable[[int], object]) -> None:
+    """Write version 2 in a process that ends at a call of a function of `os`."""
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", KILLED, str(folder), step, str(place), kind.__name__]
+    subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=False)
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename", "replace", "rmdir"])
@@ -50,9 +70,7 @@ def test_killed_replacement_leaves_the_old_or_the_new_version(step: str, place: 
     folder = tmp_path / "critic"
     replace_files(folder, writer(1), "critic.json")
     (folder / "notes").write_text("kept", encoding="utf-8")
-    root = Path(__file__).resolve().parents[1]
-    command = [sys.executable, "-c", KILLED, str(folder), step, str(place)]
-    subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=False)
+    kill_while_replacing(folder, step, place, writer)
     finish_replacing(folder, "critic.json")
     found = version(folder)
     assert found.pop("notes") == "kept"
@@ -60,6 +78,31 @@ def test_killed_replacement_leaves_the_old_or_the_new_version(step: str, place: 
     replace_files(folder, writer(3), "critic.json")
     assert set(version(folder).values()) == {"3", "kept"}
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(("step", "place"), [("rename", 0), *(("unlink", n) for n in range(5)), ("replace", 1)])
+def test_new_weights_of_another_layout_leave_no_old_weights(step: str, place: int, tmp_path: Path) -> None:
+    folder = tmp_path / "critic"
+    replace_files(folder, weights_writer(1), "critic.json")
+    (folder / "notes").write_text("kept", encoding="utf-8")
+    kill_while_replacing(folder, step, place, weights_writer)
+    finish_replacing(folder, "critic.json")
+    found = version(folder)
+    assert found.pop("notes") == "kept"
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    weights_writer(int(found["critic.json"]))(fresh)
+    assert found == version(fresh)
+
+
+def test_names_of_old_weights_outside_the_folder_remove_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "critic"
+    (folder / ".saved").mkdir(parents=True)
+    (tmp_path / "mine.safetensors").write_text("x", encoding="utf-8")
+    (folder / "notes").write_text("kept", encoding="utf-8")
+    (folder / ".saved" / ".old").write_text("../mine.safetensors\nnotes", encoding="utf-8")
+    finish_replacing(folder, "critic.json")
+    assert (tmp_path / "mine.safetensors").exists() and (folder / "notes").exists()
 
 
 def test_unfinished_replacement_that_links_elsewhere_moves_nothing(tmp_path: Path) -> None:

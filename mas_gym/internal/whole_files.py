@@ -18,6 +18,11 @@ from secrets import token_hex
 _WRITTEN = ".saved"
 """The folder with the complete files of a model that are not yet moved to their places."""
 
+_OLD = ".old"
+"""The file in `_WRITTEN` with the names of the old version's weights that the new version does not replace."""
+
+_WEIGHTS = re.compile(r"[^/\\:\n]+\.safetensors(\.index\.json)?")
+
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -50,7 +55,7 @@ def write_file(path: str | os.PathLike[str], text: str) -> None:
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], mark: str) -> None:
-    """Write several files of a folder as one version; other files in the folder are kept.
+    """Write several files of a folder as one version; other files in the folder are kept, apart from old weights.
 
     Args:
         folder: The folder; created if missing.
@@ -64,6 +69,9 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str) -> Non
     finish_replacing(folder, mark)
     with _temporary(folder, ".saving-", "", Path.mkdir) as fresh:
         write(fresh)
+        # Libraries would load weights of another layout in place of the new ones, or in addition to them.
+        old = {path.name for path in folder.iterdir()} - {path.name for path in fresh.iterdir()}
+        (fresh / _OLD).write_text("\n".join(sorted(filter(_WEIGHTS.fullmatch, old))), encoding="utf-8")
         for path in [*fresh.rglob("*"), fresh]:
             _sync(path)
         _rename(fresh, folder / _WRITTEN, lambda: finish_replacing(folder, mark))
@@ -86,6 +94,10 @@ def finish_replacing(folder: Path, mark: str) -> None:
     if number is None and os.name != "nt":
         return
     try:
+        if (old := written / _OLD).is_file():
+            for name in filter(_WEIGHTS.fullmatch, old.read_text(encoding="utf-8", errors="replace").splitlines()):
+                (folder / name).unlink(missing_ok=True)
+            old.unlink()
         for name in sorted(os.listdir(written), key=lambda name: name == mark):
             if (folder / name).is_dir() and not (folder / name).is_symlink():
                 shutil.rmtree(folder / name)
