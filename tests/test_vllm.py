@@ -332,6 +332,16 @@ def test_missing_model_is_reported(tmp_path: Path) -> None:
         ask(load_policy(f"vllm:{tmp_path}"), [request(0)])  # type: ignore[arg-type]
 
 
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+    import torch
+
+    folder = local_models.save(tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save(local_models.model().state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(EngineUnavailableError, match=r"expected vLLM to start"):
+        ask(load_policy(f"vllm:{folder}"), [request(0)])  # type: ignore[arg-type]
+
+
 def test_invalid_and_late_adapters_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter_config\.json"):
         load_policy(f"vllm:{tmp_path}#lora={tmp_path}")

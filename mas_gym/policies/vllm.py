@@ -107,8 +107,9 @@ class VLLMEngine:
             lora["max_lora_rank"] = max(_rank(folder) for folder in self.adapters)
         # A seeded request with a chunked prefill crashes vLLM's CPU worker: its generator cannot be rewound.
         whole = {"enable_chunked_prefill": False} if on_cpu() else {}
-        arguments = {"enable_prefix_caching": True, "disable_log_stats": True, **whole, **lora, **self._arguments}
-        arguments = without_spinning(arguments)
+        # By default, vLLM also loads pickles, which the model's identity does not contain.
+        common = {"load_format": "safetensors", "enable_prefix_caching": True, "disable_log_stats": True}
+        arguments = without_spinning({**common, **whole, **lora, **self._arguments})
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(model=self.model, **arguments))
         except Exception as error:

@@ -267,7 +267,8 @@ class VLLMCritic(LearnedCritic):
         self._encoder = Encoder(load_tokenizer(str(folder)), self.info.max_length, self.info.view)
         self._identity |= {"files": folder_digest(Path(folder)), "dtype": dtype, "engine": engine or {}}
         self.concurrent, self.max_batch = True, max_batch
-        arguments: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": True, **(engine or {})}
+        arguments: dict[str, Any] = {"load_format": "safetensors", "dtype": dtype, "enable_prefix_caching": True}
+        arguments |= engine or {}
         if gpu_memory_utilization is not None:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         self._scorer = _PoolingScorer(str(folder), arguments)
