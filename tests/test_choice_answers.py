@@ -110,6 +110,13 @@ def test_unreadable_row_is_an_error_and_changes_no_reading(tmp_path: Path) -> No
         load_task(file_of(tmp_path, [*rows, {"question": "9?", "options": ["p", "q"], "answer": "both"}]))
 
 
+def test_options_that_are_not_json_are_an_error_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "pandas.csv"
+    file.write_text("question,choices,answer\nWhich?,\"{'text': array(['p', 'q'])}\",A\n")
+    with pytest.raises(DataError, match=r"csv:2: column 'choices': expected a JSON value, got"):
+        load_task(file)
+
+
 @pytest.mark.parametrize(
     ("good", "bad", "kind"),
     [

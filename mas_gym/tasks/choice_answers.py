@@ -95,6 +95,8 @@ def labeled_options(value: object) -> tuple[list[object], list[str]]:
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         value = parsed(value)
+    if isinstance(value, BadRow):
+        raise value
     labels: list[object] = []
     options = value
     if isinstance(value, Mapping):
