@@ -261,6 +261,15 @@ def test_messages_are_escaped_in_the_terminal(run: Run, recording: str) -> None:
     assert "[red]</script>" in result.stdout
 
 
+def test_solve_reads_the_answer_with_the_given_decimal_sign(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "german.py").write_text(
+        "from mas_gym.policies import ScriptedPolicy\n\n\ndef make():\n"
+        "    return ScriptedPolicy(lambda request, seed: 'Final Answer: 1.234')\n"
+    )
+    asked = ("solve", "What is 1200 + 34?", "--policy", f"{tmp_path}/german.py:make", "--planner", "single")
+    assert "answer: 1234" in run(*asked, "--option", "decimal=','").stdout.lower()
+
+
 def test_solve_accepts_any_question(run: Run, recording: str) -> None:
     problem = mas_gym.load_task("arithmetic")[0]
     asked = run("solve", problem.question, "--policy", recording, "--planner", "single")

@@ -134,12 +134,27 @@ def test_regrade_command_lists_the_differences(store: Path, tmp_path: Path) -> N
     assert done.exit_code == 0 and "2 searches" in done.output
     for arguments, complaint in (
         (["--kind", "essay"], "expected one of 'number'"),
+        (["--option", "decimal=';'"], "decimal"),
+        (["--option", "difficulty=3"], "-o difficulty: expected --task"),
         (["--columns", "question=q"], "--columns: expected --task"),
         (["--data", "problems.csv"], "--data: expected --task"),
         (["--run", "nobody"], "expected one run 'nobody', found 0"),
     ):
         done = run(app, ["regrade", str(store), *arguments])
         assert done.exit_code == 2 and complaint in " ".join(done.output.replace("│", " ").split())
+
+
+def test_regrade_reads_numbers_with_the_given_decimal_sign(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1.234")
+    task = ProblemTask.of([Problem("p", "What is 1200 + 34?", "1234")])
+    list(search.run("single", task, mas="single", policy=policy, store=path))
+    done = CliRunner().invoke(app, ["regrade", str(path), "--option", "decimal=','"])
+    assert done.exit_code == 0, done.output
+    assert "1 newly right" in done.output
+    with search.open_store(path) as opened:
+        [plan] = opened.plans(grading="grading=strict, decimal=','")
+    assert plan.correct
 
 
 def test_pages_show_old_and_new_grades(store: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.per_agent import PerAgentPolicy
+from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
@@ -85,7 +86,7 @@ class BrokenPolicy:
         raise self.error
 
 
-POOL = ("concurrency", "queue", "budget", "critic", "kind", "grader", "references", "canary")
+POOL = ("concurrency", "queue", "budget", "critic", "kind", "grader", "references", "canary", "decimal")
 
 
 def app_of(policy: Any, planner: str = "sc:3", **options: Any) -> Any:
@@ -153,6 +154,13 @@ def test_service_accepts_content_parts_and_conversations(client: Any) -> None:
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "A"}, {"role": "user", "content": "B"}]
     got = client.chat.completions.create(model="mas-gym", messages=messages)
     assert got.choices[0].message.content == direct("S\n\nA\n\nB").candidates[0].text
+
+
+@pytest.mark.parametrize(("decimal", "answer"), [(".", "1.234"), (",", "1234")])
+def test_answers_are_read_with_the_decimal_sign_of_the_service(decimal: str, answer: str) -> None:
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1.234")
+    with client_of(app_of(policy, "single", decimal=decimal)) as client:
+        assert ask(client).mas_gym["answers"] == [answer]
 
 
 def test_streaming_sends_progress_then_answer_then_usage(client: Any) -> None:

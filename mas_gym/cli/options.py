@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
+    from mas_gym.tasks.grading.graders import KindGrader
     from search import Budget, Prices, Sampling
     from search.compare.comparison_runs import Remote
     from search.service.telemetry import Watch
@@ -257,6 +258,21 @@ class TaskSource:
         if self.sandbox != "bubblewrap":
             given["sandbox"] = self.sandbox
         return {"grading": self.grading, **given, **read_pairs(self.option)}
+
+    def base_grader(self) -> KindGrader:
+        """Return the grader by kind of a command without --task; of the task options, only ``decimal`` applies.
+
+        Raises:
+            ConfigError: An option needs --task, or has no such value.
+        """
+        from mas_gym.tasks.catalogue import make_base
+
+        pairs = read_pairs(self.option)
+        given = {"--columns": self.columns, "--data": self.data, "--answers": self.answers}
+        given |= {f"-o {name}": name != "decimal" for name in pairs}
+        if alone := [flag for flag, value in given.items() if value]:
+            raise ConfigError(f"{', '.join(alone)}: expected --task as well, got none")
+        return make_base(self.grading, self.judge, self.allow_code, self.sandbox, **pairs)
 
     @property
     def label(self) -> str:

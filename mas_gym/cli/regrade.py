@@ -67,22 +67,17 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
     from dataclasses import replace
 
     from mas_gym.internal.identity import digest_of
-    from mas_gym.tasks.catalogue import make_base
     from mas_gym.tasks.grading.graders import make_grader
 
     said = {"task": source.task, "grader": source.grader, "kind": source.kind, "judge": source.judge}
     label = ", ".join(f"{name}={value}" if name != "grader" else value for name, value in said.items() if value)
-    label = label or f"grading={source.grading}"
+    label = ", ".join([label or f"grading={source.grading}", *(source.option or ())])
     if source.task is not None:
         task = source.load()
         known = {problem.id: problem for problem in task}
         references = digest_of([[p.id, p.question, p.answer, p.kind] for p in known.values()])
         return task.grader or task, lambda problem: known.get(problem.id), references, label
-    if source.columns is not None or source.data is not None:
-        option = "--columns" if source.columns is not None else "--data"
-        raise ConfigError(f"{option}: expected --task as well, got none")
-    base = make_base(source.grading, source.judge, source.allow_code, source.sandbox)
-    grader = make_grader(source.grader, base)
+    grader = make_grader(source.grader, source.base_grader())
     if source.kind is None:
         return grader, lambda problem: problem, None, label
     kind = check_kind(source.kind)

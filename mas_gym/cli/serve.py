@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from mas_gym.tasks.base import Grader, Task
+    from mas_gym.tasks.grading.numbers import Decimal
     from search import Critic, Planner
     from search.service.search_pool import Service
 
@@ -70,7 +71,7 @@ def serve(
     key = _key(key_env, host)
     check_folder(log_json)
     algorithm, guide = _search(planner, critic)
-    grader, task, kind = _grading(source)
+    grader, task, kind, decimal = _grading(source)
     system, code = agents.load(task, kind)
     service = make_service(
         planner=algorithm,
@@ -86,6 +87,7 @@ def serve(
         references=task,
         canary=canary,
         sampling=agents.sampling,
+        decimal=decimal,
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
@@ -107,22 +109,19 @@ def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
     return algorithm, None
 
 
-def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | None]:
-    """Return the grader, the task with the reference answers, and the kind of answer, each None if unknown."""
-    from mas_gym.tasks.catalogue import make_base
+def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | None, Decimal]:
+    """Return the grader, the task with the references and the kind, each None if unknown, and the decimal sign."""
     from mas_gym.tasks.grading.graders import make_grader
 
     if source.task is not None:
         task = source.load()
-        return task.grader or task, task, source.kind or (task[0].kind if task else None)
-    given = {"--columns": source.columns, "--data": source.data, "--judge": source.judge, "-o": source.option}
-    alone = [flag for flag, value in given.items() if value]
-    if alone:
-        raise ConfigError(f"{', '.join(alone)}: expected --task as well, got none")
-    if source.grader is None:
-        return None, None, source.kind
-    base = make_base(source.grading, None, source.allow_code, source.sandbox)
-    return make_grader(source.grader, base), None, source.kind
+        decimal: Decimal = source.options.get("decimal", ".")
+        return task.grader or task, task, source.kind or (task[0].kind if task else None), decimal
+    if source.judge is not None:
+        raise ConfigError("--judge: expected --task as well, got none")
+    base = source.base_grader()
+    grader = None if source.grader is None else make_grader(source.grader, base)
+    return grader, None, source.kind, base.decimal
 
 
 def _web() -> tuple[Callable[..., FastAPI], type[Service], Callable[..., None]]:

@@ -53,7 +53,7 @@ def solve(
         raise ConfigError('expected either a question, such as mas-gym solve "Tom has 3 pens ...", or --task NAME')
     check_folder(tree)
     if question is not None:
-        problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
+        problems = _own(sys.stdin.read() if question == "-" else question, source)
     else:
         problems = source.load()
         problems = problems[:1] if problem_id is None else problems.only(problem_id)
@@ -75,13 +75,14 @@ def solve(
         raise SearchError(f"the search failed: {plans[0].error}")
 
 
-def _own(question: str, kind: str | None) -> Task:
+def _own(question: str, source: opt.TaskSource) -> Task:
     from mas_gym.tasks import Problem, ProblemTask
     from mas_gym.tasks.grading.graders import Ungraded
 
     if not question.strip():
         raise ConfigError("expected a question, got an empty string")
-    return ProblemTask.of([Problem("question", question.strip(), "", check_kind(kind))], grader=Ungraded())
+    problem = Problem("question", question.strip(), "", check_kind(source.kind))
+    return ProblemTask.of([problem], grader=Ungraded(decimal=source.base_grader().decimal))
 
 
 def show(plan: Plan, bench: Bench, graded: bool) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Grader, Kind
+    from mas_gym.tasks.grading.numbers import Decimal
     from search import Critic, Planner
     from search.engine.searcher import Searched
     from search.usage import Usage
@@ -67,6 +68,7 @@ class Service:
         references: The problems for which answers are graded; None grades every answer, without a reference.
         canary: Share of the requests to repeat without early stops after the answer is sent.
         sampling: How the agents sample if a client sets no values.
+        decimal: The decimal sign of answers, where it could also separate thousands.
     """
 
     planner: Planner
@@ -82,6 +84,7 @@ class Service:
     references: Iterable[Problem] | None = None
     canary: float = 0.0
     sampling: Sampling = field(default_factory=Sampling)
+    decimal: Decimal = "."
 
     def __post_init__(self) -> None:
         """Adapt the policy."""
@@ -191,7 +194,7 @@ class SearchPool:
         setup = priced_setup(setup, service.policy.name, None)
         self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
-        task = ProblemTask.of([], grader=Ungraded())
+        task = ProblemTask.of([], grader=Ungraded(decimal=service.decimal))
         self.canary = make_canary(service.canary, as_planner(service.planner), setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
