@@ -19,9 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import search
 from benchmarks import intervals
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.text import one_line
+from mas_gym.policies.scripted import ScriptedPolicy
+from mas_gym.tasks import Problem, ProblemTask
 from search.compare import Comparison
 from search.pages import TreeNodes, TreePage, tree_page, write_tree_page
 from search.results.intervals import (
@@ -243,6 +246,31 @@ def test_curve_contains_the_accuracy_at_smaller_budgets() -> None:
     assert max(hits.values()) == 1.0
     assert row.curve[-1] == (row.tokens.mean, row.hits[1].mean) == (150, 0.5)
     assert list(hits) == sorted(hits)
+
+
+class TwoTries(search.Planner):
+    """Sample two messages of a system with one agent; return the second one."""
+
+    needs_critic = False
+
+    def plan(self, model: Any, root: Any, rng: Any) -> Any:
+        curve = []
+        for calls in (1, 2):
+            [[one]] = yield [search.Propose(root, n=1)]
+            state = model.transition(root, one.action)
+            spent = one.tokens + (curve[-1].generated_tokens if curve else 0)
+            curve.append(search.AnytimePoint(calls, spent, state))
+        return search.Plan((search.Candidate(state),), anytime=tuple(curve))
+
+
+def test_own_planner_that_states_its_answers_has_a_curve_in_the_plot() -> None:
+    task = ProblemTask.of([Problem(f"p{i}", f"What is {i}?", "1") for i in range(4)])
+    policy = ScriptedPolicy(lambda request, seed: f"Final Answer: {seed % 2}")
+    table = search.compare([TwoTries()], task, mas="single", policy=policy, seeds=[1])
+    [row] = table.rows
+    assert len(row.curve) > 1
+    lines = tradeoff_figure(table.rows).axes[0].lines
+    assert any(len(line.get_xdata()) == len(row.curve) for line in lines)  # type: ignore[arg-type]
 
 
 def test_constant_answers_give_no_curve() -> None:
