@@ -268,7 +268,7 @@ class TaskSource:
         from mas_gym.tasks.catalogue import make_base
 
         pairs = read_pairs(self.option)
-        given = {"--columns": self.columns, "--data": self.data, "--answers": self.answers}
+        given: dict[str, object] = {"--columns": self.columns, "--data": self.data, "--answers": self.answers}
         given |= {f"-o {name}": name != "decimal" for name in pairs}
         if alone := [flag for flag, value in given.items() if value]:
             raise ConfigError(f"{', '.join(alone)}: expected --task as well, got none")
