@@ -92,6 +92,7 @@ def test_code_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyte
     # A reader has downloaded the examples into the folder where the commands are typed.
     for folder in (tmp_path, tmp_path / "examples"):
         shutil.copytree(ROOT / "examples", folder, dirs_exist_ok=True)
+    monkeypatch.syspath_prepend(tmp_path)
     if page.stem == "trace":
         pytest.importorskip("opentelemetry.sdk", reason="traces need opentelemetry-sdk")
     names: dict[str, Any] = {"__name__": "page", "__file__": str(tmp_path / "examples" / "page.py")}
