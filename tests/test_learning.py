@@ -100,7 +100,7 @@ def test_features_describe_the_candidates() -> None:
         if terminated:
             break
     assert not table.any() and critic.batches == [5] * 4
-    assert env.get_wrapper_attr("action_masks")().tolist() == [False] * 5
+    assert env.get_wrapper_attr("action_masks")().tolist() == [True] * 5
 
 
 @pytest.mark.parametrize("features", [False, True])

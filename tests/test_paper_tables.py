@@ -385,8 +385,8 @@ def test_credit_tables_need_only_the_main_critics(lab: Lab, options: Options, mo
 
 
 def test_pages_have_the_digest_of_the_shipped_weights() -> None:
-    # The table of claims is made from the others.
-    pages = [page for page in sorted(claims.PAGES.glob("*.md")) if page.name != "claims.md"]
+    # The table of claims is made from the others, and comparisons of evaluations are simulated without agents.
+    pages = [page for page in sorted(claims.PAGES.glob("*.md")) if page.name not in ("claims.md", "compare.md")]
     assert len(pages) >= 10
     for page in pages:
         text = page.read_text(encoding="utf-8")

@@ -120,9 +120,12 @@ def test_missing_run_or_store_is_reported(store: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2 and "no such file" in done.output
 
 
+EVIL = "<script>alert(1)</script>\x1b[31m"
+
+
 def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
-    path, evil = tmp_path / "runs.db", "<script>alert(1)</script>\x1b[31m"
-    policy = ScriptedPolicy(lambda request, seed: f"{evil} Final Answer: {seed % 3}", evil, 1)
+    path = tmp_path / "runs.db"
+    policy = ScriptedPolicy(lambda request, seed: f"{EVIL} Final Answer: {seed % 3}", EVIL, 1)
     list(search.run("sc:2", problems(3), mas=chain(2), policy=policy, store=path))
     output = command("report", path, "--out", tmp_path / "r.html")
     assert "<script" not in (tmp_path / "r.html").read_text() and "\x1b[31m" not in output

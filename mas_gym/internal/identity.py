@@ -66,7 +66,7 @@ def identity_of(part: object) -> JSONValue:
         IdentityError: The component contains an object without an identity.
 
     >>> identity_of(functools.partial(round, ndigits=2))
-    {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
+    {'class': 'partial', 'function': {'function': 'round'}, 'args': [], 'keywords': {'ndigits': 2}}
     """
     part = wrapped_part(part)
     path = type(part).__name__

@@ -86,7 +86,7 @@ def fall_probability(before: Outcomes, after: Outcomes) -> float:
 
     >>> round(fall_probability(Outcomes(3, 3), Outcomes(0, 1)), 3)
     0.933
-    >>> fall_probability(Outcomes(0, 0), Outcomes(0, 0))
+    >>> round(fall_probability(Outcomes(0, 0), Outcomes(0, 0)), 3)
     0.5
     """
     # The sum that gives P(x > y) for beta-distributed x and y with integer parameters.

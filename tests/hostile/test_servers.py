@@ -143,10 +143,8 @@ MODES: dict[str, Chunks] = {
     "no message": choice(message=None),
     "a message of words": choice(message="hi"),
     "content of numbers": choice(message={"content": 5}),
-    "content in parts": choice(message={"content": [{"type": "text", "text": "hi"}]}),
     "a filtered message": choice(finish_reason="content_filter"),
     "a tool call": choice(finish_reason="tool_calls"),
-    "no finish reason": choice(finish_reason=None),
     "a finish reason of lists": choice(finish_reason=[1]),
     **{
         f"{name} of {value!r}"[:60]: usage(**{name: value})

@@ -115,11 +115,11 @@ def words_key(text: str) -> str:
 def normalise_expression(text: str) -> str:
     r"""Return the canonical form of a mathematical answer; empty if it is longer than `MAX_CHARS`.
 
-    >>> for answer in (r"$\left( \dfrac{3}{4} , 2\sqrt{5} \right)$.", r"864 \mbox{ inches}^2", "x = 1 or x = 1,000.50"):
+    >>> for answer in (r"$\left( \dfrac{3}{4} , 2\sqrt{5} \right)$.", r"864 \mbox{ inches}^2", "x = 1 or x = 2.50"):
     ...     print(normalise_expression(answer))
     (\frac{3}{4},2\sqrt{5})
     864
-    x=1,x=1000.5
+    x=1,x=2.5
     """
     if len(text) > MAX_CHARS:
         return ""
