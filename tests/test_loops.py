@@ -34,7 +34,7 @@ REVIEW = {
 # Fingerprint of the system, and a digest over the states, seeds, masks and dicts of two fixed episodes.
 SHIPPED = {
     "consensus": ("a50e672f01b27f1039f68e14335129cf", "527b36426bbecb25"),
-    "cot": ("", ""),
+    "cot": ("720c211b6bd2afcc03af9bc8f10f715f", "00b9bec064d3752d"),
     "debate": ("f0811ba17a9668733c0e91efc01a81aa", "f43d0aabf1c1538d"),
     "dylan": ("8829b6181e237d856d4f513873efcd52", "849bfc6ae8c2442d"),
     "game24": ("20c461f0294a33771da93519ff6d560c", "4c513d8d120e4488"),
