@@ -22,7 +22,7 @@ from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search import Plan, open_store
 from search.compare.reliability import ScoredStates
 from search.results.outcomes import outcome_of, sums_of
-from search.store import regrade
+from search.store import regrade, row_conversion
 from search.store.read_results import TreeValues
 from search.store.row_conversion import seal_run
 from search.store.table_schema import CHECKSUM, FORMAT, digest
@@ -222,6 +222,12 @@ FORGED: list[Callable[[Any], object]] = [
 def test_document_of_wrong_types_with_a_right_checksum_is_reported(store: Path, forge: Callable[[Any], object]) -> None:
     change(store, forge, sealed=True)
     with open_store(store) as opened, pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
+        list(opened.plans("stopped"))
+
+
+def test_document_that_expands_beyond_the_limit_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_conversion, "MOST_BYTES", 100)
+    with open_store(store) as opened, pytest.raises(StoreError, match="more than 0 MiB"):
         list(opened.plans("stopped"))
 
 

@@ -289,14 +289,21 @@ def problem_of(row: Row) -> Problem:
     return Problem(row["problem"], row["question"], row["reference"], row["kind"], metadata)
 
 
+MOST_BYTES = 1 << 30
+"""Size limit of a search's decompressed document; a small file from another person may expand a thousandfold."""
+
+
 def document_of(row: Row) -> Document:
     """Return the document of a row that was read with it.
 
     Raises:
-        Damage: The document does not match its checksum, or has values of wrong types.
+        Damage: The document is longer than `MOST_BYTES`, does not match its checksum, or has values of wrong types.
     """
     try:
-        text = zlib.decompress(row["document"]).decode()
+        reader = zlib.decompressobj()
+        text = reader.decompress(row["document"], MOST_BYTES).decode()
+        if reader.unconsumed_tail:
+            raise Damage(f"its tree, candidates, curve and requests take more than {MOST_BYTES >> 20} MiB")
     except (zlib.error, UnicodeDecodeError, TypeError):
         text = ""
     if digest(text) != row["content"]:
