@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         as_critic,
         as_planner,
     )
+    from search.runs import run
     from search.sampling import Sampling
     from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
     from search.tree import Node, Proposal, Tree
