@@ -217,6 +217,8 @@ def script(request, seed):
         os.kill(os.getpid(), signal.SIGINT)
     return f"Final Answer: {seed % 5}"
 
+# Code without a file has no identity.
+script.revision = "1"
 options.read_policy = lambda spec, cache, traces: ScriptedPolicy(script)
 main()
 """

@@ -72,6 +72,8 @@ def harmful(harm: Callable[[], Any]) -> Program:
             first = await asyncio.to_thread(str, first)
         return await say(client, f"{question} {first}")
 
+    # Code with captured values has no identity.
+    solve.revision = harm.__name__  # type: ignore[attr-defined]
     return Program(solve, agents=["Solver"])
 
 
