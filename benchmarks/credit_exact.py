@@ -56,7 +56,7 @@ from search.compare.comparison_runs import Bench
 from search.credit import credit
 from search.critic_registry import load_critic
 from search.results.intervals import bootstrap
-from search.results.plots import COLOURS, dress, figure_class, save_figure
+from search.results.plots import COLORS, dress, figure_class, save_figure
 
 Prompt = tuple[ChatMessage, ...]
 Sums = NDArray[np.float64]
@@ -478,12 +478,12 @@ def draw(found: Sequence[Measured], methods: Sequence[str], path: Path) -> None:
     figure = figure_class()(figsize=(4.8 * len(found), 3.8), dpi=200, layout="constrained")
     for axes, one in zip(figure.subplots(1, len(found), squeeze=False, sharey=True)[0], found, strict=True):
         groups = ["all", *dict.fromkeys(agent for _, agent in one.table if agent != "all")]
-        for number, (name, colour) in enumerate(zip(methods, COLOURS, strict=False)):
+        for number, (name, color) in enumerate(zip(methods, COLORS, strict=False)):
             points = [interval(correlation, one.table[name, group]) for group in groups]
             x = [place + (number - (len(methods) - 1) / 2) * 0.12 for place in range(len(groups))]
             ends = [[here - low for here, low, _ in points], [high - here for here, _, high in points]]
             y = [here for here, _, _ in points]
-            axes.errorbar(x, y, yerr=ends, fmt="o", color=colour, ms=4, elinewidth=1, capsize=2, label=name)
+            axes.errorbar(x, y, yerr=ends, fmt="o", color=color, ms=4, elinewidth=1, capsize=2, label=name)
         axes.axhline(0.6, color="#5a626c", lw=1, ls=":")
         axes.set_xticks(range(len(groups)), groups)
         dress(axes, "", "correlation with the exact credit", one.agents.name)

@@ -1,4 +1,4 @@
-"""Utilisation of an engine by search: vLLM in this process, or a server.
+"""Utilization of an engine by search: vLLM in this process, or a server.
 
     python benchmarks/engines.py efficiency --policy vllm:PATH --problems 128
     python benchmarks/engines.py efficiency --policy openai:MODEL@URL --problems 128 --critic models/masprm

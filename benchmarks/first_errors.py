@@ -56,7 +56,7 @@ ProcessBench can read these files. Agents, systems and log-probabilities are add
 
 The labels are exact: the tasks are generated from facts, and every message is checked against them. A message is wrong
 if any of its statements about the problem is false, including a verdict on messages that were right. Messages after
-the first wrong message are not labelled.
+the first wrong message are not labeled.
 
 The agents are MAS-Gym's bundled model of two million parameters, which errs **by design**, at rates chosen so that its
 likelihood does not reveal the errors. Figures on these files measure how well a critic finds the errors of these
@@ -87,7 +87,7 @@ Kinds of first errors, in all files: {kinds}.
 
 
 def rows(task_name: str, split: str, number: int, seeds: tuple[int, ...], policy: Any) -> Iterator[dict[str, Any]]:
-    """Yield labelled single passes over the first problems of a split, by problem and seed.
+    """Yield labeled single passes over the first problems of a split, by problem and seed.
 
     Args:
         task_name: ``"arithmetic"`` or ``"ordering"``.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from search.compare.first_errors import auc
 from search.results.intervals import nested_bootstrap
 from search.results.outcomes import Outcome
-from search.results.plots import COLOURS, dress, figure_class, save_figure
+from search.results.plots import COLORS, dress, figure_class, save_figure
 
 REASONS = "## Notes"
 """Text below this heading is written by hand and kept when the page is regenerated."""
@@ -376,13 +376,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw dev accuracy of single passes over generated tokens: a line per method, a band over the training seeds."""
     figure = figure_class()(figsize=(8.4, 4.0), dpi=200, layout="constrained")
     axes: Any = figure.subplots()
-    looks = ((colour, style) for style in ("-", "--", ":") for colour in COLOURS)
-    for row, (colour, style) in zip(rows[1:], looks, strict=False):
+    looks = ((color, style) for style in ("-", "--", ":") for color in COLORS)
+    for row, (color, style) in zip(rows[1:], looks, strict=False):
         tokens, right = _arrays(row)
         means = 100 * right.mean(2)
         x = tokens.mean(0) / 1000
-        axes.fill_between(x, means.min(0), means.max(0), color=colour, alpha=0.15, lw=0)
-        axes.plot(x, means.mean(0), color=colour, ls=style, marker="o", ms=3, lw=1.6, label=row.name)
+        axes.fill_between(x, means.min(0), means.max(0), color=color, alpha=0.15, lw=0)
+        axes.plot(x, means.mean(0), color=color, ls=style, marker="o", ms=3, lw=1.6, label=row.name)
     axes.axhline(100 * rows[0].curves[0][0].accuracy, color="#5a626c", lw=1, ls=":", label="before")
     dress(axes, "generated training tokens, thousands", "single pass, dev, %")
     figure.legend(loc="outside right center", frameon=False, fontsize=8)

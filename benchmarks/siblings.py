@@ -31,7 +31,7 @@ from benchmarks.paper.held_out import example_of
 from benchmarks.tiny.truth import first_error
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem, Task
-from rewardmodels import LabelledTree, RewardData, stored_trees
+from rewardmodels import LabeledTree, RewardData, stored_trees
 from rewardmodels.data.dataset import Example, graph_of
 from rewardmodels.data.encode import state_parts
 from rewardmodels.training.metrics import interval
@@ -46,7 +46,7 @@ class Sibling(NamedTuple):
     wrong: ScoringContext
 
 
-def truths(item: LabelledTree, problem: Problem) -> dict[MASState, tuple[bool, int]]:
+def truths(item: LabeledTree, problem: Problem) -> dict[MASState, tuple[bool, int]]:
     """Return for each visited state whether every message so far is right, and its first node."""
     names = [agent.name for agent in item.mas.agents]
     spoken: dict[MASState, list[tuple[str, str]]] = {item.tree.states[0]: []}
@@ -59,14 +59,14 @@ def truths(item: LabelledTree, problem: Problem) -> dict[MASState, tuple[bool, i
     return found
 
 
-def siblings(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
+def siblings(item: LabeledTree, problem: Problem) -> Iterator[Sibling]:
     """Yield every right and every wrong message after the same beginning without an error."""
     known = truths(item, problem)
     judged = ((state, *found) for state, found in known.items() if state.parent is None or known[state.parent][0])
     return paired(item, judged)
 
 
-def paired(item: LabelledTree, judged: Iterable[tuple[MASState, bool, int]]) -> Iterator[Sibling]:
+def paired(item: LabeledTree, judged: Iterable[tuple[MASState, bool, int]]) -> Iterator[Sibling]:
     """Yield every right and every wrong message with the same beginning.
 
     Args:
@@ -118,7 +118,7 @@ def _share(examples: Sequence[Example], hits: np.ndarray) -> Share:
     return Share(float(hits.mean()), low, high, len(examples))
 
 
-def true_points(trees: Sequence[LabelledTree], task: Task) -> RewardData:
+def true_points(trees: Sequence[LabeledTree], task: Task) -> RewardData:
     """Return every distinct visited state with the truth as its target."""
     examples = [
         example_of(item, state, 1.0 if right else -1.0)._replace(chosen=tuple(state_parts(item.mas, state)))

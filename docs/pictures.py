@@ -72,7 +72,7 @@ def transcript() -> tuple[str, dict[str, str]]:
 
 
 def _svg(drawing: str) -> str:
-    """Return a drawing as a file, with colours for light and dark readers."""
+    """Return a drawing as a file, with colors for light and dark readers."""
     return drawing.replace("<style>", f"<style>{DARK}", 1)
 
 

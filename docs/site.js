@@ -12,7 +12,7 @@ document.addEventListener("DOMContentLoaded", () => {
       event.stopImmediatePropagation();
       label.click();
       if (label.htmlFor === "__search") document.querySelector(".md-search__input").focus();
-      // The label of the other colours takes this one's place.
+      // The label of the other colors takes this one's place.
       if (label.hidden) label.parentElement.querySelector("label:not([hidden])").focus();
     });
   }

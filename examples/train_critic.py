@@ -23,7 +23,7 @@ def main(problems: int = 24, simulations: int = 12, epochs: float = 1.0) -> None
     for _ in search.run(planner, task, mas="rpsv", policy=policy, training=True, store=folder / "trees.db"):
         pass
 
-    # Pairs of siblings, of which one led to correct answers more often; and labelled states for calibration.
+    # Pairs of siblings, of which one led to correct answers more often; and labeled states for calibration.
     trees = list(rewardmodels.stored_trees(folder / "trees.db"))
     pairs = rewardmodels.collect(trees, "pairs")
     points = rewardmodels.collect(trees, "points")

@@ -5,9 +5,9 @@ states or outcomes from the trees of training searches, and `train` trains a cri
 them. torch is imported on first use.
 """
 
-from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, split, stored_trees
+from rewardmodels.data.dataset import Example, LabeledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import state_parts, state_text
-from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
+from rewardmodels.data.mining import Labeled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.hub import push_to_hub
 from rewardmodels.model.trained_critics import LearnedCritic
 from rewardmodels.training.config import PAPER, TINY, TrainingConfig
@@ -20,8 +20,8 @@ __all__ = [
     "TINY",
     "Ensemble",
     "Example",
-    "Labelled",
-    "LabelledTree",
+    "Labeled",
+    "LabeledTree",
     "LearnedCritic",
     "Pair",
     "RewardData",

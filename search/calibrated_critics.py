@@ -28,7 +28,7 @@ class Curve:
     Attributes:
         mean: Logistic: the mean value of each critic, also used in place of a missing value.
         scale: Logistic: the standard deviation of each critic's values.
-        weights: Logistic: a weight per standardised value, then one per missing-value flag.
+        weights: Logistic: a weight per standardized value, then one per missing-value flag.
         bias: Logistic: the intercept.
         at: Isotonic: the mean values at which the map is defined, ascending.
         level: Isotonic: the probabilities at these values; linear in between, constant outside.
@@ -48,7 +48,7 @@ class Curve:
             return math.nan
         if self.at:
             return interpolated(math.fsum(known) / len(known), self.at, self.level)
-        row = standardised(values, self.mean, self.scale)
+        row = standardized(values, self.mean, self.scale)
         logit = self.bias + math.fsum(w * x for w, x in zip(self.weights, row, strict=True))
         return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
 
@@ -62,8 +62,8 @@ def interpolated(x: float, at: Sequence[float], level: Sequence[float]) -> float
     return level[place - 1] + (level[place] - level[place - 1]) * (x - low) / (high - low)
 
 
-def standardised(values: Sequence[float], mean: Sequence[float], scale: Sequence[float]) -> list[float]:
-    """Return standardised values (0 if missing), then a flag per value: 1 if it is missing, else 0."""
+def standardized(values: Sequence[float], mean: Sequence[float], scale: Sequence[float]) -> list[float]:
+    """Return standardized values (0 if missing), then a flag per value: 1 if it is missing, else 0."""
     known = [math.isfinite(value) for value in values]
     parts = zip(values, known, mean, scale, strict=True)
     return [(v - m) / s if there else 0.0 for v, there, m, s in parts] + [float(not there) for there in known]

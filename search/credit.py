@@ -145,7 +145,7 @@ def shared_outcome(rewards: ArrayLike, questions: Sequence[Hashable], *, scale: 
         ``[G]`` advantages. The advantages of each question sum to 0; a group of one, or one with equal rewards, has
         advantage 0.
     """
-    return _normalised(rewards, questions, scale)
+    return _normalized(rewards, questions, scale)
 
 
 def per_agent(rewards: ArrayLike, agents: Sequence[Hashable], *, scale: bool = True) -> Floats:
@@ -162,7 +162,7 @@ def per_agent(rewards: ArrayLike, agents: Sequence[Hashable], *, scale: bool = T
     Returns:
         ``[M]`` advantages, which sum to 0 for each agent.
     """
-    return _normalised(rewards, agents, scale)
+    return _normalized(rewards, agents, scale)
 
 
 def per_agent_and_turn(
@@ -188,7 +188,7 @@ def per_agent_and_turn(
     Returns:
         ``[M]`` advantages, which sum to 0 in each group.
     """
-    return _normalised(rewards, list(zip(questions, agents, turns, strict=True)), scale)
+    return _normalized(rewards, list(zip(questions, agents, turns, strict=True)), scale)
 
 
 def value_differences(values: ArrayLike, parents: Sequence[int]) -> Floats:
@@ -344,7 +344,7 @@ def tree_credit(
     return found
 
 
-def _normalised(rewards: ArrayLike, groups: Sequence[Hashable], scale: bool) -> Floats:
+def _normalized(rewards: ArrayLike, groups: Sequence[Hashable], scale: bool) -> Floats:
     found = _finite("rewards", rewards)
     if len(groups) != found.size:
         raise ConfigError(f"expected one group per reward, got {len(groups)} groups for {found.size} rewards")

@@ -47,7 +47,7 @@ class Proposal(NamedTuple):
 
     @property
     def mean_logprob(self) -> float | None:
-        """Length-normalised log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
+        """Length-normalized log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
         return mean_logprob(self.logprob, self.tokens)
 
 
@@ -188,7 +188,7 @@ class Tree:
         return [*block, *late] if late else block
 
     def mean_logprob(self, node: int) -> float:
-        """Return the length-normalised log-likelihood of a node's message, in nats per token; NaN if unknown."""
+        """Return the length-normalized log-likelihood of a node's message, in nats per token; NaN if unknown."""
         return mean_logprob(self.logprobs[node], self.tokens[node])
 
     def is_terminal(self, node: int) -> bool:

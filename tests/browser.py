@@ -84,7 +84,7 @@ class Browser:
         return dict(json.loads(message))
 
     def page(self, address: str, width: int = 1280, height: int = 800, scheme: str = "light") -> Page:
-        """Open a page in a window of this size and colour scheme, and wait until it has loaded."""
+        """Open a page in a window of this size and color scheme, and wait until it has loaded."""
         # A separate context, so that data stored by one page does not reach the next.
         context = self.call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]

@@ -14,7 +14,7 @@ import mas_gym
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
-from rewardmodels import LabelledTree
+from rewardmodels import LabeledTree
 from search import Tree
 
 MODEL = Dynamics(mas_gym.load_mas("rpsv"))
@@ -55,7 +55,7 @@ def sentence(rng: random.Random, good: bool) -> str:
     return "Facts: " + ", ".join(words) + "."
 
 
-def random_tree(number: int, simulations: int = 8, model: Dynamics = MODEL) -> LabelledTree:
+def random_tree(number: int, simulations: int = 8, model: Dynamics = MODEL) -> LabeledTree:
     """Return a tree with terminal rewards that depend on whether most messages on the path are good."""
     rng = random.Random(number)
     tree = Tree(model.initial_state(f"Maya has {number} coins and finds {rng.randrange(99)}. How many now?"))
@@ -71,11 +71,11 @@ def random_tree(number: int, simulations: int = 8, model: Dynamics = MODEL) -> L
         for i in path:
             tree.visits[i] += 1
             tree.totals[i] += 1.0 if 2 * good >= len(path) - 1 else -1.0
-    return LabelledTree(tree, model.mas, "arithmetic", f"arithmetic/train/{number}", 7)
+    return LabeledTree(tree, model.mas, "arithmetic", f"arithmetic/train/{number}", 7)
 
 
 @cache
-def grove(count: int = 40) -> tuple[LabelledTree, ...]:
+def grove(count: int = 40) -> tuple[LabeledTree, ...]:
     """Return some random trees, the same each time."""
     return tuple(random_tree(number) for number in range(count))
 

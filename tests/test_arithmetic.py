@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mas_gym.errors import ConfigError, UnknownNameError
 from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
-from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import LEVELS, Arithmetic, facts_of, rival_of
+from mas_gym.tasks.procedural import arithmetic
+from mas_gym.tasks.procedural.arithmetic import LEVELS, Arithmetic, facts_of, rival_of
 from mas_gym.tasks.task_classes import split_of
 
 

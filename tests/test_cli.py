@@ -729,8 +729,8 @@ def test_progress_without_a_terminal_is_shown_while_no_search_ends(
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
 @pytest.mark.parametrize("no_color", [False, True])
 def test_terminal_output_contains_the_table_and_respects_no_color(recording: str, no_color: bool) -> None:
-    colour = {"NO_COLOR": "1"} if no_color else {}
-    text = in_terminal(120, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2", **colour)
+    color = {"NO_COLOR": "1"} if no_color else {}
+    text = in_terminal(120, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2", **color)
     assert "95% interval" in text
     assert ("\x1b[32m" in text) is (not no_color)
 

@@ -21,7 +21,7 @@ from search.compare.cost_matching import Match, _next_size
 from search.results.intervals import paired_difference
 from search.results.outcomes import Outcome
 from search.results.plots import frontier
-from search.results.summary import summarise
+from search.results.summary import summarize
 from search.results.table_formats import gap_cells, report
 
 
@@ -231,7 +231,7 @@ def test_frontier_contains_rows_that_outperform_all_cheaper_rows() -> None:
         for name, (cost, hit) in costs.items()
         for i in range(10)
     ]
-    assert [row.planner for row in frontier(summarise(outcomes))] == ["a", "c", "e"]
+    assert [row.planner for row in frontier(summarize(outcomes))] == ["a", "c", "e"]
 
 
 def test_planner_with_outcome_values_accepts_an_outcome_critic() -> None:

@@ -232,7 +232,7 @@ def test_replayed_transitions_give_equal_states_and_digests(walk) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(walks())
-def test_states_survive_serialisation(walk) -> None:
+def test_states_survive_serialization(walk) -> None:
     model, states = walk
     twin = pickle.loads(pickle.dumps(model))
     for state in states:

@@ -18,7 +18,7 @@ from search import ConstantCritic, PolicyLikelihood, ScoringContext
 from search.compare import bench_critic
 from search.compare.blame import falls, largest_fall
 from search.compare.first_errors import Predictor, Threshold, choose_threshold, f1_score
-from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, divide, read_labelled_file
+from search.compare.transcripts import NOBODY, LabeledTranscript, Scored, divide, read_labeled_file
 
 
 class Marks:
@@ -45,7 +45,7 @@ def written(path: Path, rows: Sequence[object]) -> Path:
 
 
 def scored(label: int, *values: float, problem: str = "q") -> Scored:
-    return Scored(LabelledTranscript("id", problem, ("step",) * max(1, len(values)), label), values)
+    return Scored(LabeledTranscript("id", problem, ("step",) * max(1, len(values)), label), values)
 
 
 def test_f1_is_the_harmonic_mean_in_percent() -> None:
@@ -108,7 +108,7 @@ def test_outcome_critic_has_no_first_error_metrics(tmp_path: Path) -> None:
 
 def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     rows = [marked(f"question {i}", NOBODY if i % 2 else 1, 0.5, 0.5 if i % 2 else -0.5) for i in range(60)]
-    transcripts = read_labelled_file(written(tmp_path / "t.jsonl", rows))
+    transcripts = read_labeled_file(written(tmp_path / "t.jsonl", rows))
     dev, rest, how = divide(transcripts)
     assert 4 < len(dev) < 25
     assert {one.problem for one in dev}.isdisjoint(one.problem for one in rest)
@@ -116,7 +116,7 @@ def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     found = bench_critic(Marks(), transcripts)
     assert (found.transcripts, found.f1, found.dev_f1) == (len(rest), 100, 100)
     marked_rows = [row | {"split": "dev" if i < 4 else "test"} for i, row in enumerate(rows)]
-    assert len(divide(read_labelled_file(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
+    assert len(divide(read_labeled_file(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
 
 
 def test_file_with_only_dev_transcripts_is_rejected(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_steps_in_an_illegal_order_are_rejected(tmp_path: Path) -> None:
 def test_bench_critic_command_evaluates_a_data_set(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     assert data_set.write(tmp_path, 16, (14,)) == 16
-    rows = read_labelled_file(tmp_path / "ordering" / "test.parquet")
+    rows = read_labeled_file(tmp_path / "ordering" / "test.parquet")
     assert len(rows) == 6
     assert {one.mas for one in rows} == {"logic"}
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
@@ -181,5 +181,5 @@ def test_mistyped_options_are_rejected(options: list[str], said: str, tmp_path: 
 
 
 def test_f1_without_wrong_transcripts_is_undefined() -> None:
-    found = bench_critic(ConstantCritic(), [LabelledTranscript("a", "q", ("s",), NOBODY)], threshold=-1.0)
+    found = bench_critic(ConstantCritic(), [LabeledTranscript("a", "q", ("s",), NOBODY)], threshold=-1.0)
     assert (found.first_error, found.no_error, found.f1, found.auc) == (None, 1.0, None, 0.5)

@@ -14,16 +14,16 @@ import search
 from benchmarks.real.common import RealPage, Source
 from benchmarks.real.game24 import Lookup, from_numbers, keeps, rank, ranking, recorded_values
 from benchmarks.real.game24 import Measured as Critic
-from benchmarks.real.game24_critic import Labelled, Table, training_task
+from benchmarks.real.game24_critic import Labeled, Table, training_task
 from benchmarks.real.game24_recorded import CALLS, read_recordings, transcripts
 from benchmarks.real.random_moves import proposer
 from mas_gym.errors import ConfigError, DataNotFoundError
 from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem
-from mas_gym.tasks.generated import game24
-from mas_gym.tasks.generated.game24 import Game24, can_make, combine, moves, puzzle, read_left, write_move
 from mas_gym.tasks.grading.answers import grade
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
+from mas_gym.tasks.procedural import game24
+from mas_gym.tasks.procedural.game24 import Game24, can_make, combine, moves, puzzle, read_left, write_move
 
 PUZZLE = Problem("p", "Make 24: 1 2 4 7", "4 * (1 + 7 - 2)", "formula")
 
@@ -276,7 +276,7 @@ def test_planners_search_recorded_trees(recordings: list, shared_data: Path, tmp
 
 def test_table_returns_the_solved_share_of_seen_numbers_and_the_mean_otherwise() -> None:
     four, six = (Fraction(4), Fraction(6)), (Fraction(6), Fraction(6))
-    table = Table([Labelled(four, True), Labelled(four, False), Labelled(six, False), Labelled(six, False)])
+    table = Table([Labeled(four, True), Labeled(four, False), Labeled(six, False), Labeled(six, False)])
     assert table([four, six, (Fraction(1), Fraction(1))]).tolist() == [0.5, 0.0, 0.25]
 
 

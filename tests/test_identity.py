@@ -130,7 +130,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
-def test_identity_differs_for_different_behaviour(pair: tuple[Any, Any]) -> None:
+def test_identity_differs_for_different_behavior(pair: tuple[Any, Any]) -> None:
     first, second = map(identity_of, pair)
     assert digest_of(first) != digest_of(second)
     assert [digest_of(identity_of(part)) for part in pair] == [digest_of(first), digest_of(second)]
@@ -149,7 +149,7 @@ EQUAL = {
 
 
 @pytest.mark.parametrize("pair", EQUAL.values(), ids=EQUAL)
-def test_identity_is_equal_for_equal_behaviour(pair: tuple[Any, Any]) -> None:
+def test_identity_is_equal_for_equal_behavior(pair: tuple[Any, Any]) -> None:
     first, second = map(identity_of, pair)
     assert digest_of(first) == digest_of(second)
 

@@ -355,10 +355,10 @@ def test_site_navigation_drawer_opens_and_its_links_work(browser: Browser, site:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_site_search_and_color_scheme_toggle_work(width: int, browser: Browser, site: str) -> None:
     page = browser.page(f"{site}/index.html", width)
-    for colours in ("slate", "default"):
+    for colors in ("slate", "default"):
         tab_to(page, "label[for^=__palette]")
         page.press(" ")
-        page.until(f"document.body.dataset.mdColorScheme === {colours!r}")
+        page.until(f"document.body.dataset.mdColorScheme === {colors!r}")
     if width == 390:
         tab_to(page, "label[for=__search]")
         page.press("Enter")

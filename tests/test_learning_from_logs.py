@@ -13,7 +13,7 @@ from test_recorded import imported, write_samples
 import rewardmodels
 import search
 from mas_gym.errors import ConfigError, DataError
-from rewardmodels import LabelledTree, collect, load_critic, stored_trees
+from rewardmodels import LabeledTree, collect, load_critic, stored_trees
 from rewardmodels.model.feature_critic import FEATURES, features_of
 from rewardmodels.training.train_feature_critic import train_features
 from search.store import recorded_states
@@ -22,7 +22,7 @@ SHARED = [("a", "b", "yes"), ("a", "b", "no 1"), ("a", "c", "no 2"), ("d", "e", 
 ALONE = [("a", "yes"), ("b", "no"), ("c", "no")]
 
 
-def trees(store: Path) -> list[LabelledTree]:
+def trees(store: Path) -> list[LabeledTree]:
     return list(stored_trees(store))
 
 

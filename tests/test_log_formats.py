@@ -1,4 +1,4 @@
-"""Formats of logs: a small file in each documented shape is recognised and read, and damage is reported."""
+"""Formats of logs: a small file in each documented shape is recognized and read, and damage is reported."""
 
 import json
 import zipfile
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import search
 from mas_gym.cli import app
 from mas_gym.errors import DataError
-from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise
+from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognize
 
 ASKED, SAID = "What is 1 + 1?", "Final Answer: 2"
 
@@ -282,9 +282,9 @@ def read(*files: Path, format: str | None = None) -> tuple[list[Transcript], lis
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_format_is_recognised_and_read(case: Case, tmp_path: Path) -> None:
+def test_format_is_recognized_and_read(case: Case, tmp_path: Path) -> None:
     file = write(tmp_path, case)
-    assert recognise(file) == case.format
+    assert recognize(file) == case.format
     [one], broken = read(file)
     assert not broken
     asked = "Which one?" if case.last == "blue" else ASKED

@@ -12,9 +12,9 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, UnknownNameError, UserCodeError
-from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognise
+from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognize
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
-from search.compare.imported_transcripts import read_labelled
+from search.compare.imported_transcripts import read_labeled
 from search.report.report import write_report
 from search.report.report_data import read_reports
 from search.results.summary import hit_differences
@@ -114,7 +114,7 @@ def test_ag2_history_is_read_from_one_file(tmp_path: Path) -> None:
     pretty.write_text(json.dumps(history, indent=2), encoding="utf-8")
     saved = write(tmp_path / "results.jsonl", {"chat_id": 7, "chat_history": history, "summary": "5"})
     for path in (pretty, saved, write(tmp_path / "line.jsonl", history)):
-        assert recognise(path) == "ag2"
+        assert recognize(path) == "ag2"
         [one] = read(path)
         assert one.question == "What is 2 + 3?"
         assert texts(one) == [
@@ -143,7 +143,7 @@ def test_ag2_event_stream_is_read(tmp_path: Path) -> None:
         event("types.ModelResponse", message=said, usage={"__dataclass__": "U", "data": {"completion_tokens": 4.0}}),
     ]
     path = write(tmp_path / "stream.jsonl", history)
-    assert recognise(path) == "ag2"
+    assert recognize(path) == "ag2"
     [one] = read(path)
     assert one.question == "What is 2 + 3?"
     assert texts(one) == [
@@ -165,7 +165,7 @@ def test_langgraph_states_and_updates_are_read(tmp_path: Path) -> None:
     updates = write(tmp_path / "updates.jsonl", [[{"start": {"messages": [human]}}, {"solver": {"messages": [
         {"type": "ai", "content": "5"}]}}]])  # fmt: skip
     [third] = read(updates, "langgraph")
-    assert recognise(tmp_path / "states.jsonl") == "langgraph"
+    assert recognize(tmp_path / "states.jsonl") == "langgraph"
     for one in (first, second, third):
         assert one.question == "What is 2 + 3?"
         assert texts(one) == [("solver", "5")]
@@ -210,7 +210,7 @@ def test_benchmark_step_labels_are_read(tmp_path: Path) -> None:
     }  # fmt: skip
     for format, row in rows.items():
         path = write(tmp_path / f"{format}.jsonl", row)
-        assert recognise(path) == format
+        assert recognize(path) == format
         [one] = read(path)
         assert (one.question, one.correct) == ("Why?", False)
         assert [(message.text, message.label) for message in one.messages] == [("a", 1), ("b", -1), ("c", None)]
@@ -260,7 +260,7 @@ def test_otlp_trace_over_several_lines_is_read(tmp_path: Path) -> None:
         otlp(planner),
     ]
     path = write(tmp_path / "traces.jsonl", *lines)
-    assert recognise(path) == "otel"
+    assert recognize(path) == "otel"
     [one] = read(path)
     assert one.question == "What is 2 + 3?"
     assert texts(one) == [("Planner", "Add them."), ("add", "5"), ("Solver", "It is 5.")]
@@ -309,7 +309,7 @@ def test_langfuse_export_is_read(tmp_path: Path) -> None:
     exported = tmp_path / "traces.json"
     exported.write_text(json.dumps([trace], indent=1), encoding="utf-8")
     [one] = read(exported)
-    assert recognise(exported) == "langfuse"
+    assert recognize(exported) == "langfuse"
     assert texts(one) == [("Solver", "It is 5.")]
     assert (one.question, one.answer, one.reference, one.correct) == ("What is 2 + 3?", "5", "5", True)
     assert one.messages[0].tokens == 4
@@ -328,7 +328,7 @@ def test_langsmith_export_is_read(tmp_path: Path) -> None:
     nested = write(tmp_path / "nested.jsonl", {**runs[0], "child_runs": [runs[1]]})
     for path in (flat, nested):
         [one] = read(path)
-        assert recognise(path) == "langsmith"
+        assert recognize(path) == "langsmith"
         assert texts(one) == [("solver", "It is 5.")]
         assert (one.question, one.answer, one.correct) == ("What is 2 + 3?", "5", True)
 
@@ -389,7 +389,7 @@ def test_json_arrays_single_documents_and_gzipped_lines_are_read(tmp_path: Path)
 def test_format_and_file_errors_name_the_cause(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", {"spam": 1})
     with pytest.raises(DataError, match=r"one of the formats .*, got the fields \['spam'\]"):
-        recognise(path)
+        recognize(path)
     with pytest.raises(ConfigError, match="did you mean 'chat'"):
         list(read_transcripts(path, "chats"))
     with pytest.raises(DataNotFoundError):
@@ -547,8 +547,8 @@ def test_blame_and_bench_critic_read_imported_runs(tmp_path: Path) -> None:
         "        return [-1.0 if 'wrong' in c.state.text else 1.0 for c in contexts]\n"
     )
     (tmp_path / "my.py").write_text(code, encoding="utf-8")
-    labelled = read_labelled(store)
-    assert sorted({(one.label, one.steps, one.agents) for one in labelled}) == [
+    labeled = read_labeled(store)
+    assert sorted({(one.label, one.steps, one.agents) for one in labeled}) == [
         (-1, ("fine", "good"), ("A", "B")),
         (1, ("fine", "wrong"), ("A", "B")),
     ]
@@ -564,7 +564,7 @@ def test_blame_and_bench_critic_read_imported_runs(tmp_path: Path) -> None:
     (tmp_path / "plain.db").write_bytes(b"")
     search.import_transcripts(write(tmp_path / "chat.jsonl", *SAMPLES), tmp_path / "chat.db")
     with pytest.raises(DataError, match="labels"):
-        read_labelled(tmp_path / "chat.db")
+        read_labeled(tmp_path / "chat.db")
 
 
 def test_import_command_previews_a_log_and_counts_broken_lines(tmp_path: Path) -> None:
@@ -604,10 +604,10 @@ def test_real_logs_are_imported_completely(
     assert (done.transcripts, done.questions, done.broken, done.ungraded) == (transcripts, questions, 0, 0)
     rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
     if name == "who_and_when":
-        labelled = read_labelled(tmp_path / "runs.db")
-        assert len(labelled) == len(rows)
+        labeled = read_labeled(tmp_path / "runs.db")
+        assert len(labeled) == len(rows)
         wanted = sorted(row["history"][int(row["mistake_step"])]["content"] for row in rows)
-        assert sorted(one.steps[one.label].partition("\n\n[program returned]")[0] for one in labelled) == wanted
+        assert sorted(one.steps[one.label].partition("\n\n[program returned]")[0] for one in labeled) == wanted
     else:
         right = sum(row["final_label"] == 1 for row in rows)
         assert sum(c.correct is True for plan in plans(tmp_path / "runs.db").values() for c in plan.candidates) == right

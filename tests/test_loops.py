@@ -147,7 +147,7 @@ def test_cycle_without_max_turns_is_rejected_with_a_suggested_fix() -> None:
         load_mas({**config, "min_turns": 2})
 
 
-def test_loop_config_survives_serialisation() -> None:
+def test_loop_config_survives_serialization() -> None:
     mas = load_mas({**REVIEW, "min_turns": 2, "history": "private"})
     assert load_mas(json.loads(json.dumps(mas.to_dict()))) == mas
     assert len({mas.fingerprint, load_mas(REVIEW).fingerprint, load_mas({**REVIEW, "max_turns": 5}).fingerprint}) == 3

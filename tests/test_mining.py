@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.tasks.base import RULES, normalise_message, rule_of, same_after_opening, same_rule
-from rewardmodels import (
-    LabelledTree,
-    RewardData,
-    collect,
-    histogram,
-    outcomes,
-    pairs,
-    pointwise,
-    process_targets,
-    split,
-)
+from mas_gym.tasks.base import RULES, normalize_message, rule_of, same_after_opening, same_rule
+from rewardmodels import LabeledTree, RewardData, collect, histogram, outcomes, pairs, pointwise, process_targets, split
 from rewardmodels.data.mining import Pair
 from search import Tree
 
@@ -193,12 +183,12 @@ def test_without_pair_limit_every_family_contributes() -> None:
     ("one", "two"), [("Work: 3+4.", "work:  3+4"), ("A\tb", "a b"), ("\uff11\uff18", "18"), ("18.", "18"), (" x ", "x")]
 )
 def test_formatting_variants_are_merged(one: str, two: str) -> None:
-    assert normalise_message(one) == normalise_message(two)
+    assert normalize_message(one) == normalize_message(two)
 
 
 @pytest.mark.parametrize(("one", "two"), [("3*4", "34"), ("-3", "3"), ("(A)", "(B)"), ("1.8", "18")])
 def test_different_actions_are_not_merged(one: str, two: str) -> None:
-    assert normalise_message(one) != normalise_message(two)
+    assert normalize_message(one) != normalize_message(two)
 
 
 def worded_tree() -> Tree:
@@ -226,7 +216,7 @@ def test_rule_merges_duplicate_siblings() -> None:
 
 
 def test_mining_uses_the_tasks_rule_or_a_given_rule() -> None:
-    trees = [LabelledTree(worded_tree(), MAS, task, "p") for task in ("arithmetic", "gsm8k")]
+    trees = [LabeledTree(worded_tree(), MAS, task, "p") for task in ("arithmetic", "gsm8k")]
     assert [len(collect([tree], "pairs", same="text")) for tree in trees] == [3, 3]
     assert [len(collect([tree], "pairs")) for tree in trees] == [1, 3]
     assert len(collect(trees, "pairs", same=lambda a, b: a[:4] == b[:4])) == 4
@@ -262,7 +252,7 @@ def test_mining_is_deterministic() -> None:
 
 
 def test_rows_contain_their_source() -> None:
-    [row] = collect([LabelledTree(family([1.0, -1.0]), MAS, "arithmetic", "p1", 3)], "pairs").examples
+    [row] = collect([LabeledTree(family([1.0, -1.0]), MAS, "arithmetic", "p1", 3)], "pairs").examples
     assert (row.task, row.problem_id, row.mas, row.depth, row.agent) == ("arithmetic", "p1", "rpsv", 0, "Reader")
     assert (row.chosen_target, row.rejected_target, row.margin) == (1.0, -1.0, 2.0)
     assert "".join(row.chosen).endswith("0>1: m0\n1")
@@ -270,7 +260,7 @@ def test_rows_contain_their_source() -> None:
 
 
 def test_histogram_counts_by_depth_and_agent() -> None:
-    data = collect([LabelledTree(bushy(), MAS, "arithmetic", "p", 0)], "pairs")
+    data = collect([LabeledTree(bushy(), MAS, "arithmetic", "p", 0)], "pairs")
     assert histogram(data) == {
         "depth": {"0": 2, "1": 2, "2": 2, "3": 2},
         "agent": {"Reader": 2, "Planner": 2, "Solver": 2, "Verifier": 2},
@@ -310,12 +300,12 @@ def test_mining_without_trees_is_rejected() -> None:
         collect([], "pairs")
 
 
-def ended(reward: float, name: str) -> LabelledTree:
+def ended(reward: float, name: str) -> LabeledTree:
     tree = Tree(MODEL.initial_state(name))
     node = 0
     for text in ("a", "b", "c", "d"):
         node = grow(tree, node, text, 1, reward)
-    return LabelledTree(tree, MAS, "arithmetic", name)
+    return LabeledTree(tree, MAS, "arithmetic", name)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +322,7 @@ def test_trees_with_one_outcome_are_rejected_with_a_suggested_fix(reward: float,
 
 def test_unvisited_trees_are_rejected() -> None:
     with pytest.raises(DataError, match="no pairs in 1 trees"):
-        collect([LabelledTree(Tree(chain([])), MAS, "arithmetic", "p")], "pairs")
+        collect([LabeledTree(Tree(chain([])), MAS, "arithmetic", "p")], "pairs")
 
 
 def test_different_graphs_with_one_name_are_rejected() -> None:

@@ -499,7 +499,7 @@ def test_delays_increase_to_a_bound_and_respect_the_servers_delay() -> None:
         ("a/b@https://u:p@h/v1", ("a/b", "https://u:p@h/v1")),
     ],
 )
-def test_server_addresses_are_normalised(argument: str, address: tuple[str, str | None]) -> None:
+def test_server_addresses_are_normalized(argument: str, address: tuple[str, str | None]) -> None:
     assert split_address(argument) == address
 
 

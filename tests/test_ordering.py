@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mas_gym.errors import ConfigError
 from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
-from mas_gym.tasks.generated import ordering
-from mas_gym.tasks.generated.ordering import LETTERS, LEVELS, ORDINALS, Ordering
+from mas_gym.tasks.procedural import ordering
+from mas_gym.tasks.procedural.ordering import LETTERS, LEVELS, ORDINALS, Ordering
 from mas_gym.tasks.task_classes import split_of
 
 

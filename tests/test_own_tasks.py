@@ -28,9 +28,9 @@ from mas_gym.policies.base import Purpose
 from mas_gym.policies.registry import purpose_of
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask, Task, as_task, load_task
-from mas_gym.tasks.catalogue import default_mas
+from mas_gym.tasks.catalog import default_mas
 from mas_gym.tasks.grading.judge import Judge
-from mas_gym.tasks.grading.texts import normalise_text, read_code, read_text
+from mas_gym.tasks.grading.texts import normalize_text, read_code, read_text
 from mas_gym.tasks.user_data import Columns, load_problems
 
 CAPITALS = [("Capital of Austria?", "Vienna"), ("Capital of Germany, since 1990?", "Berlin"), ("Of Peru?", "Lima")]
@@ -229,12 +229,12 @@ def test_different_texts_are_not_equal(text: str) -> None:
 
 
 @given(st.text())
-def test_text_normalisation_is_idempotent(text: str) -> None:
+def test_text_normalization_is_idempotent(text: str) -> None:
     answer = read_text(text)
     assert answer is None or answer.strip()
     read_code(text)
-    once = normalise_text(text)
-    assert normalise_text(once) == once
+    once = normalize_text(text)
+    assert normalize_text(once) == once
 
 
 def test_patterns_match_only_the_answer() -> None:
@@ -472,14 +472,14 @@ def test_packages_can_register_tasks(tmp_path: Path) -> None:
     code = (
         "from mas_gym import load_task\n"
         "print(len(load_task('extra')), len(load_task('extra', size=5, limit=3)))\n"
-        "try: load_task('extra', colour=1)\n"
+        "try: load_task('extra', color=1)\n"
         "except ValueError as error: print(error)\n"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
-    assert done.stdout.startswith("2 3\ntask 'extra': got an unexpected keyword argument 'colour'"), done.stderr
+    assert done.stdout.startswith("2 3\ntask 'extra': got an unexpected keyword argument 'color'"), done.stderr
 
 
 # ---------------------------------------------------------------------- rejected runs

@@ -505,7 +505,7 @@ def test_centering_subtracts_the_mean_fall_in_value_at_each_depth() -> None:
     both = passes({"a": (0.8, -0.4, -0.4), "b": (0.8, -0.1, -0.6)})
     judges = judges_of(both, ["critic"], "Solver")
     assert shares(both, judges["critic, drop"])["b"] == 0.0
-    assert shares(both, judges["critic, centred"]) == {"a": 1.0, "b": 1.0}
+    assert shares(both, judges["critic, centered"]) == {"a": 1.0, "b": 1.0}
 
 
 # Pages and options

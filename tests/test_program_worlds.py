@@ -392,7 +392,7 @@ def test_prompt_that_contains_the_path_of_a_world_copy_fails_with_an_explanation
 
     for plan in searched(Program(solve, agents=["Solver"], world=Folder(repository))):
         assert plan.error is not None and "paths relative to it" in plan.error
-    masked = Program(solve, agents=["Solver"], world=Folder(repository), normalise=lambda request: request["model"])
+    masked = Program(solve, agents=["Solver"], world=Folder(repository), normalize=lambda request: request["model"])
     assert all(plan.error is None for plan in searched(masked))
 
 

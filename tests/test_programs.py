@@ -499,7 +499,7 @@ def test_changed_request_on_replay_fails_with_the_difference() -> None:
     def masked(request: dict[str, Any]) -> Any:
         return [message["content"].partition(" at tick")[0] for message in request["messages"]]
 
-    kept = Program(solve, agents=["Reader", "Solver"], normalise=masked)
+    kept = Program(solve, agents=["Reader", "Solver"], normalize=masked)
     assert searched(kept, "bon:3", tasks=problems(1))["p0"].error is None
 
 

@@ -71,7 +71,7 @@ def test_selection_rules_give_the_scores_computed_by_hand(samples: choosing.Samp
     assert choosing.generated_tests(draw).tolist() == [3, 3, 3, 0, 0]
     assert choosing.dual_agreement(draw) == pytest.approx([3 * two, 3 * two, 3, 0, 0])
     assert choosing.dual_agreement_on_outputs(draw).tolist() == [6, 6, 3, 0, 0]
-    assert choosing.same_behaviour(draw).tolist() == [2, 2, 1, 1, 0]
+    assert choosing.same_behavior(draw).tolist() == [2, 2, 1, 1, 0]
     assert choosing.agreement(draw) == pytest.approx([two * 5, two * 5, two * 4, two * 2, 0])
     assert choosing.right(draw, choosing.dual_agreement(draw)) == 1
     assert choosing.right(draw, choosing.generated_tests(draw)) == pytest.approx(2 / 3)

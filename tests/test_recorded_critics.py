@@ -19,7 +19,7 @@ from rewardmodels import load_critic
 from search.calibrated_critics import Calibrated, read_model
 from search.compare.critic_fitting import calibrate_critics, write_calibrated
 from search.compare.first_errors import bench_critic
-from search.compare.imported_transcripts import read_labelled
+from search.compare.imported_transcripts import read_labeled
 from search.critics import Ensemble, Vote
 from search.protocol import ScoringContext
 from search.store import RecordedCritic, RecordedState
@@ -119,7 +119,7 @@ def test_recorded_labels_of_agent_processbench_have_f1_100(shared_data: Path, tm
     first = next(read_transcripts(log))
     assert len({judge for message in first.messages for judge in message.verdicts}) == 20
     search.import_transcripts(log, tmp_path / "runs.db")
-    found = bench_critic(RecordedCritic(tmp_path / "runs.db", judge="labels"), read_labelled(tmp_path / "runs.db"))
+    found = bench_critic(RecordedCritic(tmp_path / "runs.db", judge="labels"), read_labeled(tmp_path / "runs.db"))
     assert found.f1 == 100.0
 
 

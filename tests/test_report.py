@@ -38,7 +38,7 @@ from search.results.intervals import (
 )
 from search.results.outcomes import Outcome
 from search.results.plots import save_tradeoff, tradeoff_figure
-from search.results.summary import ResultRow, summarise
+from search.results.summary import ResultRow, summarize
 from search.results.table_formats import report, to_csv, to_json, to_latex, to_markdown
 
 shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, max_size=60)
@@ -216,7 +216,7 @@ def outcomes() -> list[Outcome]:
 
 
 def test_rows_average_over_seeds_and_count_failures() -> None:
-    single, mcts = summarise(outcomes())
+    single, mcts = summarize(outcomes())
     assert single.hits == {1: (pytest.approx(0.4), pytest.approx(0.0))}
     assert single.tokens == (pytest.approx(100 + 80 / 3), pytest.approx(np.std([14, 24, 42], ddof=1)))
     assert {k: spread.mean for k, spread in mcts.hits.items()} == pytest.approx({1: 0.6, 3: 0.8, 5: 0.8})
@@ -226,7 +226,7 @@ def test_rows_average_over_seeds_and_count_failures() -> None:
 
 
 def test_one_seed_has_no_standard_deviation() -> None:
-    [row] = summarise([Outcome("single", "", 42, "p", True, 1, 1, 10, 4, 0)])
+    [row] = summarize([Outcome("single", "", 42, "p", True, 1, 1, 10, 4, 0)])
     assert row.hits[1] == (1.0, None)
     assert row.interval.low < 1
 
@@ -240,7 +240,7 @@ def test_curve_contains_the_accuracy_at_smaller_budgets() -> None:
     # Answers that turn right at 60 tokens for one problem, and wrong at 80 for the other.
     one = Outcome("mcts:10,3", "", 0, "p", True, 1, 4, 100, anytime=((20, False), (60, True)))
     two = Outcome("mcts:10,3", "", 0, "q", False, 2, 4, 200, anytime=((30, True), (80, False)))
-    [row] = summarise([one, two])
+    [row] = summarize([one, two])
     hits = dict(row.curve)
     assert [hit for _, hit in row.curve if _ < 50] == [0.5] * sum(spent < 50 for spent, _ in row.curve)
     assert max(hits.values()) == 1.0
@@ -276,7 +276,7 @@ def test_own_planner_that_states_its_answers_has_a_curve_in_the_plot() -> None:
 def test_constant_answers_give_no_curve() -> None:
     steady = Outcome("sc:5", "", 0, "p", True, 1, 5, 100, anytime=((20, True),))
     unknown = [Outcome("sbs:5,1", "", 0, f"p{i}", True, 1, 1, 100) for i in range(3)]
-    assert [row.curve for row in summarise([steady, *unknown])] == [(), ()]
+    assert [row.curve for row in summarize([steady, *unknown])] == [(), ()]
 
 
 def rendered(rows: list[ResultRow], width: int) -> str:
@@ -288,14 +288,14 @@ def rendered(rows: list[ResultRow], width: int) -> str:
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 160])
 def test_table_fits_any_terminal_width(width: int) -> None:
-    text = rendered(summarise(outcomes()), width)
+    text = rendered(summarize(outcomes()), width)
     assert max(map(len, text.splitlines())) <= width
     for needed in ("mcts:10,3", "60.0", "40.0", "Failed", "timed"):
         assert needed in text
 
 
 def test_caption_explains_only_the_columns_shown() -> None:
-    rows = summarise(outcomes())
+    rows = summarize(outcomes())
     described = {width: "reward calls" in " ".join(rendered(rows, width).split()) for width in range(50, 161)}
     assert set(described.values()) == {True, False}
     for width, explained in described.items():
@@ -308,20 +308,20 @@ def test_report_without_outcomes_shows_that_no_search_has_ended() -> None:
 
 
 def test_row_with_only_failed_searches_is_shown() -> None:
-    rows = summarise([Outcome("single", "", 1, "p", error="PolicyError: gone")])
+    rows = summarize([Outcome("single", "", 1, "p", error="PolicyError: gone")])
     assert "PolicyError: gone" in rendered(rows, 100)
     assert json.loads(to_json(rows))["rows"][0]["tokens"] is None
 
 
 def test_markup_in_names_and_reasons_is_escaped() -> None:
-    rows = summarise([Outcome("x[red]", "[/]", 1, "p", error="[bold]boom[/bold] [link=x]")])
+    rows = summarize([Outcome("x[red]", "[/]", 1, "p", error="[bold]boom[/bold] [link=x]")])
     text = rendered(rows, 120)
     assert "x[red]" in text
     assert "[bold]boom[/bold] [link=x]" in text
 
 
 def test_csv_json_and_markdown_contain_the_same_numbers() -> None:
-    rows = summarise(outcomes())
+    rows = summarize(outcomes())
     lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
     document = json.loads(to_json(rows, {"task": "arithmetic"}))
     assert [line["planner"] for line in lines] == ["single", "mcts:10,3"]
@@ -336,7 +336,7 @@ def test_csv_json_and_markdown_contain_the_same_numbers() -> None:
 
 
 def test_plot_format_follows_the_file_extension(tmp_path: Path) -> None:
-    rows = summarise(outcomes())
+    rows = summarize(outcomes())
     assert save_tradeoff(rows, tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in save_tradeoff(rows, tmp_path / "plot.svg").read_text(encoding="utf-8")
 
@@ -347,13 +347,13 @@ def texts_of(figure: Any) -> list[str]:
 
 
 def test_plot_of_few_rows_names_each_beside_its_point_and_has_no_legend() -> None:
-    rows = summarise([Outcome(f"bon:{n}", "orm", 1, "p", correct=True, tokens=50 * n) for n in range(1, 9)])
+    rows = summarize([Outcome(f"bon:{n}", "orm", 1, "p", correct=True, tokens=50 * n) for n in range(1, 9)])
     figure = tradeoff_figure(rows)
     assert set(texts_of(figure)) >= {row.label for row in rows} and not figure.legends
 
 
 def test_plot_of_many_rows_names_each_search_and_has_a_legend_of_critics() -> None:
-    rows = summarise(
+    rows = summarize(
         [
             Outcome(f"bon:{n}", critic, 1, "p", n % 2 > 0, tokens=50 * n)
             for n in range(1, 17)
@@ -369,14 +369,14 @@ def test_plot_of_many_rows_names_each_search_and_has_a_legend_of_critics() -> No
 
 
 def test_plot_has_one_color_per_search_and_one_marker_per_critic() -> None:
-    rows = summarise([Outcome(f"bon:{n}", critic, 1, "p", True, tokens=n) for n in (1, 2) for critic in ("a", "b")])
+    rows = summarize([Outcome(f"bon:{n}", critic, 1, "p", True, tokens=n) for n in (1, 2) for critic in ("a", "b")])
     [axes] = tradeoff_figure(rows).axes
     drawn = [(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() != "None"]
     assert len(set(drawn)) == 4 and len({color for color, _ in drawn}) == len({marker for _, marker in drawn}) == 2
 
 
 def test_plot_moves_intervals_that_cover_each_other_apart() -> None:
-    rows = summarise(Outcome("mcts:4", critic, 1, "p", True, tokens=100) for critic in ("a", "b", "c"))
+    rows = summarize(Outcome("mcts:4", critic, 1, "p", True, tokens=100) for critic in ("a", "b", "c"))
     figure = tradeoff_figure(rows)
     points = [line for line in figure.axes[0].lines if line.get_marker() != "None"]
     drawn = sorted(float(line.get_transform().transform(line.get_xydata())[0][0]) for line in points)
@@ -384,14 +384,14 @@ def test_plot_moves_intervals_that_cover_each_other_apart() -> None:
 
 
 def test_plot_explains_its_lines() -> None:
-    [row] = summarise([Outcome("mcts:4", "orm", 1, "p", True, tokens=100, anytime=((20, False), (60, True)))])
+    [row] = summarize([Outcome("mcts:4", "orm", 1, "p", True, tokens=100, anytime=((20, False), (60, True)))])
     assert "bars: 95% intervals; lines: if stopped earlier" in texts_of(tradeoff_figure([row]))
     assert "bars: 95% intervals" in texts_of(tradeoff_figure([row], cost="agent_calls"))
 
 
 @pytest.mark.parametrize("name", ["$", "a$b$", "$\\frac{1$", "_hidden", "x" * 300, "two\nlines", "\\$5$"])
 def test_plot_shows_any_name_as_text(name: str, tmp_path: Path) -> None:
-    rows = summarise([Outcome(name, name, 1, "p", correct=True, tokens=50)])
+    rows = summarize([Outcome(name, name, 1, "p", correct=True, tokens=50)])
     figure = tradeoff_figure(rows, title=name)
     figure.savefig(tmp_path / "plot.svg")
     drawn = [text._preprocess_math(text.get_text()) for text in figure.axes[0].texts]
@@ -406,7 +406,7 @@ def uneven_rows() -> list[ResultRow]:
     made += [
         Outcome("bon:2", "", seed, f"p{i}", True, tokens=9) for seed in (1, 2) for i in range(4 if seed == 1 else 2)
     ]
-    return summarise(made)
+    return summarize(made)
 
 
 def test_rows_with_different_problem_sets_are_marked_in_every_format() -> None:
@@ -425,17 +425,17 @@ def test_rows_with_different_problem_sets_are_marked_in_every_format() -> None:
 
 
 def test_rows_over_the_same_problems_have_no_problem_set_label() -> None:
-    rows = summarise(outcomes())
+    rows = summarize(outcomes())
     for text in (rendered(rows, 160), to_markdown(rows), to_latex(rows)):
         assert "S1" not in text and "Problems" not in text
 
 
 def test_plot_rejects_unknown_formats_and_empty_runs(tmp_path: Path) -> None:
-    rows = summarise(outcomes())
+    rows = summarize(outcomes())
     with pytest.raises(ConfigError, match=r"plot\.xyz: expected a name that ends in one of"):
         save_tradeoff(rows, tmp_path / "plot.xyz")
     with pytest.raises(ConfigError, match="nothing to plot"):
-        save_tradeoff(summarise([Outcome("single", "", 1, "p", error="boom")]), tmp_path / "plot.png")
+        save_tradeoff(summarize([Outcome("single", "", 1, "p", error="boom")]), tmp_path / "plot.png")
 
 
 # The page

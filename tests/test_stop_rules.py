@@ -211,7 +211,7 @@ def test_calibration_for_another_planner_or_critic_is_rejected(tmp_path: Path) -
     [
         {"schema": 2},
         {"format": "x"},
-        {"weights": {"colour": 1.0}},
+        {"weights": {"color": 1.0}},
         {"weights": {}},
         {"weights": {"value": None}},
         {"bias": "x"},

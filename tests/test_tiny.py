@@ -25,9 +25,9 @@ from benchmarks.tiny.truth import KINDS, first_error, queue_world, rights, story
 from mas_gym import tiny
 from mas_gym.errors import ConfigError, DataNotFoundError
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import LEVELS, Arithmetic, answer_of
-from mas_gym.tasks.generated.ordering import Ordering
+from mas_gym.tasks.procedural import arithmetic
+from mas_gym.tasks.procedural.arithmetic import LEVELS, Arithmetic, answer_of
+from mas_gym.tasks.procedural.ordering import Ordering
 
 FACTS: list[arithmetic.Fact] = [
     ("has", 20),

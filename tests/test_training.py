@@ -354,7 +354,7 @@ def test_anchor_loss_moves_scores_to_the_targets(base: Path, data: RewardData, t
         done = train(data, tmp_path / str(anchor), base=str(base), points=points, **settings)
         gaps.append(done.info.metrics["points"]["mse"])
     assert gaps[1] < 0.8 * gaps[0]
-    with pytest.raises(ConfigError, match="labelled states"):
+    with pytest.raises(ConfigError, match="labeled states"):
         train(data, tmp_path / "none", base=str(base), **{**QUICK, "anchor": 1.0})
 
 

@@ -335,11 +335,11 @@ def test_search_without_a_readable_verdict_fails_and_keeps_its_cost() -> None:
 
 def test_critic_token_column_is_shown_only_if_used() -> None:
     from search.results.outcomes import Outcome
-    from search.results.summary import summarise
+    from search.results.summary import summarize
     from search.results.table_formats import to_csv, to_markdown
 
     def rows(spent: int) -> Any:
-        return summarise([Outcome("bon:2", "judge", 1, "p", True, 1, 2, 30, 8, 2, critic_tokens=spent)])
+        return summarize([Outcome("bon:2", "judge", 1, "p", True, 1, 2, 30, 8, 2, critic_tokens=spent)])
 
     assert "Critic TOK" not in to_markdown(rows(0)) and "| Critic TOK |" in to_markdown(rows(7))
     assert "critic_tokens" in to_csv(rows(7)).splitlines()[0]

@@ -129,7 +129,7 @@ def recorded_rows(name: str, path: Path, judge: str) -> list[tuple[str, ...]]:
             [info] = opened.runs()
             names = [agent.name for agent in info.mas.agents]
             found = list(opened.searches(info.run))
-            truths = _labelled(found, names)
+            truths = _labeled(found, names)
             plans = [plan for _, plan in found]
             alone = blame_failures(plans, lambda plan, nodes: [])
             rows = [_commonest(name, alone, truths, names), _row(name, "siblings", alone, truths, names)]
@@ -140,7 +140,7 @@ def recorded_rows(name: str, path: Path, judge: str) -> list[tuple[str, ...]]:
             return rows
 
 
-def _labelled(found: Sequence[tuple[Problem, Plan]], names: Sequence[str]) -> Truths:
+def _labeled(found: Sequence[tuple[Problem, Plan]], names: Sequence[str]) -> Truths:
     truths = {}
     for problem, plan in found:
         for place, (one, facts) in enumerate(zip(plan.candidates, problem.metadata["samples"], strict=True)):

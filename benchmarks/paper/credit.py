@@ -32,8 +32,8 @@ how often the largest fall in value from one prefix to the next is at the first 
 on the paper's benchmarks, where only the final answers are labeled.
 
 The value after a message is compared with the value before it; for the first message, with the mean of the values after
-the first messages of all transcripts. `drop` is the largest fall. `centred` is the largest fall after the mean value at
-each depth is subtracted, so that falls that are usual at a depth are ignored. The ORM scores unfinished transcripts,
+the first messages of all transcripts. `drop` is the largest fall. `centered` is the largest fall after the mean value
+at each depth is subtracted, so that falls that are usual at a depth are ignored. The ORM scores unfinished transcripts,
 although it was not trained on them. Policy likelihood scores the message itself. `most frequent agent` always blames
 the agent that errs most often according to the ground truth; `chance` blames each agent with equal probability.
 """
@@ -113,12 +113,12 @@ Judge = Callable[[Pass], NDArray[np.float64]]
 
 
 def judges_of(passes: Sequence[Pass], critics: Sequence[str], commonest: str) -> dict[str, Judge]:
-    """Return the ways to blame: each critic's raw and centred drop, and the two baselines."""
+    """Return the ways to blame: each critic's raw and centered drop, and the two baselines."""
     judges: dict[str, Judge] = {}
     for name in critics:
         means = _means([one.values[name] for one in passes])
         judges[f"{name}, drop"] = lambda one, n=name, m=means: largest_drop(one.values[n], m[0])
-        judges[f"{name}, centred"] = lambda one, n=name, m=means: largest_drop(
+        judges[f"{name}, centered"] = lambda one, n=name, m=means: largest_drop(
             [value - mean for value, mean in zip(one.values[n], m, strict=False)], 0.0
         )
     judges["most frequent agent"] = lambda one: _share([agent == commonest for agent in one.agents])
@@ -173,7 +173,7 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
         f"The figures are for {len(failed):,} failed passes on {problems:,} problems. They are averaged per "
         "problem, and the intervals are over problems.\n"
     )
-    matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centred" in name}
+    matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centered" in name}
     page.picture("credit.png", "who is blamed for whose error", lambda path: save_matrices(matrices, agents, path))
 
 
@@ -215,12 +215,12 @@ def _mean(group: Sequence[Pass], judge: Judge) -> Difference:
 
 
 def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequence[str]) -> list[Claim]:
-    best = {name: shares(failed, judges[f"{name}, centred"]) for name in critics}
+    best = {name: shares(failed, judges[f"{name}, centered"]) for name in critics}
     first, *others = critics
     baselines = {name: shares(failed, judges[name]) for name in ("most frequent agent", "chance")}
     return [
-        *(claim(f"{first} over {other}, centred", NEW, best[first], best[other]) for other in others),
-        *(claim(f"{first}, centred, over {name}", NEW, best[first], base) for name, base in baselines.items()),
+        *(claim(f"{first} over {other}, centered", NEW, best[first], best[other]) for other in others),
+        *(claim(f"{first}, centered, over {name}", NEW, best[first], base) for name, base in baselines.items()),
     ]
 
 
@@ -244,8 +244,8 @@ def save_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequ
         axes.imshow([list(row) for row in rows], cmap="Blues", vmin=0, vmax=1)
         for i, row in enumerate(rows):
             for j, share in enumerate(row):
-                colour = "white" if share > 0.5 else INK
-                axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=colour, fontsize=9)
+                color = "white" if share > 0.5 else INK
+                axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=color, fontsize=9)
         axes.set_title(title, fontsize=10, color=INK)
         axes.set_xticks(range(len(names)), list(names), rotation=45, ha="right", fontsize=8)
         axes.set_yticks(range(len(names)), list(names), fontsize=8)

@@ -11,7 +11,7 @@ from benchmarks.siblings import Sibling, ordered_right, paired
 from benchmarks.tiny.truth import rights
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
-from rewardmodels import LabelledTree, load_critic
+from rewardmodels import LabeledTree, load_critic
 from search import Critic
 
 ASKS = """
@@ -57,7 +57,7 @@ def seen(lab: Lab, setting: Setting, critics: Mapping[str, Critic]) -> str:
     return markdown_table((f"{setting.mas}: error of", "pairs", *critics), rows)
 
 
-def twins(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
+def twins(item: LabeledTree, problem: Problem) -> Iterator[Sibling]:
     """Yield every pair of a right and a wrong message with the same beginning, both visited by the search."""
     names = [agent.name for agent in item.mas.agents]
     visited: dict[MASState, int] = {}

@@ -11,7 +11,7 @@ from benchmarks.paper.page import percent, span
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import same_rule
-from rewardmodels import LabelledTree, LearnedCritic
+from rewardmodels import LabeledTree, LearnedCritic
 from rewardmodels.data import mining
 from rewardmodels.data.dataset import Example
 from rewardmodels.training.metrics import interval, outcome_metrics, pair_metrics
@@ -43,8 +43,8 @@ def outcome_auc(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, 
     logits: list[float] = []
     for item in lab.dev_trees(setting):
         found = mining.outcomes(item.tree)
-        examples += [example_of(item, labelled.state, labelled.target) for labelled in found]
-        logits += _logits(critic, item, [labelled.state for labelled in found])
+        examples += [example_of(item, labeled.state, labeled.target) for labeled in found]
+        logits += _logits(critic, item, [labeled.state for labeled in found])
     lab.rest(critic)
     values = np.array(logits)
     if critic.info.kind == "orm":
@@ -73,13 +73,13 @@ def auc_cells(metrics: dict[str, Any]) -> tuple[str, ...]:
     return f"{metrics['auc']:.3f}", f"{low:.3f} to {high:.3f}"
 
 
-def example_of(item: LabelledTree, state: MASState, target: float = 0.0) -> Example:
+def example_of(item: LabeledTree, state: MASState, target: float = 0.0) -> Example:
     """Return the example of a state, without its text."""
     agent = item.mas.agents[state.speaker].name
     return Example(item.problem_id, item.task, item.problem_id, item.mas.name, state.depth - 1, agent, (), target)
 
 
-def _logits(critic: LearnedCritic, item: LabelledTree, states: list[MASState]) -> list[float]:
+def _logits(critic: LearnedCritic, item: LabeledTree, states: list[MASState]) -> list[float]:
     if not states:
         return []
     scores = np.array(critic.score([ScoringContext(state, item.mas, None) for state in states]))

@@ -32,7 +32,7 @@ from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.vllm import VLLMPolicy
 from mas_gym.tasks import Task
 from mas_gym.tasks.base import rule_of
-from mas_gym.tasks.catalogue import make_base
+from mas_gym.tasks.catalog import make_base
 from mas_gym.tasks.grading.graders import make_grader
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.tiny_critics import shipped
@@ -51,11 +51,11 @@ from search.compare.comparison_runs import (
 )
 from search.engine.ray_actors import Fleet
 from search.results.outcomes import Outcome
-from search.results.summary import ResultRow, summarise
+from search.results.summary import ResultRow, summarize
 from search.results.table_formats import to_json
 
 if TYPE_CHECKING:
-    from rewardmodels import LabelledTree
+    from rewardmodels import LabeledTree
     from search import Critic
 
 SEED = 42
@@ -328,7 +328,7 @@ class Lab:
         note(f"training {out.name}")
         self._stop_engines()
 
-        def source() -> Iterator[LabelledTree]:
+        def source() -> Iterator[LabeledTree]:
             return trees(bench, number)
 
         made: Any = (recipe.kind, recipe.head, self.options.base, recipe.view)
@@ -395,7 +395,7 @@ class Lab:
             spec = self._specs.get(one.critic, one.critic.name) if one.critic is not None else ""
             outcomes, stop = measure([replace(one, critic_spec=spec)], bench, listen=True)
             _go_on(stop)
-            found.append(Score(summarise(outcomes)[0], tuple(outcomes)))
+            found.append(Score(summarize(outcomes)[0], tuple(outcomes)))
             self.rest(one.critic)
         return found
 
@@ -403,11 +403,11 @@ class Lab:
         """Return the truth about the problems of a setting, as a critic."""
         return Truth(problems(setting, split, self.options.number, self.options.grader))
 
-    def dev_trees(self, setting: Setting) -> Iterator[LabelledTree]:
+    def dev_trees(self, setting: Setting) -> Iterator[LabeledTree]:
         """Read searches of the dev split, on which no critic was trained."""
         return trees(self.rollouts(setting, "dev"))
 
-    def training_trees(self, setting: Setting, planner: str = ROLLOUTS) -> Iterator[LabelledTree]:
+    def training_trees(self, setting: Setting, planner: str = ROLLOUTS) -> Iterator[LabeledTree]:
         """Read the training searches of a setting."""
         return trees(self.rollouts(setting, planner=planner), self.trees(setting))
 

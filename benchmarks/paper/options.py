@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
 from mas_gym.plugins import Spec, read_settings
-from mas_gym.tasks.generated.arithmetic import LEVELS
+from mas_gym.tasks.procedural.arithmetic import LEVELS
 from rewardmodels.training.config import PAPER, SMALL, TINY
 
 SYSTEMS = {

@@ -98,7 +98,7 @@ def generated_tests(draw: Draw) -> Floats:
     return (draw.passed @ draw.tests).astype(float)
 
 
-def same_behaviour(draw: Draw) -> Floats:
+def same_behavior(draw: Draw) -> Floats:
     """Return how many programs return the same as each one for all calls; 0 for those that always fail."""
     return _group_sizes(draw.outputs) * (draw.outputs >= 0).any(1)
 
@@ -132,7 +132,7 @@ def dual_agreement_on_outputs(draw: Draw) -> Floats:
 RULES: dict[str, Callable[[Draw], Floats]] = {
     "at random": at_random,
     "generated tests": generated_tests,
-    "largest group with the same behaviour": same_behaviour,
+    "largest group with the same behavior": same_behavior,
     "agreement per call": agreement,
     "CodeT: dual execution agreement": dual_agreement,
     "dual agreement on outputs": dual_agreement_on_outputs,

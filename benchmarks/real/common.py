@@ -24,12 +24,12 @@ class Source(NamedTuple):
     Attributes:
         file: Name of its file in the data folder, gzipped JSON Lines.
         origin: Repository that published it.
-        licence: Its licence.
+        license: Its license.
     """
 
     file: str
     origin: str
-    licence: str
+    license: str
 
 
 def recording(folder: Path, source: Source) -> Path:
@@ -111,7 +111,7 @@ class RealPage:
         for file, draw in self.files.items():
             draw(folder / file)
         stated = [
-            f"Recording: {self.source.origin} ({self.source.licence}), about half of its questions; none of its text "
+            f"Recording: {self.source.origin} ({self.source.license}), about half of its questions; none of its text "
             "is part of this project.",
             *facts,
         ]

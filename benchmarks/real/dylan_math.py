@@ -190,8 +190,8 @@ def draw_figure(path: Path, bars: Mapping[str, Floats], target: float) -> None:
         [mean - 100 * one.low if one else 0 for mean, one in zip(means, spans, strict=True)],
         [100 * one.high - mean if one else 0 for mean, one in zip(means, spans, strict=True)],
     ]
-    colours = ["C1" if "critic" in name else "lightgrey" for name in names]
-    axes.barh(names, means, color=colours, xerr=errors, ecolor="grey", capsize=3)
+    colors = ["C1" if "critic" in name else "lightgrey" for name in names]
+    axes.barh(names, means, color=colors, xerr=errors, ecolor="grey", capsize=3)
     for place, mean in enumerate(means):
         axes.text(1, place, f"{mean:.1f}", va="center", fontsize=9)
     axes.axvline(100 * target, color="C3", linestyle=":", label="a quarter of the gap between majority and any")

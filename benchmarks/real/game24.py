@@ -21,7 +21,7 @@ from benchmarks.real.game24_critic import (
     PUZZLES,
     FeatureModel,
     Table,
-    labelled,
+    labeled,
     states_to_learn,
     train_critic,
     training_data,
@@ -30,7 +30,7 @@ from benchmarks.real.game24_critic import (
 from benchmarks.real.game24_recorded import CALLS, SOURCE, Recording, State, read_recordings, scaled
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action, MASState
-from mas_gym.tasks.generated.game24 import Game24, Numbers, after, can_make, moves, read_left, write_move
+from mas_gym.tasks.procedural.game24 import Game24, Numbers, after, can_make, moves, read_left, write_move
 from search.results.intervals import bootstrap, mean_interval, paired_difference
 from search.results.summary import ResultRow
 
@@ -178,7 +178,7 @@ def train_all(
 
     task = training_task({one.numbers for one in recordings})
     data = training_data(task, out)
-    rows = labelled(data)
+    rows = labeled(data)
     learned = states_to_learn(data, found=True)
     folders = [train_critic(learned, out / f"masprm-{seed}", seed, print).folder for seed in seeds]
     table = Table(rows)
@@ -494,9 +494,9 @@ def _drawing(rankings: Mapping[str, Sequence[Ranking]], kept: Mapping[str, Kept]
         left.axvline(GOAL, color="#999999", linestyle=":", linewidth=1)
         left.set_xlim(0.5, 1.0)
         left.set_xlabel("AUC after step 1 (dotted: goal)")
-        for offset, (label, colour) in enumerate((("step 1", "#4477aa"), ("step 2", "#ee6677"))):
+        for offset, (label, color) in enumerate((("step 1", "#4477aa"), ("step 2", "#ee6677"))):
             shares = [_beam_share(kept[name], offset) for name in names]
-            right.bar(np.arange(len(names)) + 0.4 * offset - 0.2, shares, 0.38, label=f"after {label}", color=colour)
+            right.bar(np.arange(len(names)) + 0.4 * offset - 0.2, shares, 0.38, label=f"after {label}", color=color)
         right.axhline(95, color="#999999", linestyle=":", linewidth=1)
         right.set_xticks(range(len(names)), names)
         right.set_ylim(0, 119)

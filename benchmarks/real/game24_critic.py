@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import mas_gym
 from benchmarks.real.random_moves import proposer
-from mas_gym.tasks.generated.game24 import Game24, Numbers, read_left, write_question
+from mas_gym.tasks.procedural.game24 import Game24, Numbers, read_left, write_question
 from mas_gym.tasks.task_classes import ProblemTask
 from rewardmodels import RewardData, collect, train
 from rewardmodels.data.dataset import export, load_data
@@ -37,7 +37,7 @@ def training_task(recorded: Collection[tuple[int, ...]], limit: int = PUZZLES) -
 
 
 def training_data(task: ProblemTask, out: Path) -> RewardData:
-    """Search the puzzles with random moves and the true reward, and mine every labelled state; kept in a folder.
+    """Search the puzzles with random moves and the true reward, and mine every labeled state; kept in a folder.
 
     Args:
         task: The puzzles.
@@ -57,20 +57,20 @@ def training_data(task: ProblemTask, out: Path) -> RewardData:
 # ------------------------------------------------------------------- tables
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """The numbers that are left, and whether the search found a way to 24 below."""
 
     left: Numbers
     found: bool
 
 
-def labelled(data: RewardData) -> list[Labelled]:
+def labeled(data: RewardData) -> list[Labeled]:
     """Return the states after each step of every tree."""
     found = []
     for example in data.examples:
         left = read_left(example.chosen[-1])
         if left is not None:
-            found.append(Labelled(left, example.chosen_target > -1.0))
+            found.append(Labeled(left, example.chosen_target > -1.0))
     return found
 
 
@@ -89,7 +89,7 @@ def features(left: Sequence[Fraction]) -> list[float]:
 class FeatureModel:
     """Gradient boosting on `features`: how likely the numbers that are left can make 24."""
 
-    def __init__(self, rows: Sequence[Labelled], seed: int) -> None:
+    def __init__(self, rows: Sequence[Labeled], seed: int) -> None:
         """Fit the model."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -105,7 +105,7 @@ class FeatureModel:
 class Table:
     """The share of the searches that found a way to 24 from the same numbers; the mean share for unseen numbers."""
 
-    def __init__(self, rows: Sequence[Labelled]) -> None:
+    def __init__(self, rows: Sequence[Labeled]) -> None:
         """Count."""
         self.seen: Counter[Numbers] = Counter(row.left for row in rows)
         self._found: Counter[Numbers] = Counter(row.left for row in rows if row.found)
@@ -162,7 +162,7 @@ def states_to_learn(data: RewardData, found: bool) -> RewardData:
     """Choose the states to learn from: those with a way to 24, and `OTHERS` of the others.
 
     Args:
-        data: Every labelled state.
+        data: Every labeled state.
         found: Whether the target is +1 if the search found a way to 24 below the state and -1 if not, in place of the
             paper's ``W / N``: a state is as good as its best continuation when proposals are searched.
     """

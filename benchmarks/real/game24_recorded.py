@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.real.common import Source, read_rows
 from mas_gym.logs import LoggedMessage, Transcript
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.generated.game24 import Numbers, can_make, puzzle, read_left
+from mas_gym.tasks.procedural.game24 import Numbers, can_make, puzzle, read_left
 
 SOURCE = Source("game24.jsonl.gz", "princeton-nlp/tree-of-thought-llm (Yao et al. 2023), GPT-4", "MIT")
 AGENTS = ("Step1", "Step2", "Step3", "Answer")

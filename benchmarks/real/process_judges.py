@@ -26,14 +26,14 @@ from benchmarks.real.debate import arithmetic
 from benchmarks.real.first_step import Floats, Run, classifiers, cross_validated, distribution, fit, folds
 from benchmarks.real.paired import points
 from search.compare.first_errors import FirstErrorFigures, Predictor, Scored, bench_critic, choose_threshold, f1_score
-from search.compare.transcripts import LabelledTranscript
+from search.compare.transcripts import LabeledTranscript
 from search.results.intervals import bootstrap, mean_interval, paired_difference
 
 STEPS = Source("processbench.jsonl.gz", "Qwen/ProcessBench", "Apache-2.0")
 TEXTS = "agent_processbench_hotpotqa.jsonl.gz"
 UNSTATED = "no license stated in its repository"
 VERDICTS = Source("agent_processbench_verdicts.jsonl.gz", "RUCBM/AgentProcessBench", UNSTATED)
-BOTH = Source("", f"{STEPS.origin} ({STEPS.licence}) and {VERDICTS.origin}", UNSTATED)
+BOTH = Source("", f"{STEPS.origin} ({STEPS.license}) and {VERDICTS.origin}", UNSTATED)
 
 SMALL = (
     *("Llama-3.1-8B-Instruct", "Llama-3.2-3B-Instruct", "Qwen3-4B", "Qwen3-4B-Instruct-2507"),
@@ -282,7 +282,7 @@ def process_bench(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[str, dic
         Run(row["problem"], step_features(row, parts), row["label"] if row["label"] >= 0 else len(row["steps"]))
         for row in rows
     ]
-    shown = [LabelledTranscript(row["id"], row["problem"], tuple(row["steps"]), row["label"]) for row in rows]
+    shown = [LabeledTranscript(row["id"], row["problem"], tuple(row["steps"]), row["label"]) for row in rows]
     part, predicted = folds(runs, FOLDS, 0), np.zeros(len(rows), dtype=np.int64)
     for fold in range(FOLDS):
         dev = (fold + 1) % FOLDS
@@ -317,7 +317,7 @@ def text_runs(data: Path, store: Path, judges: Sequence[str]) -> list[FirstError
     return [bench_critic(spec, store) for spec in (*specs, vote)]
 
 
-def _scored(model: Any, run: Run, transcript: LabelledTranscript) -> Scored:
+def _scored(model: Any, run: Run, transcript: LabeledTranscript) -> Scored:
     free = 1 - np.cumsum(distribution(model, run)[:-1])
     return Scored(transcript, tuple(map(float, free)))
 

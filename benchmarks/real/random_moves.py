@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from mas_gym.policies.base import SamplingRequest
 from mas_gym.policies.scripted import ScriptedPolicy
-from mas_gym.tasks.generated.game24 import TARGET, combine, moves, read_left, read_question, write_move
+from mas_gym.tasks.procedural.game24 import TARGET, combine, moves, read_left, read_question, write_move
 
 NOTHING = "no move is left"
 

@@ -405,7 +405,7 @@ def _draw(path: Path, found: Mapping[str, tuple[Array, Array]], subsets: NDArray
     names = list(found)[::-1]
     for axis, subset in zip(axes, (GENERATED, HAND_CRAFTED), strict=True):
         part = subsets == subset
-        for offset, (kind, label, colour) in enumerate(((0, "agent", "#4477aa"), (1, "step", "#ee6677"))):
+        for offset, (kind, label, color) in enumerate(((0, "agent", "#4477aa"), (1, "step", "#ee6677"))):
             means = [100 * found[name][kind][part].mean() for name in names]
             ends = [mean_interval(found[name][kind][part], 0.0, 1.0) for name in names]
             errors = [
@@ -413,7 +413,7 @@ def _draw(path: Path, found: Mapping[str, tuple[Array, Array]], subsets: NDArray
                 [100 * end.high - mean for mean, end in zip(means, ends, strict=True)],
             ]
             places = np.arange(len(names)) + 0.2 - 0.4 * offset
-            axis.barh(places, means, 0.38, color=colour, label=label, xerr=errors, error_kw={"lw": 1, "capsize": 2})
+            axis.barh(places, means, 0.38, color=color, label=label, xerr=errors, error_kw={"lw": 1, "capsize": 2})
         axis.set_yticks(range(len(names)), names)
         axis.set_title(f"{subset} ({int(part.sum())} runs)", fontsize=10)
         axis.set_xlabel("right, %")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from benchmarks.tiny.language import Hint
-from mas_gym.tasks.generated.arithmetic import LARGE, Equation, Fact, Step, step_of
+from mas_gym.tasks.procedural.arithmetic import LARGE, Equation, Fact, Step, step_of
 
 
 class Departure(NamedTuple):

@@ -15,8 +15,8 @@ from benchmarks.tiny.stories import Retold
 from benchmarks.tiny.tokenizer import CONTEXT, END, OUT, SYSTEM, USER, role_token
 from benchmarks.tiny.truth import queue_world, story_world
 from benchmarks.tiny.turns import RoleTurn
-from mas_gym.tasks.generated.arithmetic import Arithmetic
-from mas_gym.tasks.generated.ordering import Ordering
+from mas_gym.tasks.procedural.arithmetic import Arithmetic
+from mas_gym.tasks.procedural.ordering import Ordering
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ import re
 from benchmarks.tiny import language
 from benchmarks.tiny.turns import RoleTurn
 from benchmarks.tiny.vocabulary import WORDS
-from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import Equation, Fact, Step
-from mas_gym.tasks.generated.ordering import LETTERS
+from mas_gym.tasks.procedural import arithmetic
+from mas_gym.tasks.procedural.arithmetic import Equation, Fact, Step
+from mas_gym.tasks.procedural.ordering import LETTERS
 
 _ONSETS = (
     "b",

@@ -14,7 +14,7 @@ from benchmarks.tiny.roles import ROLES, World
 from benchmarks.tiny.send_back import send_back
 from benchmarks.tiny.team_roles import TEAM_ROLES
 from benchmarks.tiny.turns import RoleTurn
-from mas_gym.tasks.generated.arithmetic import step_of
+from mas_gym.tasks.procedural.arithmetic import step_of
 
 FOREIGN = "foreign"
 """Name in a mix for random text (`benchmarks.tiny.foreign`)."""

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mas_gym.tasks.generated.arithmetic import Equation, Fact, Step
+from mas_gym.tasks.procedural.arithmetic import Equation, Fact, Step
 
 Hint = tuple[str | int, ...]
 """``("times", 3)``, ``("half",)``, ``("bags", 3, 4)``, ``("use", "+", 5)`` or ``("leave", 9)``."""

@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.tiny.language import label_pattern
-from mas_gym.tasks.generated import ordering
-from mas_gym.tasks.generated.ordering import LETTERS, ORDINALS, Rule, Slip, State
+from mas_gym.tasks.procedural import ordering
+from mas_gym.tasks.procedural.ordering import LETTERS, ORDINALS, Rule, Slip, State
 
 
 class QueueWorld(NamedTuple):

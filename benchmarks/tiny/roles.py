@@ -19,8 +19,8 @@ from typing import NamedTuple
 from benchmarks.tiny import language
 from benchmarks.tiny.compare import Departure, faults, steps_of
 from benchmarks.tiny.language import Hint
-from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import LARGE, Equation, Fact, Slip, Step
+from mas_gym.tasks.procedural import arithmetic
+from mas_gym.tasks.procedural.arithmetic import LARGE, Equation, Fact, Slip, Step
 
 
 class World(NamedTuple):

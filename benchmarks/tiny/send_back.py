@@ -18,8 +18,8 @@ from benchmarks.tiny.language import Hint
 from benchmarks.tiny.roles import Role, World, carry_out, conclude, make_plan, read_story, visible_kind
 from benchmarks.tiny.turns import RoleTurn
 from mas_gym.systems.loading import load_mas
-from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import Fact, Step
+from mas_gym.tasks.procedural import arithmetic
+from mas_gym.tasks.procedural.arithmetic import Fact, Step
 
 SYSTEM = Path(__file__).with_name("send_back.yaml")
 CHAIN = ("Reader", "Planner", "Solver")

@@ -11,7 +11,7 @@ from benchmarks.tiny import language
 from benchmarks.tiny.truth import BY_STEP, story_world
 from benchmarks.tiny.turns import RoleTurn
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.generated.arithmetic import (
+from mas_gym.tasks.procedural.arithmetic import (
     LEVELS,
     Arithmetic,
     Story,

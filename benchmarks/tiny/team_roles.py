@@ -15,8 +15,8 @@ from benchmarks.tiny import language
 from benchmarks.tiny.compare import Departure, faults, hint_of, steps_of
 from benchmarks.tiny.language import Hint
 from benchmarks.tiny.roles import Role, World, carry_out, make_plan, read_story, solve
-from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import Fact, Step
+from mas_gym.tasks.procedural import arithmetic
+from mas_gym.tasks.procedural.arithmetic import Fact, Step
 
 KEEP, CHECK = "keep all steps", "check all steps"
 

@@ -1,6 +1,6 @@
 """Train the tiny model from scratch: ``python -m benchmarks.tiny.train --out models/tiny``.
 
-The optimiser is AdamW with a one-cycle learning rate, and the loss covers only the agents'
+The optimizer is AdamW with a one-cycle learning rate, and the loss covers only the agents'
 messages. Repeating the command with the same arguments continues from the last checkpoint
 and gives the same result. ``loss.jsonl`` has the loss over the steps, and
 `benchmarks.tiny.card` writes the card.

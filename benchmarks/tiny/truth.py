@@ -20,8 +20,8 @@ from benchmarks.tiny.roles import World
 from benchmarks.tiny.team_roles import KEEP
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.generated import arithmetic
-from mas_gym.tasks.generated.arithmetic import Fact, facts_of, plan_of, rival_of, step_of
+from mas_gym.tasks.procedural import arithmetic
+from mas_gym.tasks.procedural.arithmetic import Fact, facts_of, plan_of, rival_of, step_of
 
 KINDS = (
     "missing fact",  # the Reader leaves a fact out

@@ -78,12 +78,12 @@ def bench_critic(
 ) -> None:
     """Evaluate critics on transcripts with known first errors: ProcessBench F1, AUC, pairwise accuracy, calibration."""
     from search.compare.first_errors import bench_critic as measure
-    from search.compare.imported_transcripts import read_labelled
+    from search.compare.imported_transcripts import read_labeled
 
     check_folder(json)
     if dev is not None and threshold is not None:
         raise ConfigError("expected --dev or --threshold, got both; leave out one of them")
-    transcripts, chosen = read_labelled(data), None if dev is None else read_labelled(dev)
+    transcripts, chosen = read_labeled(data), None if dev is None else read_labeled(dev)
     found: list[FirstErrorFigures] = []
     for spec in dict.fromkeys(critic):
         common: dict[str, Any] = {"dev": chosen, "mas": mas, "rule": rule, "threshold": threshold}

@@ -353,9 +353,9 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
 def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[str, object], baseline: str = "") -> None:
     """Print the table and write the requested files."""
     from search.compare import Comparison
-    from search.results.summary import summarise
+    from search.results.summary import summarize
 
-    rows = tuple(summarise(outcomes))
+    rows = tuple(summarize(outcomes))
     # An interrupted run may lack the baseline's row.
     baseline = baseline if any(baseline in (row.label, row.planner) for row in rows) else ""
     table = Comparison(rows, tuple(outcomes), baseline, title, meta)

@@ -70,14 +70,14 @@ def import_logs(
 
 
 def _preview(files: list[Path], format: str | None) -> None:
-    from mas_gym.logs import read_transcripts, recognise
+    from mas_gym.logs import read_transcripts, recognize
 
     broken: list[BrokenLine] = []
     first = next(read_transcripts(files, format, broken=broken.append), None)
     _show_broken(broken, len(broken))
     if first is None:
         raise ConfigError(f"expected at least one transcript in {', '.join(map(str, files[:3]))}, found none")
-    note(f"format {format or recognise(files[0])}, {one_line(first.place)}")
+    note(f"format {format or recognize(files[0])}, {one_line(first.place)}")
     _show_transcript(first)
 
 

@@ -85,7 +85,7 @@ def policies(json: AsJSON = False) -> None:
 
 def tasks(json: AsJSON = False) -> None:
     """List the tasks for --task, with their options."""
-    from mas_gym.tasks.catalogue import BENCHMARKS, task_makers
+    from mas_gym.tasks.catalog import BENCHMARKS, task_makers
 
     made = [
         Entry(name, f"{benchmark.hub.path} from the hub, or a local file with --data", [])
@@ -155,6 +155,6 @@ def _env_row(spec: EnvSpec) -> JSONObject:
 
 def _data(task: str) -> str:
     """Return the data that a task needs."""
-    from mas_gym.tasks.catalogue import BENCHMARKS
+    from mas_gym.tasks.catalog import BENCHMARKS
 
     return f"{BENCHMARKS[task].hub.path} from the hub, or a local file" if task in BENCHMARKS else "none, generated"

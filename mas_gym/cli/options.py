@@ -265,7 +265,7 @@ class TaskSource:
         Raises:
             ConfigError: An option needs --task, or has no such value.
         """
-        from mas_gym.tasks.catalogue import make_base
+        from mas_gym.tasks.catalog import make_base
 
         pairs = read_pairs(self.option)
         given: dict[str, object] = {"--columns": self.columns, "--data": self.data, "--answers": self.answers}
@@ -322,7 +322,7 @@ class AgentSource:
         """
         from mas_gym import load_mas
         from mas_gym.programs import load_program
-        from mas_gym.tasks.catalogue import default_mas, mas_of_kind
+        from mas_gym.tasks.catalog import default_mas, mas_of_kind
 
         own = {
             "files": ("--program-file", self.program_file or None),

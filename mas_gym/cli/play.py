@@ -14,7 +14,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.option_values import read_policy
 from mas_gym.cli.run_notes import warn_of_misuse
-from mas_gym.cli.solve import COLOURS, LONGEST, message_panel
+from mas_gym.cli.solve import COLORS, LONGEST, message_panel
 from mas_gym.internal.suggestions import unknown_name
 from mas_gym.internal.text import cut, one_line
 
@@ -136,9 +136,9 @@ def _show_view(env: MASEnv, observation: Observation) -> None:
 
     console = stdout()
     acting = observation["acting"]
-    colour = COLOURS[acting % len(COLOURS)]
+    color = COLORS[acting % len(COLORS)]
     console.print()
-    console.rule(Text(f"Your turn: {one_line(env.mas.agents[acting].name)}", style=f"bold {colour}"), style=colour)
+    console.rule(Text(f"Your turn: {one_line(env.mas.agents[acting].name)}", style=f"bold {color}"), style=color)
     console.print(
         Panel(
             Text(cut(observation["messages"][0].content, LONGEST), style="dim"),

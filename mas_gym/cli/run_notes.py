@@ -26,10 +26,10 @@ def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str
 
 def note_judge(task: Task) -> None:
     """Print a judge's cost, which is not included in TOK."""
-    from mas_gym.tasks.grading.graders import KindGrader, OwnGrader
+    from mas_gym.tasks.grading.graders import CustomGrader, KindGrader
     from mas_gym.tasks.grading.judge import Judge
 
-    judge = task.grader.judge if isinstance(task.grader, KindGrader | OwnGrader) else None
+    judge = task.grader.judge if isinstance(task.grader, KindGrader | CustomGrader) else None
     if isinstance(judge, Judge):
         note(f"judge {judge.policy.name}: {judge.spent} (not in TOK)")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from search import Plan
     from search.compare.comparison_runs import Bench, Row
 
-COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 LONGEST = 20_000
 
 
@@ -169,13 +169,13 @@ def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str
     from rich.panel import Panel
     from rich.text import Text
 
-    colour = "white" if speaker < 0 else COLOURS[speaker % len(COLOURS)]
-    title = Text(one_line(mas.node_name(speaker)), style=f"bold {colour}")
+    color = "white" if speaker < 0 else COLORS[speaker % len(COLORS)]
+    title = Text(one_line(mas.node_name(speaker)), style=f"bold {color}")
     if recipients:
-        title.append(f" to {names(mas, recipients)}", style=colour)
+        title.append(f" to {names(mas, recipients)}", style=color)
     body = Text(cut(text, LONGEST)) if text.strip() else Text("(empty message)", style="dim italic")
     note = Text(remark, style="dim") if remark else None
-    return Panel(body, title=title, title_align="left", subtitle=note, subtitle_align="right", border_style=colour)
+    return Panel(body, title=title, title_align="left", subtitle=note, subtitle_align="right", border_style=color)
 
 
 def transcript(mas: MAS, state: MASState, plan: Plan | None = None) -> RenderableType:

@@ -21,7 +21,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import choice
 
 if TYPE_CHECKING:
-    from rewardmodels import LabelledTree
+    from rewardmodels import LabeledTree
     from search import Plan
     from search.compare.comparison_runs import Row
 
@@ -189,7 +189,7 @@ def _train(
 
     asked: set[str] = set()
 
-    def trees() -> Iterator[LabelledTree]:
+    def trees() -> Iterator[LabeledTree]:
         for tree in chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores):
             question = tree.tree.states[0].question
             if part == "all" or for_training(question):

@@ -33,7 +33,7 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages, filled_prompt
 from mas_gym.systems.state import MASState, Message
 from mas_gym.tasks import TASK_NAMES, check_task_options, load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task, as_task
-from mas_gym.tasks.catalogue import TASKS, default_mas
+from mas_gym.tasks.catalog import TASKS, default_mas
 
 Observation = dict[str, Any]
 Info = dict[str, Any]

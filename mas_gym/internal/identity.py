@@ -1,4 +1,4 @@
-"""Identity: a JSON-serialisable description of everything that determines a component's results.
+"""Identity: a JSON-serializable description of everything that determines a component's results.
 
 A run store returns a stored search only if planner, MAS, policy, critic, grader, seed and
 sampling parameters are unchanged. The identity of user code consists of the spec or the name,
@@ -57,7 +57,7 @@ _MADE = "_mas_gym_made"
 
 
 def identity_of(part: object) -> JSONValue:
-    """Return a component's identity: JSON-serialisable, and equal in every process for equal components.
+    """Return a component's identity: JSON-serializable, and equal in every process for equal components.
 
     Args:
         part: A planner, policy, critic, task or grader, or a value inside one.

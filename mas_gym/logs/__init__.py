@@ -4,8 +4,8 @@
 read as transcripts are reported individually, and all other lines are read.
 """
 
-from mas_gym.logs.reader import FORMATS, read_transcripts, recognise
+from mas_gym.logs.reader import FORMATS, read_transcripts, recognize
 from mas_gym.logs.transcript import BrokenLine, LoggedMessage, Transcript
 from mas_gym.systems.tool_calls import ToolCall
 
-__all__ = ["FORMATS", "BrokenLine", "LoggedMessage", "ToolCall", "Transcript", "read_transcripts", "recognise"]
+__all__ = ["FORMATS", "BrokenLine", "LoggedMessage", "ToolCall", "Transcript", "read_transcripts", "recognize"]

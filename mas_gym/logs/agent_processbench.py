@@ -7,7 +7,7 @@ from typing import Any
 
 from mas_gym.errors import shown
 from mas_gym.logs.chats import made, reference_of, text_or_none
-from mas_gym.logs.labelled import check_fields, field_integer, field_text, has_fields
+from mas_gym.logs.labeled import check_fields, field_integer, field_text, has_fields
 from mas_gym.logs.messages import read_history
 from mas_gym.logs.transcript import RIGHT, Transcript, label_of, small_facts, speaker_name
 from mas_gym.tasks.data_rows import BadRow

@@ -8,7 +8,7 @@ from typing import Any
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import QUESTION, reference_of, text_or_none
-from mas_gym.logs.labelled import AGENT, check_fields, field_text, field_texts
+from mas_gym.logs.labeled import AGENT, check_fields, field_text, field_texts
 from mas_gym.logs.transcript import RIGHT, LoggedMessage, Transcript, label_of, number, small_facts, truth
 from mas_gym.tasks.data_rows import BadRow, first_of
 

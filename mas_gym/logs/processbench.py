@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mas_gym.logs.chats import reference_of, text_or_none
-from mas_gym.logs.labelled import AGENT, check_fields, field_integer, field_text, field_texts, has_fields
+from mas_gym.logs.labeled import AGENT, check_fields, field_integer, field_text, field_texts, has_fields
 from mas_gym.logs.transcript import RIGHT, WRONG, LoggedMessage, Transcript, small_facts, truth
 from mas_gym.tasks.data_rows import BadRow, first_of
 

@@ -98,7 +98,7 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
 """The formats, the most specific first."""
 
 
-def recognise(path: str | os.PathLike[str]) -> str:
+def recognize(path: str | os.PathLike[str]) -> str:
     """Infer the format of a file from its first rows.
 
     Raises:
@@ -187,7 +187,7 @@ def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) 
             if format is not None and names_a_file(format):
                 yield from _by_user(format, path)
             else:
-                yield from _read_file(path, format or recognise(path), collectors, heard)
+                yield from _read_file(path, format or recognize(path), collectors, heard)
         except DataError as error:
             # With several files, report this file and read the others.
             if len(paths) == 1:

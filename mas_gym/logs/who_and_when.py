@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mas_gym.logs.chats import made, reference_of, text_or_none
-from mas_gym.logs.labelled import check_fields, field_integer, field_text, has_fields
+from mas_gym.logs.labeled import check_fields, field_integer, field_text, has_fields
 from mas_gym.logs.messages import read_history
 from mas_gym.logs.transcript import WRONG, Transcript, small_facts, truth
 from mas_gym.tasks.data_rows import first_of

@@ -152,7 +152,7 @@ def mean_logprob(logprob: float, tokens: int) -> float: ...
 @overload
 def mean_logprob(logprob: float | None, tokens: int) -> float | None: ...
 def mean_logprob(logprob: float | None, tokens: int) -> float | None:
-    """Return the length-normalised log-likelihood of a message (paper, Eq. "psi-pol"), in nats per token."""
+    """Return the length-normalized log-likelihood of a message (paper, Eq. "psi-pol"), in nats per token."""
     return None if logprob is None else logprob / max(tokens, 1)
 
 
@@ -206,7 +206,7 @@ class Sample(NamedTuple):
 
     @property
     def mean_logprob(self) -> float | None:
-        """Length-normalised log-likelihood, in nats per token."""
+        """Length-normalized log-likelihood, in nats per token."""
         return mean_logprob(self.logprob, self.tokens)
 
 

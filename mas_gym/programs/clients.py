@@ -161,7 +161,7 @@ def _plain(gateway: Gateway, execution: Execution, named: JSONObject) -> Call | 
 
 def _asked(gateway: Gateway, named: JSONObject) -> JSONObject:
     # A hook may change its argument, which is JSON.
-    return named if gateway.normalise is None else json.loads(json.dumps(named))
+    return named if gateway.normalize is None else json.loads(json.dumps(named))
 
 
 def _of_task(execution: Execution | None) -> Origin:

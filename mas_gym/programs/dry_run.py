@@ -27,7 +27,7 @@ _LONG_SETTLE = 0.5
 _CHANGES = (
     "The replies were equal, so the calls depend on state that outlives a run (a checkpointer, a global list, a "
     "cache), on the time or on random ids. Create the state inside the program for each run, mask irrelevant parts "
-    "with normalise=, or run each execution in a new process with isolate=True (--isolate)"
+    "with normalize=, or run each execution in a new process with isolate=True (--isolate)"
 )
 
 
@@ -79,7 +79,7 @@ def _compare_elsewhere(name: str, calls: Sequence[Call], elsewhere: Callable[[],
         logger.warning(
             "the program %s makes different calls in another process, so a later run cannot resume its searches; - is "
             "this process, + the other:\n%s\nUsual causes are the order of sets and values created on import: "
-            "sort them, mask them with normalise=, or start every run with PYTHONHASHSEED=0",
+            "sort them, mask them with normalize=, or start every run with PYTHONHASHSEED=0",
             name,
             _first_change(calls, there)[1],
         )

@@ -441,7 +441,7 @@ class Execution:
             self._abort(
                 DivergenceError(
                     f"call {self._asked + 1}: expected no path of the world's copy, got {self.copy}, which differs in "
-                    "each execution; use paths relative to it, or mask it with normalise="
+                    "each execution; use paths relative to it, or mask it with normalize="
                 )
             )
             raise ProgramStopped
@@ -652,7 +652,7 @@ class Execution:
         return DivergenceError(
             f"the program made a different call in a replay, at call {self._answered + 1}; - is the recorded call, + "
             f"the new one:\n{difference(step.call.text, got.text)}\nUsual causes are the time, random ids and the "
-            "order of sets; mask them with normalise="
+            "order of sets; mask them with normalize="
         )
 
     def _late(self, seconds: float) -> None:

@@ -35,17 +35,17 @@ class Gateway:
     """Maps paths to open executions.
 
     Attributes:
-        normalise: See `mas_gym.programs.Program`.
+        normalize: See `mas_gym.programs.Program`.
         fitted: Converts a call to the form that its policy supports. Raises `PolicyError` if a part is unsupported.
     """
 
     def __init__(
         self,
-        normalise: Callable[[JSONObject], Any] | None = None,
+        normalize: Callable[[JSONObject], Any] | None = None,
         fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         """Start without executions."""
-        self.normalise, self.fitted = normalise, fitted
+        self.normalize, self.fitted = normalize, fitted
         self._open: dict[str, Execution] = {}
         self._calls: WeakValueDictionary[bytes, Call] = WeakValueDictionary()
 
@@ -85,9 +85,9 @@ class Gateway:
         call = self._calls.get(key)
         if call is None:
             if asked is None:
-                call = read_call(known, headers, self.normalise, dialect)
+                call = read_call(known, headers, self.normalize, dialect)
             else:
-                call = parsed_call(asked(), headers, self.normalise)
+                call = parsed_call(asked(), headers, self.normalize)
             try:
                 call = self._calls[key] = self.fitted(call)
             except PolicyError as error:

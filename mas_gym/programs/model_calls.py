@@ -134,7 +134,7 @@ class Call:
         usage: Whether a stream ends with the usage.
         extra_body: Further fields for the policy, such as tools; see `mas_gym.policies.SamplingRequest`.
         tools: Whether replies may call tools.
-        text: The request as canonical JSON, after `normalise`; it must be equal on replay.
+        text: The request as canonical JSON, after `normalize`; it must be equal on replay.
         dialect: The API of the request and its reply; None for Chat Completions.
     """
 
@@ -172,14 +172,14 @@ class Call:
 
 
 def read_call(
-    body: bytes, headers: Mapping[str, str], normalise: object = None, dialect: CallDialect | None = None
+    body: bytes, headers: Mapping[str, str], normalize: object = None, dialect: CallDialect | None = None
 ) -> Call:
     """Parse a request.
 
     Args:
         body: The JSON body.
         headers: The HTTP headers, with names in lower case.
-        normalise: Maps the parsed chat request to the JSON-serializable value that must be equal on replay.
+        normalize: Maps the parsed chat request to the JSON-serializable value that must be equal on replay.
         dialect: The API of the request; None for Chat Completions.
 
     Raises:
@@ -195,11 +195,11 @@ def read_call(
     if not isinstance(asked, dict):
         raise CallError(f"expected a JSON object, got {shown(asked)}")
     if dialect is None:
-        return parsed_call(asked, headers, normalise)
-    return replace(parsed_call(dialect.chat_request(asked), headers, normalise), dialect=dialect)
+        return parsed_call(asked, headers, normalize)
+    return replace(parsed_call(dialect.chat_request(asked), headers, normalize), dialect=dialect)
 
 
-def parsed_call(asked: JSONObject, headers: Mapping[str, str], normalise: object = None) -> Call:
+def parsed_call(asked: JSONObject, headers: Mapping[str, str], normalize: object = None) -> Call:
     """Return the call of a parsed chat request; see `read_call`."""
     for key in asked:
         if key in _REFUSED and _asks(asked, key):
@@ -224,7 +224,7 @@ def parsed_call(asked: JSONObject, headers: Mapping[str, str], normalise: object
         extra_body=json.dumps(extra, sort_keys=True) if extra else "",
         tools="tools" in extra,
         nodes=tuple(map(unquote, headers.get(NODES_HEADER, "").split())),
-        text=_canonical(asked, agent, node, normalise),
+        text=_canonical(asked, agent, node, normalize),
     )
 
 
@@ -266,22 +266,22 @@ def unsupported(asked: Mapping[str, object]) -> str:
     return ""
 
 
-def _canonical(asked: JSONObject, agent: str, node: str, normalise: Any) -> str:
+def _canonical(asked: JSONObject, agent: str, node: str, normalize: Any) -> str:
     kept: Any = {key: value for key, value in asked.items() if value is not None}
     if agent:
         kept["agent"] = agent
     if node:
         # Equal requests of different nodes count as different, because the program continues differently after them.
         kept["node"] = node
-    if normalise is not None:
+    if normalize is not None:
         try:
-            kept = normalise(kept)
+            kept = normalize(kept)
         except Exception as error:
-            raise CallError(f"normalise raised {type(error).__name__}: {error}", 500) from error
+            raise CallError(f"normalize raised {type(error).__name__}: {error}", 500) from error
     try:
         return json.dumps(kept, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CallError(f"normalise: expected a JSON-serializable value, got {shown(kept)} ({error})", 500) from None
+        raise CallError(f"normalize: expected a JSON-serializable value, got {shown(kept)} ({error})", 500) from None
 
 
 def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[JSONObject]]:

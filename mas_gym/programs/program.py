@@ -47,7 +47,7 @@ class Program:
         settle: See the arguments.
         parked: See the arguments.
         running: See the arguments.
-        normalise: See the arguments.
+        normalize: See the arguments.
         temperature: See the arguments.
         world: See the arguments.
         spec: The string from which the program was loaded; None if there is none.
@@ -60,7 +60,7 @@ class Program:
         agents: Sequence[str] | Mapping[str, str] | None = None,
         mas: MAS | str | Mapping[str, object] | None = None,
         files: Sequence[str | os.PathLike[str]] = (),
-        normalise: Callable[[JSONObject], object] | None = None,
+        normalize: Callable[[JSONObject], object] | None = None,
         max_calls: int = 50,
         timeout: float = 60.0,
         settle: float = 0.05,
@@ -79,7 +79,7 @@ class Program:
             mas: A system with the program's agents, token limits and edges, such as ``"rpsv"``. A call belongs
                 to the agent with the same system prompt; messages are routed along the edges.
             files: The files that determine the behavior of a command or service; required for a store.
-            normalise: Maps a request to the value that must be equal on replay, to mask fields that may differ.
+            normalize: Maps a request to the value that must be equal on replay, to mask fields that may differ.
             max_calls: Maximum number of model calls in one execution; one more call counts as a failure.
             timeout: Seconds without a call or an answer after which the program counts as hung.
             settle: Seconds without a new call after which concurrent calls are ordered if further calls cannot be
@@ -110,7 +110,7 @@ class Program:
                 raise ConfigError(
                     f"{name}: expected a number of seconds above 0 and below 10,000,000, got {shown(seconds)}"
                 )
-        self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
+        self.timeout, self.settle, self.normalize = float(timeout), float(settle), normalize
         self.temperature = None if temperature is None else effective_temperature(temperature)
         self.world = world
         if isinstance(self.source, FunctionSource | IsolatedSource):
@@ -121,7 +121,7 @@ class Program:
             raise ConfigError("expected mas= or agents=, got both; mas= already names the agents")
         self._given_mas, self._given_agents = mas, agents
         self._arguments = {
-            "agents": agents, "mas": mas, "files": tuple(files), "normalise": normalise, "max_calls": max_calls,
+            "agents": agents, "mas": mas, "files": tuple(files), "normalize": normalize, "max_calls": max_calls,
             "timeout": timeout, "settle": settle, "parked": parked, "running": running,
             "temperature": temperature,
             "isolate": isolate,
@@ -216,8 +216,8 @@ class Program:
             IdentityError: A command or service has no ``files``.
         """
         stated: JSONObject = {"source": self.source.identity(), "max_calls": self.max_calls}
-        if self.normalise is not None:
-            stated["normalise"] = self.normalise
+        if self.normalize is not None:
+            stated["normalize"] = self.normalize
         if self.temperature is not None:
             stated["temperature"] = self.temperature
         if isinstance(self._given_agents, Mapping):

@@ -58,7 +58,7 @@ class Described(Protocol):
 
     name: str
     source: Source
-    normalise: Callable[[JSONObject], object] | None
+    normalize: Callable[[JSONObject], object] | None
     max_calls: int
     timeout: float
     settle: float
@@ -94,7 +94,7 @@ class Runner(Watcher):
         super().__init__(program.name, program.settle, program.timeout)
         self.program = program
         self.policy = policy
-        self.gateway = Gateway(program.normalise, self._fitted)
+        self.gateway = Gateway(program.normalize, self._fitted)
         self._templates: dict[bool, Any] = {}
         self._lock = threading.RLock()
         self._open: set[Execution] = set()

@@ -12,14 +12,14 @@ from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task, as_task
-    from mas_gym.tasks.catalogue import TASK_NAMES, check_task_options, load_task
+    from mas_gym.tasks.catalog import TASK_NAMES, check_task_options, load_task
     from mas_gym.tasks.grading.answers import extract_answer, grade
     from mas_gym.tasks.grading.expressions import answers_equal
     from mas_gym.tasks.task_classes import ProblemTask
 
 _HOMES = {
     "mas_gym.tasks.base": "Grade Grader GradingMode Kind Problem Task as_task",
-    "mas_gym.tasks.catalogue": "TASK_NAMES check_task_options load_task",
+    "mas_gym.tasks.catalog": "TASK_NAMES check_task_options load_task",
     "mas_gym.tasks.grading.answers": "extract_answer grade",
     "mas_gym.tasks.grading.expressions": "answers_equal",
     "mas_gym.tasks.task_classes": "ProblemTask",

@@ -288,7 +288,7 @@ Same = Callable[[str, str], bool]
 _OPENING = re.compile(r"(?:(?<!\s)\s++)?+(?<![^\W\d_])[^\W\d_]++:")
 
 
-def normalise_message(text: str) -> str:
+def normalize_message(text: str) -> str:
     """Return the case-folded text without extra spaces or closing punctuation."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
 
@@ -299,7 +299,7 @@ def same_text(a: str, b: str) -> bool:
     >>> same_text("Work: 3+4.", "work:  3+4")
     True
     """
-    return normalise_message(a) == normalise_message(b)
+    return normalize_message(a) == normalize_message(b)
 
 
 def same_after_opening(a: str, b: str) -> bool:

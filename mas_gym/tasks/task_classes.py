@@ -15,7 +15,7 @@ from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.internal.suggestions import choice
 from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task, unknown_problem
 from mas_gym.tasks.grading.answers import check_mode
-from mas_gym.tasks.grading.graders import KindGrader, OwnGrader, make_grader
+from mas_gym.tasks.grading.graders import CustomGrader, KindGrader, make_grader
 
 DEFAULT_DIFFICULTY = 3
 
@@ -95,7 +95,7 @@ class ProblemSequence(Task):
     @property
     def grading(self) -> GradingMode:  # type: ignore[override]
         """The mode in which answers are read, ``"strict"`` or ``"paper"``."""
-        return self.grader.mode if isinstance(self.grader, KindGrader | OwnGrader) else "strict"
+        return self.grader.mode if isinstance(self.grader, KindGrader | CustomGrader) else "strict"
 
     def identity(self) -> object:
         """Return the grader's identity, which fully determines grading, so every slice has the same identity."""

@@ -43,7 +43,7 @@ class ProposalLike(NamedTuple):
 
     @property
     def mean_logprob(self) -> float | None:
-        """Length-normalised log-likelihood, in nats per token."""
+        """Length-normalized log-likelihood, in nats per token."""
         return mean_logprob(self.logprob, self.tokens)
 
 

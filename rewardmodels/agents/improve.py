@@ -27,8 +27,8 @@ from search.plan import Plan
 from search.progress import Progress
 from search.protocol import Critic, ScoringContext
 from search.results.outcomes import Outcome
-from search.results.plots import COLOURS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure
-from search.results.summary import ResultRow, summarise
+from search.results.plots import COLORS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure
+from search.results.summary import ResultRow, summarize
 from search.store import open_store
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class _Stage:
             spent = store.totals(info.run).tokens
         tokens = spent + (earlier[-1].tokens if earlier else 0)
         found = Round(
-            self.number, self.spec, digest_of(identity_of(self.policy)), tokens, tuple(summarise(outcomes)),
+            self.number, self.spec, digest_of(identity_of(self.policy)), tokens, tuple(summarize(outcomes)),
             values, tuple(outcomes),
         )  # fmt: skip
         for row in found.rows:
@@ -300,11 +300,11 @@ def _draw(rounds: Sequence[Round], path: Path) -> None:
     figure = figure_class()(figsize=(WIDTH, HEIGHT), dpi=200, layout="constrained")
     axes = figure.subplots()
     numbers = [one.number for one in rounds]
-    for rows, colour in zip(zip(*(one.rows for one in rounds), strict=True), COLOURS, strict=False):
+    for rows, color in zip(zip(*(one.rows for one in rounds), strict=True), COLORS, strict=False):
         low, high = ([100 * end for end in ends] for ends in zip(*(row.interval for row in rows), strict=True))
-        axes.fill_between(numbers, low, high, color=colour, alpha=0.15, lw=0)
+        axes.fill_between(numbers, low, high, color=color, alpha=0.15, lw=0)
         hits = [100 * row.hits[1].mean for row in rows]
-        axes.plot(numbers, hits, color=colour, marker="o", ms=4, label=plot_text(rows[0].label))
+        axes.plot(numbers, hits, color=color, marker="o", ms=4, label=plot_text(rows[0].label))
     axes.set_xticks(numbers)
     dress(axes, "generation", "Hit@1 (%)")
     axes.legend(frameon=False)

@@ -28,7 +28,7 @@ from mas_gym.tasks.parquet_rows import parquet_rows
 from rewardmodels.data import mining
 from rewardmodels.data.cards import markdown, metadata
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
-from rewardmodels.data.mining import Labelled, Pair
+from rewardmodels.data.mining import Labeled, Pair
 from search.plan import Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store import RunInfo, open_store
@@ -42,7 +42,7 @@ LOOPS: dict[str, object] = {"max_turns": None, "min_turns": 1, "history": "input
 _SHOWN = 5
 
 
-class LabelledTree(NamedTuple):
+class LabeledTree(NamedTuple):
     """A training search tree and its source.
 
     Attributes:
@@ -141,7 +141,7 @@ def graph_of(mas: MAS) -> dict[str, object]:
 
 
 def collect(
-    trees: Iterable[LabelledTree],
+    trees: Iterable[LabeledTree],
     kind: DataKind,
     view: View = "full",
     pairs_per_tree: int = mining.PAIRS_PER_TREE,
@@ -223,14 +223,14 @@ def check_continuations(continuations: Mapping[int, int]) -> None:
         )
 
 
-def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, same: Same) -> list[Example]:
+def _mine(item: LabeledTree, kind: DataKind, view: View, limit: int, same: Same) -> list[Example]:
     name = f"{item.task}/{item.mas.name}/{item.problem_id}@{item.seed}"
     known: dict[MASState, Parts] = {}
 
     def parts(state: MASState) -> Parts:
         return known.setdefault(state, tuple(state_parts(item.mas, state, view)))
 
-    def example(better: Labelled, pair: Pair | None = None) -> Example:
+    def example(better: Labeled, pair: Pair | None = None) -> Example:
         state = better.state
         agent = item.mas.agents[state.speaker].name
         source = (name, item.task, item.problem_id, item.mas.name, state.depth - 1, agent)
@@ -313,7 +313,7 @@ def histogram(data: RewardData) -> dict[str, dict[str, int]]:
     }
 
 
-def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = None) -> Iterator[LabelledTree]:
+def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = None) -> Iterator[LabeledTree]:
     """Read the trees of training searches (with the true reward), and of imported transcripts, from a store.
 
     Args:
@@ -341,7 +341,7 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
             yield from _trees(store.plans(info.run), info, mas, path)
 
 
-def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabelledTree]:
+def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabeledTree]:
     mas = info.mas
     if expected is not None and graph_of(expected) != graph_of(mas):
         raise DataError(
@@ -352,7 +352,7 @@ def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str
     task = RECORDED if recorded else str(info.facts.get("task") or "problems")
     for plan in plans:
         if plan.tree is not None:
-            yield LabelledTree(plan.tree, mas, task, plan.problem_id, seed, recorded)
+            yield LabeledTree(plan.tree, mas, task, plan.problem_id, seed, recorded)
 
 
 SCHEMA = 2

@@ -18,7 +18,7 @@ TOP = BOTTOM = 4
 PAIRS_PER_TREE = 8
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """A state with its target."""
 
     state: MASState
@@ -34,8 +34,8 @@ class Pair(NamedTuple):
         depth: Depth of their parent, 0 for the root.
     """
 
-    chosen: Labelled
-    rejected: Labelled
+    chosen: Labeled
+    rejected: Labeled
     depth: int
 
     @property
@@ -49,12 +49,12 @@ def target(tree: Tree, node: int) -> float:
     return max(-1.0, min(1.0, tree.totals[node] / tree.visits[node]))
 
 
-def process_targets(tree: Tree) -> list[Labelled]:
+def process_targets(tree: Tree) -> list[Labeled]:
     """Return every visited state that follows an action, with its target (paper, ``D_proc``)."""
-    return [_labelled(tree, i) for i in range(1, len(tree.parents)) if tree.visits[i] > 0]
+    return [_labeled(tree, i) for i in range(1, len(tree.parents)) if tree.visits[i] > 0]
 
 
-def pointwise(tree: Tree) -> list[Labelled]:
+def pointwise(tree: Tree) -> list[Labeled]:
     """Return the samples for the MSE head: each step of each path to a terminal state with reward +1 or -1.
 
     Exact duplicates are included only once. A path has ``D + 1`` nodes in a fixed schedule; in a dynamic schedule,
@@ -65,12 +65,12 @@ def pointwise(tree: Tree) -> list[Labelled]:
         while node > 0 and node not in on_path:
             on_path.add(node)
             node = tree.parents[node]
-    return list(dict.fromkeys(_labelled(tree, i) for i in sorted(on_path) if tree.visits[i] > 0))
+    return list(dict.fromkeys(_labeled(tree, i) for i in sorted(on_path) if tree.visits[i] > 0))
 
 
-def outcomes(tree: Tree) -> list[Labelled]:
+def outcomes(tree: Tree) -> list[Labeled]:
     """Return the distinct visited terminal states with their rewards (paper, ``D_out``)."""
-    return list(dict.fromkeys(_labelled(tree, i) for i in _decided(tree)))
+    return list(dict.fromkeys(_labeled(tree, i) for i in _decided(tree)))
 
 
 def pairs(
@@ -109,8 +109,8 @@ def pairs(
     return _round_robin(rounds)[:limit]
 
 
-def _labelled(tree: Tree, node: int) -> Labelled:
-    return Labelled(tree.states[node], target(tree, node))
+def _labeled(tree: Tree, node: int) -> Labeled:
+    return Labeled(tree.states[node], target(tree, node))
 
 
 def _decided(tree: Tree) -> list[int]:
@@ -126,14 +126,14 @@ def _family_pairs(tree: Tree, siblings: Sequence[int], same: Same) -> list[Pair]
     return sorted(found, key=lambda pair: -pair.margin)
 
 
-def _ranked(tree: Tree, siblings: Sequence[int], same: Same) -> list[Labelled]:
+def _ranked(tree: Tree, siblings: Sequence[int], same: Same) -> list[Labeled]:
     unique: dict[tuple[str, tuple[int, ...]], int] = {}
     for node in siblings:
         text, recipients = action = tree.states[node].text, tree.states[node].recipients
         known = next((other for other in unique if other[1] == recipients and same(other[0], text)), action)
         if known not in unique or tree.visits[node] > tree.visits[unique[known]]:
             unique[known] = node
-    return sorted((_labelled(tree, node) for node in unique.values()), key=lambda item: -item.target)
+    return sorted((_labeled(tree, node) for node in unique.values()), key=lambda item: -item.target)
 
 
 def _split(ranked: Sequence[float]) -> int:

@@ -351,7 +351,7 @@ def model_card(info: CriticInfo) -> str:
         "## Versions",
         facts_table(info.versions),
         "## Limits",
-        f"The labels are {_source(info)}. No human judgements were used: a score "
+        f"The labels are {_source(info)}. No human judgments were used: a score "
         "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
         "graphs, agents or tasks; MAS-Gym rejects other graphs without `force=True`.",
     )

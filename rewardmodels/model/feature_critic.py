@@ -69,13 +69,13 @@ def features_of(context: ScoringContext) -> list[float]:
 
 @dataclass(frozen=True)
 class FeatureModel:
-    """A logistic regression on standardised features: ``p = sigmoid(bias + sum(weight * (x - mean) / scale))``.
+    """A logistic regression on standardized features: ``p = sigmoid(bias + sum(weight * (x - mean) / scale))``.
 
     Attributes:
         kind: ``"masprm"`` for any state, ``"orm"`` for terminal states only.
         mean: Mean of each feature in training.
         scale: Standard deviation of each feature.
-        weights: Weight of each standardised feature.
+        weights: Weight of each standardized feature.
         bias: The intercept.
         data: Counts of the training data.
         metrics: Metrics on held-out questions.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.base import Same
-from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
+from rewardmodels.data.dataset import LabeledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import Encoder, View
 from rewardmodels.model.backbone import (
     add_lora,
@@ -110,7 +110,7 @@ def train(
         )
     if config.anchor and (points is None or points.kind != "points"):
         raise ConfigError(
-            "anchor: expected labelled states, got none; collect the same trees again with kind='points', and pass the "
+            "anchor: expected labeled states, got none; collect the same trees again with kind='points', and pass the "
             "result as points="
         )
     if (warning := continuation_warning(data)) is not None:
@@ -250,8 +250,8 @@ def _run(
         trainer.resume(log)
     metrics = held_out.metrics(model, config)
     if points is not None and data.kind == "pairs":
-        labelled = split(points, config.held_out)[1].examples
-        calibrated = HeldOut(bundles(labelled, encoder, config.batch_size, config.max_tokens), *rest)
+        labeled = split(points, config.held_out)[1].examples
+        calibrated = HeldOut(bundles(labeled, encoder, config.batch_size, config.max_tokens), *rest)
         metrics["points"] = point_metrics(calibrated.examples, calibrated.logits(model)[0])
     info = _info(config, data, learned, held, base, metrics, found)
     history = trainer.history
@@ -340,7 +340,7 @@ def grow(
     return drain(start(Row(name, method), replace(bench, training=True), bench.seeds[0], listen), lambda plan: None)
 
 
-def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
+def trees(bench: Bench, first: int | None = None) -> Iterator[LabeledTree]:
     """Read the trees that `grow` stored for the bench's policy, sampling, seed and problems; other trees are skipped.
 
     Args:
@@ -382,7 +382,7 @@ def grown(bench: Bench) -> list[RunInfo]:
 
 
 def teach(
-    source: Callable[[], Iterator[LabelledTree]],
+    source: Callable[[], Iterator[LabeledTree]],
     out: Path,
     kind: CriticKind,
     head: Head,

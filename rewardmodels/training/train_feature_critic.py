@@ -142,7 +142,7 @@ def _card(model: FeatureModel) -> str:
         "# A critic on features, without a language model",
         f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the other "
         "samples. It does not read the text: it measures how messages are written and how often they agree, but it "
-        "cannot recognise a wrong statement. It was fitted to recorded outcomes; metrics are for held-out questions, "
+        "cannot recognize a wrong statement. It was fitted to recorded outcomes; metrics are for held-out questions, "
         "by five-fold cross-validation.",
         LOADING,
         facts_table({**model.data, **model.metrics}),

@@ -19,7 +19,7 @@ from search.compare.comparison_runs import Bench, Row, measure, named_critics, n
 from search.compare.cost_matching import Match, calibrate
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
-from search.results.summary import find_row, summarise
+from search.results.summary import find_row, summarize
 from search.results.table import CalibratedSize
 from search.setup import FromConfig, ProgramSource, read_system, resolve_policy
 from search.store import Recorded
@@ -109,7 +109,7 @@ def compare(
     outcomes, stop = measure(rows, bench, listen=listen)
     if stop is not None:
         raise stop
-    table = tuple(summarise(outcomes))
+    table = tuple(summarize(outcomes))
     name = find_row(table, baseline).label if table else ""
     facts = {"problems": table[0].problems if table else 0, "seeds": chosen, "match": match, "baseline": name}
     return Comparison(table, tuple(outcomes), name, "", facts, tuple(calibrated))

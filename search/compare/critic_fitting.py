@@ -19,8 +19,8 @@ from mas_gym.internal.database import copy_database
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.whole_files import replace_files
-from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, question_key, standardised
-from search.compare.imported_transcripts import read_labelled
+from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, question_key, standardized
+from search.compare.imported_transcripts import read_labeled
 from search.compare.transcripts import NOBODY
 from search.critic_registry import CALIBRATED as FILE
 from search.critic_registry import CRITICS, is_plain_critic
@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 def label_examples(path: str | Path) -> Iterator[RecordedState]:
     """Yield every prefix of a store's labeled transcripts; a prefix is right if no message in it is labeled wrong."""
-    for one in read_labelled(path):
+    for one in read_labeled(path):
         mas, states = one.states()
         for place, state in enumerate(states):
             right = one.label == NOBODY or place < one.label
@@ -120,7 +120,7 @@ def _fitted(values: Array, right: Array, wrong: Array, chosen: NDArray[np.bool_]
     mean = np.array([np.nanmean(column) if np.isfinite(column).any() else 0.0 for column in values.T])
     scale = np.array([np.nanstd(column) if np.isfinite(column).any() else 1.0 for column in values.T])
     scale[scale < 1e-9] = 1.0
-    rows = np.array([standardised(row, mean.tolist(), scale.tolist()) for row in values.tolist()])
+    rows = np.array([standardized(row, mean.tolist(), scale.tolist()) for row in values.tolist()])
     model = LogisticRegression(max_iter=1000)
     labels, weights = np.repeat([1, 0], len(rows)), np.concatenate([right, wrong])
     model.fit(np.concatenate([rows, rows]), labels, sample_weight=weights)

@@ -28,9 +28,9 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
-from search.compare.imported_transcripts import read_labelled
+from search.compare.imported_transcripts import read_labeled
 from search.compare.reliability import Bin, ScoredState, depth_bins, gap
-from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, ScoringCost, divide, score_transcripts
+from search.compare.transcripts import NOBODY, LabeledTranscript, Scored, ScoringCost, divide, score_transcripts
 from search.protocol import Critic
 from search.results.intervals import Counts, Interval, bootstrap
 
@@ -326,9 +326,9 @@ def _by_depth(states: Sequence[ScoredState]) -> dict[int, DepthFigures]:
 
 def bench_critic(
     critic: Critic | str,
-    data: str | Path | Sequence[LabelledTranscript],
+    data: str | Path | Sequence[LabeledTranscript],
     *,
-    dev: str | Path | Sequence[LabelledTranscript] | None = None,
+    dev: str | Path | Sequence[LabeledTranscript] | None = None,
     mas: MAS | str | None = None,
     rule: Rule | None = None,
     threshold: float | None = None,
@@ -360,12 +360,12 @@ def bench_critic(
         raise ConfigError(f"expected a finite number as the threshold, got {threshold!r}")
     guide = load_critic(critic) if isinstance(critic, str) else critic
     system = None if mas is None else load_mas(mas)
-    rest = read_labelled(data) if isinstance(data, str | Path) else list(data)
+    rest = read_labeled(data) if isinstance(data, str | Path) else list(data)
     given = Threshold(rule or "value", threshold) if threshold is not None else None
-    chosen: list[LabelledTranscript] = []
+    chosen: list[LabeledTranscript] = []
     how = "given"
     if given is None and dev is not None:
-        chosen, how = (read_labelled(dev), Path(dev).name) if isinstance(dev, str | Path) else (list(dev), "dev")
+        chosen, how = (read_labeled(dev), Path(dev).name) if isinstance(dev, str | Path) else (list(dev), "dev")
     elif given is None:
         chosen, rest, how = divide(rest)
     total = len(chosen) + len(rest)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mas_gym.errors import DataError
-from search.compare.transcripts import NOBODY, LabelledTranscript, read_labelled_file
+from search.compare.transcripts import NOBODY, LabeledTranscript, read_labeled_file
 from search.plan import Plan
 from search.results.run_info import is_recorded
 from search.store import Store, open_store
@@ -15,7 +15,7 @@ from search.store import Store, open_store
 _SQLITE = b"SQLite format 3\0"
 
 
-def read_labelled(path: str | Path) -> list[LabelledTranscript]:
+def read_labeled(path: str | Path) -> list[LabeledTranscript]:
     """Read labeled transcripts from a file (`search.compare.transcripts`) or from the imported runs of a store.
 
     Raises:
@@ -25,17 +25,17 @@ def read_labelled(path: str | Path) -> list[LabelledTranscript]:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        return read_labelled_file(file)
+        return read_labeled_file(file)
     with file.open("rb") as opened:
         if opened.read(len(_SQLITE)) != _SQLITE:
-            return read_labelled_file(file)
+            return read_labeled_file(file)
     found = []
     with open_store(file) as store:
         for run in store.runs():
             if is_recorded(run.config):
                 agents = [agent.name for agent in run.mas.agents]
                 for problem, plan in store.searches(run.run):
-                    found += _labelled(problem.id, problem.metadata["samples"], plan, agents)
+                    found += _labeled(problem.id, problem.metadata["samples"], plan, agents)
     if not found:
         raise DataError(
             f"{file}: expected imported transcripts with message labels, found none; import some with mas-gym import"
@@ -43,7 +43,7 @@ def read_labelled(path: str | Path) -> list[LabelledTranscript]:
     return found
 
 
-def _labelled(name: str, samples: list[dict[str, object]], plan: Plan, agents: list[str]) -> list[LabelledTranscript]:
+def _labeled(name: str, samples: list[dict[str, object]], plan: Plan, agents: list[str]) -> list[LabeledTranscript]:
     found = []
     for candidate, facts in zip(plan.candidates, samples, strict=True):
         labels = facts.get("labels")
@@ -53,7 +53,7 @@ def _labelled(name: str, samples: list[dict[str, object]], plan: Plan, agents: l
             speakers = tuple(agents[turn.speaker] for turn in turns)
             steps = tuple(turn.text for turn in turns)
             named = f"{name} {facts['id'] or facts['place']}"
-            found.append(LabelledTranscript(named, candidate.state.question, steps, wrong, speakers))
+            found.append(LabeledTranscript(named, candidate.state.question, steps, wrong, speakers))
     return found
 
 

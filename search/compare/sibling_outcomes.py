@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mas_gym.tasks.base import normalise_message
+from mas_gym.tasks.base import normalize_message
 from mas_gym.tasks.grading.numbers import parse_number
 from search.plan import Plan
 
@@ -170,7 +170,7 @@ def failed_samples(plan: Plan, agreement: SharedMessages) -> list[FailedSample]:
 
 def _normal(text: str) -> str:
     """Return a text without an opening word and its colon, normalized."""
-    return normalise_message(_OPENING.sub("", text.lstrip(), count=1))
+    return normalize_message(_OPENING.sub("", text.lstrip(), count=1))
 
 
 def repeated(texts: Sequence[str], speakers: Sequence[int], answer: str | None) -> tuple[bool, ...]:
@@ -202,4 +202,4 @@ def repeated(texts: Sequence[str], speakers: Sequence[int], answer: str | None) 
 
 def _plain(text: str) -> str:
     number = parse_number(text) if len(text) < _LONGEST_NUMBER else None
-    return " ".join(_MARKS.sub(" ", normalise_message(text)).split()) if number is None else str(number)
+    return " ".join(_MARKS.sub(" ", normalize_message(text)).split()) if number is None else str(number)

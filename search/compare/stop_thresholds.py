@@ -236,15 +236,15 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
     rows: NDArray[np.float64] = np.array([check.features for check, _ in pairs])
     # Each search has the same total weight, independent of its number of checks.
     weights = np.array([weight for _, weight in pairs])
-    centre, spread = rows.mean(axis=0), rows.std(axis=0)
+    center, spread = rows.mean(axis=0), rows.std(axis=0)
     used = spread > 1e-9
     if not used.any():
         used[0], spread[0] = True, 1.0
-    scaled = (rows[:, used] - centre[used]) / spread[used]
+    scaled = (rows[:, used] - center[used]) / spread[used]
     model = LogisticRegression(C=1.0, max_iter=1000).fit(scaled, right, sample_weight=weights)
     slopes = model.coef_[0] / spread[used]
     named = dict.fromkeys(FEATURES, 0.0) | dict(zip(np.array(FEATURES)[used].tolist(), slopes.tolist(), strict=True))
-    bias = float(model.intercept_[0] - slopes @ centre[used])
+    bias = float(model.intercept_[0] - slopes @ center[used])
     index = scaled @ model.coef_[0] + model.intercept_[0]
     points: tuple[tuple[float, float], ...] = ()
     if method == "isotonic":

@@ -43,7 +43,7 @@ _DEV = ("dev", "val", "validation")
 
 
 @dataclass(frozen=True)
-class LabelledTranscript:
+class LabeledTranscript:
     """A transcript with a known first wrong step.
 
     Attributes:
@@ -110,7 +110,7 @@ class LabelledTranscript:
         return system, found[1:]
 
 
-def read_labelled_file(path: str | Path) -> list[LabelledTranscript]:
+def read_labeled_file(path: str | Path) -> list[LabeledTranscript]:
     """Read a file of labeled transcripts.
 
     Raises:
@@ -123,13 +123,13 @@ def read_labelled_file(path: str | Path) -> list[LabelledTranscript]:
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'}")
     rows = read_file(file, "transcripts")
-    found = read_rows("labelled transcripts", rows, lambda number, row: _transcript(row, rows[number].place))
+    found = read_rows("labeled transcripts", rows, lambda number, row: _transcript(row, rows[number].place))
     if not found:
         raise DataError(f"{file}: expected at least one transcript, got none")
     return found
 
 
-def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
+def _transcript(row: JSONMapping, place: str) -> LabeledTranscript:
     problem, steps, label = (row.get(name) for name in ("problem", "steps", "label"))
     if not isinstance(problem, str) or not problem.strip():
         raise BadRow(f"expected a non-empty string as problem, got {shown(problem)}")
@@ -151,7 +151,7 @@ def _transcript(row: JSONMapping, place: str) -> LabelledTranscript:
         _check_shipped(mas)
     proposals = zip(tokens, logprobs, strict=True) if tokens and logprobs else ()
     name = row.get("id")
-    return LabelledTranscript(
+    return LabeledTranscript(
         str(name) if name is not None else place, problem, tuple(texts), label, tuple(agents), mas, tuple(proposals),
         part.lower() if isinstance(part, str) else "",
     )  # fmt: skip
@@ -177,8 +177,8 @@ def _check_shipped(name: object) -> None:
 
 
 def divide(
-    transcripts: Sequence[LabelledTranscript],
-) -> tuple[list[LabelledTranscript], list[LabelledTranscript], str]:
+    transcripts: Sequence[LabeledTranscript],
+) -> tuple[list[LabeledTranscript], list[LabeledTranscript], str]:
     """Return the transcripts to choose thresholds on, the transcripts to measure, and a description of the split.
 
     If a column ``split`` marks some rows as dev, it determines the split. Otherwise a hash of the question does, so
@@ -205,7 +205,7 @@ class Scored(NamedTuple):
         error: Reason for the failure.
     """
 
-    transcript: LabelledTranscript
+    transcript: LabeledTranscript
     values: tuple[float, ...]
     error: str | None = None
 
@@ -220,7 +220,7 @@ class ScoringCost(NamedTuple):
 
 
 def score_transcripts(
-    transcripts: Sequence[LabelledTranscript],
+    transcripts: Sequence[LabeledTranscript],
     critic: Critic,
     mas: MAS | None = None,
     listen: Callable[[int], None] = lambda done: None,
@@ -277,7 +277,7 @@ def score_transcripts(
     return found, cost
 
 
-def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], last_alone: bool) -> list[ScoringContext]:
+def _contexts(one: LabeledTranscript, mas: MAS, states: Sequence[MASState], last_alone: bool) -> list[ScoringContext]:
     written: list[Proposal | None] = [
         Proposal(Action(text, mas.ALL), tokens, logprob)
         for text, (tokens, logprob) in zip(one.steps, one.proposals, strict=False)
@@ -289,7 +289,7 @@ def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], las
     return contexts[-1:] if last_alone else contexts
 
 
-def _scored(transcript: LabelledTranscript, outcome: Scores | Exception) -> Scored:
+def _scored(transcript: LabeledTranscript, outcome: Scores | Exception) -> Scored:
     if isinstance(outcome, Exception):
         reason = str(outcome) if isinstance(outcome, MASGymError) else f"{type(outcome).__name__}: {outcome}"
         return Scored(transcript, (), reason or type(outcome).__name__)

@@ -65,7 +65,7 @@
     return path.reverse();
   };
 
-  // Colours span the critic's scale or the values of this tree, from orange (worst) through grey to green (best).
+  // Colors span the critic's scale or the values of this tree, from orange (worst) through grey to green (best).
   let low = Infinity;
   let high = -Infinity;
   let onScale = false;
@@ -427,7 +427,7 @@
     $("scale-low").textContent = short(from);
     $("scale-high").textContent = short(to);
     document.querySelector(".scale i").style.background = `linear-gradient(90deg, ${tint(from)}, ${tint((from + to) / 2)}, ${tint(to)})`;
-    $("colours").textContent = `${nodes.q ? "Q" : "critic's value"}, ${onScale ? "full scale" : "this tree's range"}`;
+    $("colors").textContent = `${nodes.q ? "Q" : "critic's value"}, ${onScale ? "full scale" : "this tree's range"}`;
   }
   function flip() {
     const root = document.documentElement;
@@ -487,8 +487,8 @@
   }
   if (low <= high) {
     showScale();
-    $("colours").disabled = !scaled;
-    $("colours").onclick = () => {
+    $("colors").disabled = !scaled;
+    $("colors").onclick = () => {
       onScale = !onScale;
       showScale();
       paint();

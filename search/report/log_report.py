@@ -32,13 +32,13 @@ class LogOverview:
     Attributes:
         agents: The names of the agents.
         blames: The probable first errors of the failed samples.
-        labelled: Number of samples with an outcome.
+        labeled: Number of samples with an outcome.
     """
 
     def __init__(self, agents: Sequence[str], plans: Iterable[Plan]) -> None:
         """Read the plans."""
         self.agents = tuple(agents)
-        self.labelled = 0
+        self.labeled = 0
         self._samples, self._right, self._questions = 0, 0, 0
         self._calls, self._tokens = Counter[int](), Counter[int]()
         self._agreements: list[float] = []
@@ -51,7 +51,7 @@ class LogOverview:
                 continue
             self._questions += 1
             self._samples += len(plan.candidates)
-            self.labelled += sum(one.correct is not None for one in plan.candidates)
+            self.labeled += sum(one.correct is not None for one in plan.candidates)
             self._right += sum(one.correct is True for one in plan.candidates)
             for one in plan.candidates:
                 for node in [] if one.node is None else plan.tree.path(one.node)[1:]:
@@ -67,13 +67,13 @@ class LogOverview:
 
     def tables(self, label: str) -> list[TextTable]:
         """Return the tables of the run, named by a label."""
-        outcomes = f"{self._right:,} right, {self.labelled - self._right:,} wrong" if self.labelled else _DASH
-        unlabelled = self._samples - self.labelled
+        outcomes = f"{self._right:,} right, {self.labeled - self._right:,} wrong" if self.labeled else _DASH
+        unlabeled = self._samples - self.labeled
         agreement = f"{100 * sum(self._agreements) / len(self._agreements):.1f}%" if self._agreements else _DASH
         facts = [
             ("Transcripts", f"{self._samples:,} of {self._questions:,} questions"),
             ("Outcomes", outcomes),
-            ("Without an outcome", f"{unlabelled:,}" + ("" if self.labelled else " (no reference answers)")),
+            ("Without an outcome", f"{unlabeled:,}" + ("" if self.labeled else " (no reference answers)")),
             ("Samples with the question's most frequent answer", agreement),
         ]
         blamed = Counter(one.agent() for one in self.blames)
@@ -84,7 +84,7 @@ class LogOverview:
                 one_line(self.agents[place]),
                 f"{self._calls[place]:,}",
                 f"{self._tokens[place]:,}" if counted else _DASH,
-                f"{blamed[place]:,}" if self.labelled else _DASH,
+                f"{blamed[place]:,}" if self.labeled else _DASH,
             )
             for place in spoke
         ]
@@ -94,7 +94,7 @@ class LogOverview:
         ]
         if self.blames:
             found.append(self._instructive(label))
-        return [*found, *self._missing(label, unlabelled, counted, blamed[None])]
+        return [*found, *self._missing(label, unlabeled, counted, blamed[None])]
 
     def _instructive(self, label: str) -> TextTable:
         """Return the failures with the clearest first error, at most one per question."""
@@ -113,11 +113,11 @@ class LogOverview:
         head = ("Problem", "Question", "Transcript", "Probable first error")
         return TextTable(head, lines, f"{label}: most instructive failures", note)
 
-    def _missing(self, label: str, unlabelled: int, counted: bool, unknown: int) -> list[TextTable]:
+    def _missing(self, label: str, unlabeled: int, counted: bool, unknown: int) -> list[TextTable]:
         lines = []
-        if unlabelled:
+        if unlabeled:
             remedy = "add answer or correct to the rows, or regrade with mas-gym regrade --task"
-            lines.append(("outcomes", f"{unlabelled:,} transcripts", remedy))
+            lines.append(("outcomes", f"{unlabeled:,} transcripts", remedy))
         if not counted:
             lines.append(("token counts", "all messages", "log the tokens of each message"))
         if not self._agreements:

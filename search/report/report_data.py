@@ -110,7 +110,7 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         setting,
         _without_accuracy(
             table_of(store.path, setting, outcomes, baseline if known else ""),
-            {label for label, log in logs.items() if not log.labelled},
+            {label for label, log in logs.items() if not log.labeled},
         ),
         {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
         {label: counts for label, counts in blamed.items() if counts.keys() - {NOT_KNOWN}},

@@ -12,7 +12,7 @@ from search.compare.reliability import Bin
 from search.results.intervals import wilson
 from search.results.outcomes import Outcome
 from search.results.plots import (
-    COLOURS,
+    COLORS,
     FAINT,
     HEIGHT,
     INK,
@@ -64,7 +64,7 @@ def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
 
 def _looks() -> Iterator[dict[str, Any]]:
     """Yield the color and line style of successive curves."""
-    return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
+    return ({"color": color, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for color in COLORS)
 
 
 def _figure(lines: int, height: float = HEIGHT) -> Figure:
@@ -124,10 +124,10 @@ def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents:
 
 
 _DARK = {
-    COLOURS[0].lower(): ("blue", "#4da3e8"),
-    COLOURS[1].lower(): ("orange", "#ff8a4a"),
-    COLOURS[2].lower(): ("green", "#35c79b"),
-    COLOURS[5].lower(): ("sky", "#a6d8ff"),
+    COLORS[0].lower(): ("blue", "#4da3e8"),
+    COLORS[1].lower(): ("orange", "#ff8a4a"),
+    COLORS[2].lower(): ("green", "#35c79b"),
+    COLORS[5].lower(): ("sky", "#a6d8ff"),
     INK: ("ink", "#e6eaf0"),
     FAINT: ("faint", "#2c3541"),
     PAPER: ("paper", "#1a2028"),
@@ -141,10 +141,10 @@ def svg(figure: Figure) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg")
     text = out.getvalue()
-    for colour, (name, _) in _DARK.items():
-        text = text.replace(colour, f"var(--{name})")
-    light = "".join(f"--{name}:{colour};" for colour, (name, _) in _DARK.items())
-    dark = "".join(f"--{name}:{colour};" for name, colour in _DARK.values())
+    for color, (name, _) in _DARK.items():
+        text = text.replace(color, f"var(--{name})")
+    light = "".join(f"--{name}:{color};" for color, (name, _) in _DARK.items())
+    dark = "".join(f"--{name}:{color};" for name, color in _DARK.values())
     style = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
     return text.replace("<defs>", f"{style}<defs>", 1)
 

@@ -98,9 +98,9 @@ def wilson(correct: ArrayLike) -> Interval:
         return Interval(0.0, 1.0)
     mean, z = float(values.mean()), _NORMAL
     shrink = 1 + z * z / size
-    centre = (mean + z * z / (2 * size)) / shrink
+    center = (mean + z * z / (2 * size)) / shrink
     half = z * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size)) / shrink
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(max(0.0, center - half), min(1.0, center + half))
 
 
 def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
@@ -123,9 +123,9 @@ def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
     widened = np.concatenate([found, [low, high]])
     if found.size < 2:
         return Interval(low, high)
-    centre = float(widened.mean())
+    center = float(widened.mean())
     half = _student(found.size - 1) * float(widened.std()) / math.sqrt(widened.size)
-    return Interval(max(low, centre - half), min(high, centre + half))
+    return Interval(max(low, center - half), min(high, center + half))
 
 
 def _student(freedom: int) -> float:

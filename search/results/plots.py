@@ -27,7 +27,7 @@ Marker: TypeAlias = str | tuple[int, int, int]
 
 
 # The color-blind safe palette of Okabe and Ito (2008), darkest contrast first.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
 _MARKERS: tuple[Marker, ...] = ("o", "s", "^", "D", "P", "v", "X", "p", "h", "d")
 """Filled markers of similar size; similar ones are far apart. The first is for rows without a critic."""
@@ -74,7 +74,7 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
         raise ConfigError(
             "expected a row with at least one finished search and its token counts, got none; nothing to plot"
         )
-    colours = dict(zip(dict.fromkeys(row.planner for row in drawn), cycle((*COLOURS, INK, NO_CRITIC)), strict=False))
+    colors = dict(zip(dict.fromkeys(row.planner for row in drawn), cycle((*COLORS, INK, NO_CRITIC)), strict=False))
     critics = dict(zip(dict.fromkeys(["", *(row.critic for row in drawn)]), cycle(_MARKERS), strict=False))
     best = frontier(drawn, cost)
     dotted, curves = 1 < len(best) < len(drawn), cost == "tokens" and any(row.curve for row in drawn)
@@ -101,9 +101,7 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     for row in drawn:
         if row.curve and cost == "tokens":
             stops, hits = zip(*row.curve, strict=True)
-            axes.plot(
-                stops, [100 * hit for hit in hits], color=colours[row.planner], linewidth=1.3, alpha=0.6, zorder=2
-            )
+            axes.plot(stops, [100 * hit for hit in hits], color=colors[row.planner], linewidth=1.3, alpha=0.6, zorder=2)
     if handles:
         add_legend(figure, handles, columns)
     ends = [end for row in drawn for end in row.interval]
@@ -113,9 +111,9 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     points = [(row.cost(cost).mean, 100 * row.hits[1].mean) for row in drawn]
     shifts = _apart(figure, axes, points, [row.interval for row in drawn])
     for row, point, shift in zip(drawn, points, shifts, strict=True):
-        _draw_row(figure, axes, row, point, shift, colours[row.planner], critics[row.critic])
+        _draw_row(figure, axes, row, point, shift, colors[row.planner], critics[row.critic])
     texts = [plot_text(row.label if whole else row.planner) for row in drawn]
-    _label(figure, axes, points, shifts, texts, [colours[row.planner] for row in drawn])
+    _label(figure, axes, points, shifts, texts, [colors[row.planner] for row in drawn])
     return figure
 
 
@@ -161,12 +159,12 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
 
 def _draw_row(
-    figure: Figure, axes: Axes, row: ResultRow, point: tuple[float, float], shift: float, colour: str, marker: Marker
+    figure: Figure, axes: Axes, row: ResultRow, point: tuple[float, float], shift: float, color: str, marker: Marker
 ) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     moved = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
-    look: dict[str, Any] = {"color": colour, "transform": moved}
+    look: dict[str, Any] = {"color": color, "transform": moved}
     low, high = (100 * end for end in row.interval)
     axes.plot([point[0]] * 2, [low, high], linewidth=2.2, alpha=0.45, solid_capstyle="butt", zorder=2.5, **look)
     axes.plot(*point, marker=marker, ms=6.5, mec=PAPER, mew=0.8, zorder=3, **look)
@@ -197,7 +195,7 @@ def _label(
     points: Sequence[tuple[float, float]],
     shifts: Sequence[float],
     texts: Sequence[str],
-    colours: Sequence[str],
+    colors: Sequence[str],
 ) -> None:
     """Write each text near its point, where it covers no other text and few lines."""
     from matplotlib.transforms import Bbox, ScaledTranslation
@@ -208,9 +206,9 @@ def _label(
     lines = np.concatenate([_dense(line.get_transform().transform(line.get_xydata())) for line in axes.lines])
     frame = axes.get_window_extent()
     look: dict[str, Any] = {"fontsize": 8, "va": "center", "textcoords": "offset points", "annotation_clip": False}
-    for point, place, shift, text, colour in zip(points, places, shifts, texts, colours, strict=True):
+    for point, place, shift, text, color in zip(points, places, shifts, texts, colors, strict=True):
         moved = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
-        shown = axes.annotate(text, point, (0, 0), xycoords=moved, color=colour, zorder=4, **look)
+        shown = axes.annotate(text, point, (0, 0), xycoords=moved, color=color, zorder=4, **look)
         size = shown.get_window_extent()
         tried = []
         for ring, turn in product(_RINGS, range(_ANGLES)):
@@ -228,7 +226,7 @@ def _label(
         shown.set_in_layout(False)
         taken.append(box)
         if math.hypot(dx, dy) >= _LEADER:
-            arrow = {"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
+            arrow = {"arrowstyle": "-", "color": color, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
             leader = axes.annotate("", point, (dx, dy), xycoords=moved, textcoords="offset points", arrowprops=arrow)
             leader.set_in_layout(False)
 

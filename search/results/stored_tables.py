@@ -14,7 +14,7 @@ from mas_gym.internal.json_types import JSONObject
 from search.prices import Prices
 from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo, is_recorded
-from search.results.summary import find_row, summarise
+from search.results.summary import find_row, summarize
 from search.results.table import Comparison
 from search.usage import Usage
 
@@ -113,7 +113,7 @@ def one_setting(runs: Iterable[RunInfo]) -> Setting:
 
 def table_of(store: Path, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
     """Return the table of one setting of a store, with rows by increasing cost."""
-    rows = tuple(sorted(summarise(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
+    rows = tuple(sorted(summarize(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
     name = find_row(rows, baseline).label if rows else ""
     seeds = sorted({run.config["seed"] for run in setting.runs})
     facts = {"store": store.name, "seeds": seeds, "baseline": name}

@@ -142,7 +142,7 @@ class ResultRow:
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 
-def summarise(outcomes: Iterable[Outcome]) -> list[ResultRow]:
+def summarize(outcomes: Iterable[Outcome]) -> list[ResultRow]:
     """Group outcomes by planner and critic, in order of appearance, and average them.
 
     TOK, USD, AC and RC are averaged over the searches that did not fail.
@@ -157,7 +157,7 @@ def hit_differences(rows: Sequence[ResultRow], baseline: str = "") -> list[tuple
     """Compare the Hit@1 of each row with the baseline's, on their common problems.
 
     Args:
-        rows: From `summarise`.
+        rows: From `summarize`.
         baseline: The label of the row to compare with, or its planner if only one row has it; the first row by default.
 
     Returns:

@@ -433,7 +433,7 @@ def to_json(rows: Sequence[ResultRow], meta: JSONMapping | None = None, baseline
     """Return rows, per-problem shares and differences as one JSON document of schema `SCHEMA`.
 
     Args:
-        rows: From `search.results.summary.summarise`.
+        rows: From `search.results.summary.summarize`.
         meta: JSON-serializable facts about the run: task, MAS, policy, versions.
         baseline: The row to compare the others with; the first by default.
     """

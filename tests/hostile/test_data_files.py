@@ -10,7 +10,7 @@ import pytest
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
 from mas_gym.tasks import TASK_NAMES, json_rows, load_task, parquet_rows
-from mas_gym.tasks.catalogue import BENCHMARKS
+from mas_gym.tasks.catalog import BENCHMARKS
 
 GOOD = {
     "gsm8k": {"question": "How many?", "answer": "They are 18.\n#### 18"},

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from mas_gym.tasks import Problem, answers_equal, extract_answer, grade
 from mas_gym.tasks.base import GRADING_MODES
-from mas_gym.tasks.grading.expressions import compare_expressions, normalise_expression
+from mas_gym.tasks.grading.expressions import compare_expressions, normalize_expression
 from tests.hostile.patterns import Use, attacks, inline_calls, uses
 
 SMALL, LARGE = 1000, 4000
@@ -181,16 +181,16 @@ def test_natural_sentences_are_graded_in_bounded_time() -> None:
         start = time.perf_counter()
         for problem in PROBLEMS.values():
             extract_answer(problem, text)
-        normalise_expression(text)
+        normalize_expression(text)
         if time.perf_counter() - start > 0.05:
             slow.append(text)
     # a check that was slow because of another process is fast a second time
     for text in slow:
-        normalise_expression.cache_clear()
+        normalize_expression.cache_clear()
         start = time.thread_time()
         for problem in PROBLEMS.values():
             extract_answer(problem, text)
-        normalise_expression(text)
+        normalize_expression(text)
         assert time.thread_time() - start <= 0.05, text
 
 

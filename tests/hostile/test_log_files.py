@@ -14,7 +14,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError
-from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise
+from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognize
 from search.report.report import write_report
 from search.store.staged_logs import question_name
 
@@ -85,13 +85,13 @@ def test_truncated_file_keeps_earlier_lines(tmp_path: Path) -> None:
 def test_utf16_and_binary_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json.dumps(good()).encode("utf-16"))
     with pytest.raises(DataError, match="expected UTF-8 text"):
-        recognise(tmp_path / "a.jsonl")
+        recognize(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_bytes(bytes(range(256)) * 100)
     with pytest.raises(DataError, match="expected a log in one of the formats"):
-        recognise(tmp_path / "b.jsonl")
+        recognize(tmp_path / "b.jsonl")
     (tmp_path / "c.jsonl").write_bytes(b"")
     with pytest.raises(DataError, match="no JSON value"):
-        recognise(tmp_path / "c.jsonl")
+        recognize(tmp_path / "c.jsonl")
     with pytest.raises(DataError, match="expected a log in one of the formats"):
         search.import_transcripts(tmp_path / "c.jsonl", tmp_path / "runs.db")
 

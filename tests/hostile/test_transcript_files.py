@@ -1,4 +1,4 @@
-"""Files of labelled transcripts that are broken on purpose, and critics that fail on them."""
+"""Files of labeled transcripts that are broken on purpose, and critics that fail on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from mas_gym.errors import CriticError, DataError, DataNotFoundError
 from search import ScoringContext
 from search.compare import bench_critic
-from search.compare.transcripts import LabelledTranscript, read_labelled_file
+from search.compare.transcripts import LabeledTranscript, read_labeled_file
 
 GOOD: dict[str, Any] = {"problem": "1 + 1?", "steps": ["2"], "label": -1}
 
@@ -42,26 +42,26 @@ def test_invalid_row_error_names_the_row(name: str, tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text("\n".join([json.dumps(GOOD), json.dumps(row)]), encoding="utf-8")
     with pytest.raises(
-        DataError, match=rf"1 of 2 rows are not valid labelled transcripts(.|\n)*t\.jsonl:2( item 0)?: .*{said}"
+        DataError, match=rf"1 of 2 rows are not valid labeled transcripts(.|\n)*t\.jsonl:2( item 0)?: .*{said}"
     ):
-        read_labelled_file(file)
+        read_labeled_file(file)
 
 
 def test_files_that_are_not_transcripts_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="no such file"):
-        read_labelled_file(tmp_path / "none.json")
+        read_labeled_file(tmp_path / "none.json")
     (tmp_path / "t.csv").write_text("problem,steps,label\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"expected a file of type \.json, \.jsonl, \.parquet"):
-        read_labelled_file(tmp_path / "t.csv")
+        read_labeled_file(tmp_path / "t.csv")
     (tmp_path / "t.json").write_text("[]", encoding="utf-8")
     with pytest.raises(DataError, match="at least one transcript"):
-        read_labelled_file(tmp_path / "t.json")
+        read_labeled_file(tmp_path / "t.json")
     (tmp_path / "p.parquet").write_bytes(b"PAR1" + b"\0" * 64 + b"PAR1")
     with pytest.raises(DataError, match="expected a Parquet file"):
-        read_labelled_file(tmp_path / "p.parquet")
+        read_labeled_file(tmp_path / "p.parquet")
     (tmp_path / "deep.jsonl").write_text("[" * 200_000, encoding="utf-8")
     with pytest.raises(DataError, match="1 of 1 rows"):
-        read_labelled_file(tmp_path / "deep.jsonl")
+        read_labeled_file(tmp_path / "deep.jsonl")
 
 
 class Broken:
@@ -91,7 +91,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_critic_error_excludes_only_the_affected_transcripts(name: str) -> None:
     odd, reason = ODD[name]
-    rows = [LabelledTranscript(str(i), f"{i} odd" if i == 3 else f"{i}", ("s", "t"), 1 - i % 3) for i in range(9)]
+    rows = [LabeledTranscript(str(i), f"{i} odd" if i == 3 else f"{i}", ("s", "t"), 1 - i % 3) for i in range(9)]
     found = bench_critic(Broken(odd), rows, threshold=0.0)
     [(said, number)] = found.failed.items()
     assert (number, reason in said) == (1, True)
@@ -106,4 +106,4 @@ def test_critic_with_too_few_values_fails() -> None:
             return super().score(contexts)[1:]
 
     with pytest.raises(CriticError, match="expected 2 values, got 1"):
-        bench_critic(Short(0), [LabelledTranscript("a", "q", ("s", "t"), 0)], threshold=0.0)
+        bench_critic(Short(0), [LabeledTranscript("a", "q", ("s", "t"), 0)], threshold=0.0)

@@ -297,9 +297,9 @@ def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
 def test_problem_list_is_paginated() -> None:
     from search.report.store_pages import PAGE, Cell, ListingQuery, StoredRow, problems_page
     from search.results.outcomes import Outcome
-    from search.results.summary import summarise
+    from search.results.summary import summarize
 
-    [result] = summarise([Outcome("single", "", 1, "p", correct=True, tokens=1)])
+    [result] = summarize([Outcome("single", "", 1, "p", correct=True, tokens=1)])
     cells = {f"task/{'9' * (i % 5000)}{i}": {1: Cell("7", True, None)} for i in range(2000)}
     page = problems_page("x", ListingQuery(StoredRow("key", "setting", result, {1: "run"}, cells), page=3))
     assert page.count("<tr><th>") == PAGE + 1

@@ -34,7 +34,7 @@ from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare_expressions, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
 from mas_gym.tasks.grading.numbers import Decimal, last_number, read_number, same_number
-from mas_gym.tasks.grading.texts import accepted_texts, matches, normalise_text, read_code, read_text
+from mas_gym.tasks.grading.texts import accepted_texts, matches, normalize_text, read_code, read_text
 
 
 def check_mode(mode: str) -> GradingMode:
@@ -55,7 +55,7 @@ def _grade_words(problem: Problem, text: str) -> Grade:
         span = read_text(after_reasoning(text))
         equal = span is not None and matches(problem.answer, span)
     else:
-        equal = answer in map(normalise_text, accepted_texts(problem.answer))
+        equal = answer in map(normalize_text, accepted_texts(problem.answer))
     return Grade(equal, answer, "equal" if equal else "different")
 
 
@@ -84,7 +84,7 @@ def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict", de
         return read_code(text)
     if problem.kind in ("text", "regex", "judge"):
         words = read_text(text)
-        return None if words is None else normalise_text(words)
+        return None if words is None else normalize_text(words)
     options = problem.metadata.get("options", ()) if problem.kind == "choice" else ()
     loose = None
     announced = False

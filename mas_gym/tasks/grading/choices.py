@@ -42,7 +42,7 @@ _WORDS = re.compile(r"\w+")
 _CLEAR_END = re.compile(r"\s*(?:$|[).:\]])")
 
 
-def undress(span: str) -> str:
+def without_markup(span: str) -> str:
     """Drop emphasis, quotes and LaTeX wrappers around a label or an option."""
     return _DRESS.sub("", plain_ascii(span)).strip()
 
@@ -61,7 +61,7 @@ def read_label(span: str, options: Sequence[str] = ()) -> str | None:
     """
     if len(span) > MAX_CHARS:
         return None
-    text = undress(span)
+    text = without_markup(span)
     labels = ascii_uppercase[: len(options) or 4]
     lead = _LEADING_LABEL.match(text)
     if lead is not None and lead[1].upper() in labels:
@@ -109,7 +109,7 @@ def _only_label(text: str, labels: str) -> str | None:
 def label_without_statement(text: str, options: Sequence[str] = ()) -> str | None:
     """Read the option that a message chooses without an explicit statement."""
     labels = ascii_uppercase[: len(options) or 4]
-    tail = undress(text[-_TAIL:])
+    tail = without_markup(text[-_TAIL:])
     crowned = [m[1] for m in _CROWNED.finditer(tail) if m[1] in labels]
     if crowned:
         return crowned[-1]

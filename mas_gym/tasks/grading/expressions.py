@@ -1,6 +1,6 @@
 r"""The canonical form of mathematical answers, and tests for equality.
 
-`normalise_expression` removes only parts that do not change the meaning: spacing, ``\left``,
+`normalize_expression` removes only parts that do not change the meaning: spacing, ``\left``,
 ``\dfrac``, ``\mbox``, units, degree signs and delimiters. ``\text{Evelyn}`` becomes a word.
 
 Numbers are compared by value, and words as words. All other answers are compared by math-verify in a separate process
@@ -112,11 +112,11 @@ def words_key(text: str) -> str:
 
 
 @lru_cache(maxsize=8192)
-def normalise_expression(text: str) -> str:
+def normalize_expression(text: str) -> str:
     r"""Return the canonical form of a mathematical answer; empty if it is longer than `MAX_CHARS`.
 
     >>> for answer in (r"$\left( \dfrac{3}{4} , 2\sqrt{5} \right)$.", r"864 \mbox{ inches}^2", "x = 1 or x = 2.50"):
-    ...     print(normalise_expression(answer))
+    ...     print(normalize_expression(answer))
     (\frac{3}{4},2\sqrt{5})
     864
     x=1,x=2.5
@@ -131,13 +131,13 @@ def normalise_expression(text: str) -> str:
     text = _JOINED.sub(", ", text)
     name, equals, value = text.partition("=")
     named = bool(equals) and _NAME.fullmatch(name.strip()) is not None
-    whole = _normalised_value(value.strip() if named else text)
+    whole = _normalized_value(value.strip() if named else text)
     if whole is not None:
         return f"{name.strip()}={whole}" if named else whole
-    return ",".join(_normalised_cell(cell) for cell in _split(text, ","))
+    return ",".join(_normalized_cell(cell) for cell in _split(text, ","))
 
 
-def _normalised_value(text: str) -> str | None:
+def _normalized_value(text: str) -> str | None:
     """Return the canonical form of a letter, a number or words; None for anything else."""
     letter = _LETTER.fullmatch(text)
     if letter is not None:
@@ -148,10 +148,10 @@ def _normalised_value(text: str) -> str | None:
     return words_key(text) if is_words(text) or ":" in text else None
 
 
-def _normalised_cell(text: str) -> str:
+def _normalized_cell(text: str) -> str:
     name, equals, value = _result(text.strip()).rpartition("=")
     value = _without_units(_DEGREES.sub("", value.strip()))
-    simple = _normalised_value(value) if name or not equals else None
+    simple = _normalized_value(value) if name or not equals else None
     return name.replace(" ", "") + equals + (simple or _SCRIPT.sub(r"\1\2", _PLAIN_SPACE.sub("", value)))
 
 
@@ -222,10 +222,10 @@ def read_expression(span: str) -> str | None:
         stated = _STATED.match(text)
         # "the answer is 5!" is an exclamation, a bare "5!" a factorial
         text = text[stated.end() :].rstrip("!") if stated is not None else text
-    answer = normalise_expression(text)
+    answer = normalize_expression(text)
     if not formulas and is_prose(answer):
         value = _VALUE_IN_PROSE.fullmatch(text.strip())
-        answer = answer if value is None else normalise_expression(value["value"])
+        answer = answer if value is None else normalize_expression(value["value"])
     return answer or None
 
 
@@ -262,7 +262,7 @@ def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMo
         return "equal" if reference.strip().casefold() == answer.strip().casefold() else "different"
     if kind == "number":
         return "equal" if same_number(reference, answer) else "different"
-    right, given = normalise_expression(reference), normalise_expression(answer)
+    right, given = normalize_expression(reference), normalize_expression(answer)
     if right == given:
         return "equal"
     # math-verify finds every true relation equal to the empty set
@@ -270,9 +270,9 @@ def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMo
         return "different"
     a, b = _NAMED.fullmatch(right), _NAMED.fullmatch(given)
     if a is not None and b is None and "=" not in given:
-        right = normalise_expression(a["value"])
+        right = normalize_expression(a["value"])
     elif b is not None and a is None and "=" not in right:
-        given = normalise_expression(b["value"])
+        given = normalize_expression(b["value"])
     x, y = parse_number(right), parse_number(given)
     if x is not None and y is not None:
         return "equal" if close(x, y, is_rounded(right, given)) else "different"

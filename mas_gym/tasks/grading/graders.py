@@ -102,7 +102,7 @@ class Ungraded(KindGrader):
         return Grade(False, self.extract(problem, text), "no reference")
 
 
-class OwnGrader:
+class CustomGrader:
     """Reads answers by the problem's kind; its subclasses grade with the user's code."""
 
     base: KindGrader
@@ -126,7 +126,7 @@ class OwnGrader:
         return self.base.extract(problem, text)
 
 
-class FunctionGrader(OwnGrader):
+class FunctionGrader(CustomGrader):
     """Grades with a function; answers are read by the problem's kind.
 
     Attributes:
@@ -163,7 +163,7 @@ class FunctionGrader(OwnGrader):
             raise UserCodeError(f"grader {_name(self.function)}: {error_with_line(error, Path(file))}") from error
 
 
-class FileGrader(OwnGrader):
+class FileGrader(CustomGrader):
     """Grades with a named function, in a separate process; answers are read by the problem's kind.
 
     Attributes:

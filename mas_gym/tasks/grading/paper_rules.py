@@ -42,7 +42,7 @@ def extract(text: str, kind: Kind) -> str | None:
         label = _LABEL.search(tag[1] if tag is not None else text)
         return label[0].upper() if label is not None else None
     if tag is not None:
-        answer = normalise_as_paper(tag[1][:_MAX_CHARS])
+        answer = normalize_as_paper(tag[1][:_MAX_CHARS])
         if kind == "expression" or _NUMBER.fullmatch(answer):
             return answer or None
         return _last_token(tag[1])
@@ -51,7 +51,7 @@ def extract(text: str, kind: Kind) -> str | None:
 
 def _last_token(text: str) -> str | None:
     tokens = deque(_TOKEN.finditer(_without_units(text[-_MAX_CHARS:])), maxlen=1)
-    return normalise_as_paper(tokens[0][0]) if tokens else None
+    return normalize_as_paper(tokens[0][0]) if tokens else None
 
 
 def _without_units(text: str) -> str:
@@ -65,7 +65,7 @@ def _without_units(text: str) -> str:
         end = start + unit.start()
 
 
-def normalise_as_paper(text: str) -> str:
+def normalize_as_paper(text: str) -> str:
     """Lowercase, strip commas and spaces, remove trailing unit markers and the zero fraction of whole numbers."""
     text = _SPACES_AND_COMMAS.sub("", _without_units(text.strip().rstrip(".")).lower())
     if _NUMBER.fullmatch(text) and len(text) <= 100:
@@ -78,7 +78,7 @@ def same(reference: str, answer: str, kind: Kind) -> bool:
     """Whether two answers are equal by the paper's rule: numbers within 1e-3, anything else as normalized text."""
     if kind == "choice":
         return reference.strip().upper() == answer.strip().upper()
-    right, given = normalise_as_paper(reference), normalise_as_paper(answer)
+    right, given = normalize_as_paper(reference), normalize_as_paper(answer)
     if right == given:
         return True
     # without traps, text that is not a number becomes NaN and a number too large becomes infinite; neither is near

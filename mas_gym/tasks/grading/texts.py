@@ -24,10 +24,10 @@ _COURTESY = re.compile(
 _INFO = re.compile(r"[ \t]*+[\w+.#-]{0,20}+[ \t]*+\r?\n")
 
 
-def normalise_text(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Normalize an answer in words for comparison: ignore case, spacing, outer punctuation and a leading article.
 
-    >>> normalise_text(' The  "Vienna". '), normalise_text("C++")
+    >>> normalize_text(' The  "Vienna". '), normalize_text("C++")
     ('vienna', 'c++')
     """
     folded = " ".join(unicodedata.normalize("NFKC", text[: 2 * MAX_TEXT]).casefold().split())

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.generated.arithmetic import Slip, subsets
+from mas_gym.tasks.procedural.arithmetic import Slip, subsets
 from mas_gym.tasks.task_classes import SampledTask, split_of
 
 Rule = tuple[str, ...]

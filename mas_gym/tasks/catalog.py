@@ -313,9 +313,9 @@ TASKS = Registry(
     "mas_gym.tasks",
     {
         **{name: partial(load_task, name) for name in BENCHMARKS},
-        "arithmetic": "mas_gym.tasks.generated.arithmetic:Arithmetic",
-        "game24": "mas_gym.tasks.generated.game24:Game24",
-        "ordering": "mas_gym.tasks.generated.ordering:Ordering",
+        "arithmetic": "mas_gym.tasks.procedural.arithmetic:Arithmetic",
+        "game24": "mas_gym.tasks.procedural.game24:Game24",
+        "ordering": "mas_gym.tasks.procedural.ordering:Ordering",
     },
 )
 """Names of tasks; an entry point is a function ``(split, **options) -> Task``."""
