@@ -69,7 +69,7 @@ class Server:
         )
 
     async def close(self) -> None:
-        """Close the port and every connection."""
+        """Close the port and every connection; open requests end as if their clients had disconnected."""
         if self._server is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             # An accepted connection gets its transport two turns later; closing the server earlier would leave it open.

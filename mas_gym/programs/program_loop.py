@@ -284,16 +284,16 @@ class Loop:
         self.soon(started.begin, self.loop)
         return partial(self.soon, started.cancel)
 
-    def close(self, last: Callable[[], Awaitable[object]] | None = None, wait: bool = True) -> None:
-        """Cancel every task, await ``last``, and end the thread as soon as it is not blocked."""
+    def close(self, first: Callable[[], Awaitable[object]] | None = None, wait: bool = True) -> None:
+        """Await ``first``, cancel every task, and end the thread as soon as it is not blocked."""
 
         async def finish() -> None:
+            if first is not None:
+                await first()
             left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-            if last is not None:
-                await last()
             # Connections of unclosed clients.
             for transport in list(self.loop._transports.values()):  # type: ignore[attr-defined]
                 transport.abort()

@@ -115,5 +115,7 @@ class Batches:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # A closed run may be kept, and a task keeps its event loop and the frames of its errors.
+        self._task = self._scoring = None
         if self._thread is not None:
             self._thread.close()

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
@@ -282,6 +283,7 @@ def test_policy_error_fails_only_its_search() -> None:
 
 COMMAND = """
 import os, sys
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 import json
 question = sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read()
@@ -482,6 +484,28 @@ def test_searches_leave_no_threads_tasks_or_files(kind: str, tmp_path: Path, ser
         time.sleep(0.05)
     after = held()
     assert {name: max(after[name], before[name]) for name in after} == before
+
+
+def test_gateway_with_an_unfinished_request_closes_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    kept = []
+
+    def unfinished(question: str, base_url: str) -> str:
+        where = urlsplit(base_url)
+        connection = socket.create_connection((where.hostname, where.port))
+        connection.sendall(f"POST {where.path}/chat/completions HTTP/1.1\r\nhost: x\r\n".encode())
+        connection.sendall(b"expect: 100-continue\r\ncontent-length: 10\r\n\r\n")
+        # The gateway has begun to read the body.
+        assert b"100" in connection.recv(1000)
+        kept.append(connection)
+        with OpenAI(base_url=base_url, api_key="any") as client:
+            return in_a_thread(question, client)
+
+    [plan] = searched(program_of(unfinished), "single", count=1)
+    assert plan.error is None
+    for connection in kept:
+        with connection:
+            assert connection.recv(1000) == b""
+    assert not caplog.records
 
 
 @pytest.mark.slow
