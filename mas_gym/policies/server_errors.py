@@ -80,7 +80,9 @@ _DIALECTS: tuple[Dialect, ...] = (
         r"length is only (?P<window>\d+) tokens, resulting in a maximum input length of \d+ tokens\. .*",
     ),
     # "At least": vLLM stops counting at the limit, so the prompt's length is unknown.
-    Dialect("vLLM", "too long", _MAXIMUM + r"you requested \d+ output tokens and your prompt contains at least \d+ .*"),
+    Dialect(
+        "vLLM", "too long", _MAXIMUM + r"(?:you requested \d+ output tokens and )?your prompt contains at least \d+ .*"
+    ),
     Dialect(
         "vLLM",
         "parameter",

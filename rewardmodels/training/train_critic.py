@@ -369,7 +369,7 @@ def grown(bench: Bench) -> list[RunInfo]:
         "training": True,
         "seed": bench.seeds[0],
         "policy": engine_identity("policy", bench.policy),
-        "sampling": asdict(bench.sampling or Sampling()),
+        "sampling": asdict((bench.sampling or Sampling()).for_system(bench.mas)),
     }
     with open_store(bench.store) as store:
         runs = [info for info in store.runs() if all(info.config.get(key) == value for key, value in same.items())]
