@@ -85,6 +85,11 @@ _DIALECTS: tuple[Dialect, ...] = (
     ),
     Dialect(
         "vLLM",
+        "token limit",
+        r"max(?:_completion)?_tokens=\d+ cannot be greater than max_model_len=(?P<limit>\d+)\. .*",
+    ),
+    Dialect(
+        "vLLM",
         "parameter",
         r"Requested sample logprobs of \d+, which is (?:is )?greater than max allowed: \d+",
         ("top_logprobs",),
