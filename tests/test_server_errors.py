@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mas_gym.policies.retries import StatusError, fault_of
 from mas_gym.policies.server_errors import ServerError, read_error
 
 SENT = json.loads((Path(__file__).parent / "data" / "server_errors.json").read_text())
@@ -35,3 +36,9 @@ def test_error_of_a_named_server_is_recognized(sent: dict[str, Any]) -> None:
 )
 def test_error_of_an_unknown_server_has_no_meaning_and_no_numbers(body: bytes) -> None:
     assert read_error(400, body)[1:] == ServerError("")[1:]
+
+
+def test_torn_error_is_tried_again() -> None:
+    body = b'{"error": {"message": "max_tokens=1024 cannot be gre'
+    fault = fault_of(StatusError(400, {}, body))
+    assert fault is not None and fault.kind == "bad reply"

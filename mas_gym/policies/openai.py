@@ -468,9 +468,10 @@ class OpenAIPolicy(AsyncPolicy):
         """Lower the token limit of this and later requests if the server rejects it as too high."""
         if error.meaning != "token limit" or error.limit is None:
             return False
-        if error.limit >= min(request.max_new_tokens, self._cap):
+        # A concurrent request may have lowered the limit after this one was sent.
+        if error.limit >= request.max_new_tokens:
             return False
-        self._cap = error.limit
+        self._cap = min(self._cap, error.limit)
         note = f"it limits messages to {self._cap} tokens, below the agents' max_new_tokens"
         self.notes = [*(kept for kept in self.notes if "limits messages" not in kept), f"{self.name}: {note}"]
         return True

@@ -99,6 +99,8 @@ def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault
         return Fault("rate limit", text, wait, status)
     if status >= 500 or status in _RETRIED_STATUS:
         return Fault("server error", text, wait, status)
+    if error.torn:
+        return Fault("bad reply", f"the reply is unusable: an incomplete error: {text}", None, status)
     return Fault("refused", text, None, status, error)
 
 

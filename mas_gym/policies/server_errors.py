@@ -35,6 +35,7 @@ class ServerError(NamedTuple):
         prompt: The length of the prompt in tokens, if stated.
         limit: The longest reply in tokens, if stated.
         params: The parameters that the error is about.
+        torn: Whether the body is the beginning of a JSON object, which was cut on the way.
     """
 
     message: str
@@ -43,6 +44,7 @@ class ServerError(NamedTuple):
     prompt: int | None = None
     limit: int | None = None
     params: tuple[str, ...] = ()
+    torn: bool = False
 
 
 class Dialect(NamedTuple):
@@ -210,7 +212,8 @@ def read_error(status: int, body: bytes) -> ServerError:
         body: The body, of any form.
     """
     text = body.decode("utf-8", "replace")
-    error = _read(_json(text), text)
+    found = _json(text)
+    error = _read(found, text)._replace(torn=found is None and text.startswith("{"))
     return error._replace(meaning="quota") if status == 402 else error
 
 
