@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -101,7 +102,9 @@ class ActiveSearch:
             on_message: Called with the agent and the usage so far when a message arrives.
         """
         self.setup, self.problem = setup, problem
-        self.model = models.model(setup, problem, self._report)
+        # No reference cycle: it would keep the texts of a finished search until the garbage collector runs.
+        search: ActiveSearch = weakref.proxy(self)
+        self.model = models.model(setup, problem, lambda agent, usage: search._report(agent, usage))
         self.grader = ProblemGrader(task, problem, setup.dynamics.mas.final_text, self.model.grades)
         self.spent, self.asked = Usage(), 0
         self.failure: BaseException | None = None
