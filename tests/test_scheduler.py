@@ -163,8 +163,8 @@ def test_open_searches_are_bounded_by_concurrency() -> None:
     policy = GatedPolicy(*range(12))
     with background(SinglePass(), policy, concurrency=3) as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(12)]
-        wait_for(lambda: policy.open == 3)
-        assert (scheduler.scheduler.active, scheduler.scheduler.waiting) == (3, 9)
+        # `submit` returns before the scheduler's thread has counted the search.
+        wait_for(lambda: (policy.open, scheduler.scheduler.active, scheduler.scheduler.waiting) == (3, 3, 9))
         policy.gate.set()
         assert all(future.result(30).plan.error is None for future in futures)
 
