@@ -1,4 +1,4 @@
-"""Error bodies of named servers, as they were sent (tests/data/server_errors.json), and what they mean."""
+"""Error bodies of named servers (tests/data/server_errors.json; ``source`` is a public report), and what they mean."""
 
 from __future__ import annotations
 

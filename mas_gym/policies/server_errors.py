@@ -68,7 +68,19 @@ _MAXIMUM = r"This model's maximum context length is (?P<window>\d+) tokens\. How
 _SPLIT = r"you requested \d+ tokens \((?P<prompt>\d+) in the messages, \d+ in the completion\)\. "
 
 _DIALECTS: tuple[Dialect, ...] = (
-    Dialect("vLLM", "too long", _MAXIMUM + r"your request has (?P<prompt>\d+) input tokens\. .*"),
+    Dialect(
+        "vLLM",
+        "too long",
+        _MAXIMUM + r"your request has (?P<prompt>\d+) input tokens\. Please reduce the length of the input messages\."
+        r"(?: None)?",
+    ),
+    # vLLM 0.15 states the window less the requested reply as the window.
+    Dialect(
+        "vLLM",
+        "too long",
+        r"This model's maximum context length is \d+ tokens\. However, your request has (?P<prompt>\d+) input tokens\. "
+        r"Please reduce the length of the input messages\. \(parameter=input_tokens, value=\d+\)",
+    ),
     Dialect(
         "vLLM",
         "too long",
@@ -83,7 +95,16 @@ _DIALECTS: tuple[Dialect, ...] = (
     ),
     # "At least": vLLM stops counting at the limit, so the prompt's length is unknown.
     Dialect(
-        "vLLM", "too long", _MAXIMUM + r"(?:you requested \d+ output tokens and )?your prompt contains at least \d+ .*"
+        "vLLM",
+        "too long",
+        _MAXIMUM + r"(?:you requested \d+ output tokens and )?your prompt contains "
+        r"(?:at least \d+ input tokens|(?P<prompt>\d+) input tokens), .*",
+    ),
+    Dialect(
+        "vLLM",
+        "too long",
+        _MAXIMUM + r"your prompt contains \d+ characters \(more than \d+ characters, which is the upper bound for \d+ "
+        r"input tokens\)\. Please reduce the length of the input prompt\..*",
     ),
     Dialect(
         "vLLM",
