@@ -263,15 +263,18 @@ class Activity:
         if not (isinstance(address, tuple) and address[1] == self.port):
             self._connections.append(ref(transport))
 
-    def state(self, frames: Frames, blocked: int, perhaps: int) -> tuple[State, set[Busy]]:
+    def state(self, frames: Frames, blocked: int, perhaps: int, loop: int | None = None) -> tuple[State, set[Busy]]:
         """Return whether another call may come, and the busy parts of the program.
 
         Args:
             frames: The innermost frame of each thread.
             blocked: Number of threads that wait for a reply over HTTP.
             perhaps: Number of other open calls over HTTP, which threads may wait for.
+            loop: The identifier of its event loop's thread, if the program's code is running there.
         """
         active = [Busy(job.name, job.native) for job in list(self._jobs) if job.active(frames)]
+        if loop is not None and not ((frame := frames.get(loop)) is not None and _waits(frame)):
+            active.append(Busy("its event loop", self.loop_thread))
         busy = set(active) if len(active) > blocked + perhaps else set()
         late = list(self._sleeps.values())
         late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self._jobs]

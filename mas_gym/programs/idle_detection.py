@@ -178,8 +178,14 @@ class Watcher(ABC):
             return True
         blocked, ours, perhaps = execution.open_over_http()
         state, busy = State.UNKNOWN, set[Busy]()
+        programs, loop = self._programs, None
+        if programs is not None and execution.place is programs and not programs.here:
+            # Seen from another thread, a program on the event loop can be idle only while it blocks the loop.
+            if programs.running != execution.token:
+                return False
+            loop = programs.ident
         if execution.observed:
-            state, busy = execution.activity.state(frames, blocked, perhaps)
+            state, busy = execution.activity.state(frames, blocked, perhaps, loop)
         now = monotonic()
         if running or state is State.BUSY:
             watch.called(execution.touched)

@@ -209,6 +209,11 @@ class Loop:
         """The native identifier of its thread."""
         return self._thread.native_id
 
+    @property
+    def ident(self) -> int | None:
+        """The identifier of its thread."""
+        return self._thread.ident
+
     def look(self) -> tuple[bool, float]:
         """Return whether the loop is busy, and for how many seconds it has run only one task.
 
