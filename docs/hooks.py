@@ -16,6 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from mas_gym.internal.lazy import public_imports
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mas_gym", "search", "rewardmodels")
 BARE_MODULES = (
@@ -23,21 +25,14 @@ BARE_MODULES = (
     "mas_gym.internal.identity",
     "mas_gym.envs.sb3",
     "mas_gym.plugins",
+    "mas_gym.tiny",
     "mas_gym.envs.vector",
     "search.credit",
 )
-"""Public modules without an ``__all__``: everything that they define without an underscore."""
+"""Public modules that are not packages of names: everything that they define without an underscore."""
 
 SUMMARIES: dict[str, tuple[str, str]] = {}
 """Title and first sentence of each page, for ``llms.txt``."""
-
-
-def public_names(path: Path) -> list[str]:
-    """Return the names in a module's ``__all__``, without importing it."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return list(ast.literal_eval(node.value))
-    return []
 
 
 def docstring(name: str) -> str:
@@ -48,12 +43,12 @@ def docstring(name: str) -> str:
 
 
 def public_packages() -> dict[str, list[str]]:
-    """Return each package with an ``__all__``, and its public names; command line and internals have none."""
+    """Return each package that imports public names, and these names; the command line has none."""
     found = {}
     for top in PACKAGES:
         for path in sorted((ROOT / top).rglob("__init__.py")):
             name = ".".join(path.parent.relative_to(ROOT).parts)
-            names = public_names(path)
+            names = sorted(public_imports(path))
             if names and name != "mas_gym.cli":
                 found[name] = names
     return found

@@ -24,65 +24,34 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.internal.lazy import lazy_names, when_imported
 
 if TYPE_CHECKING:
-    from mas_gym.envs.aec import aec_env
-    from mas_gym.envs.env import MASEnv, Snapshot
-    from mas_gym.envs.spaces import Records, Unicode
-    from mas_gym.envs.vector import MASVectorEnv
-    from mas_gym.envs.wrappers import CandidateChoice, CandidateFeatures, DenseReward
-    from mas_gym.programs import recorded
-    from mas_gym.systems.conditions import Condition
-    from mas_gym.systems.dynamics import Dynamics
-    from mas_gym.systems.graph import MAS, Agent, Edge, Q
-    from mas_gym.systems.loading import load_mas, mas_names
-    from mas_gym.systems.prompts import ChatMessage, chat_messages
-    from mas_gym.systems.state import Action, LocalView, MASState, Message, Turn
-    from mas_gym.tasks import load_task
+    from mas_gym.envs.aec import aec_env as aec_env
+    from mas_gym.envs.env import MASEnv as MASEnv
+    from mas_gym.envs.env import Snapshot as Snapshot
+    from mas_gym.envs.spaces import Records as Records
+    from mas_gym.envs.spaces import Unicode as Unicode
+    from mas_gym.envs.vector import MASVectorEnv as MASVectorEnv
+    from mas_gym.envs.wrappers import CandidateChoice as CandidateChoice
+    from mas_gym.envs.wrappers import CandidateFeatures as CandidateFeatures
+    from mas_gym.envs.wrappers import DenseReward as DenseReward
+    from mas_gym.programs import recorded as recorded
+    from mas_gym.systems.conditions import Condition as Condition
+    from mas_gym.systems.dynamics import Dynamics as Dynamics
+    from mas_gym.systems.graph import MAS as MAS
+    from mas_gym.systems.graph import Agent as Agent
+    from mas_gym.systems.graph import Edge as Edge
+    from mas_gym.systems.graph import Q as Q
+    from mas_gym.systems.loading import load_mas as load_mas
+    from mas_gym.systems.loading import mas_names as mas_names
+    from mas_gym.systems.prompts import ChatMessage as ChatMessage
+    from mas_gym.systems.prompts import chat_messages as chat_messages
+    from mas_gym.systems.state import Action as Action
+    from mas_gym.systems.state import LocalView as LocalView
+    from mas_gym.systems.state import MASState as MASState
+    from mas_gym.systems.state import Message as Message
+    from mas_gym.systems.state import Turn as Turn
+    from mas_gym.tasks import load_task as load_task
 
 __version__: str
-_HOMES = {
-    "mas_gym.envs.aec": "aec_env",
-    "mas_gym.envs.env": "MASEnv Snapshot",
-    "mas_gym.envs.spaces": "Records Unicode",
-    "mas_gym.envs.vector": "MASVectorEnv",
-    "mas_gym.envs.wrappers": "CandidateChoice CandidateFeatures DenseReward",
-    "mas_gym.programs": "recorded",
-    "mas_gym.systems.dynamics": "Dynamics",
-    "mas_gym.systems.conditions": "Condition",
-    "mas_gym.systems.graph": "Agent Edge MAS Q",
-    "mas_gym.systems.loading": "load_mas mas_names",
-    "mas_gym.systems.prompts": "ChatMessage chat_messages",
-    "mas_gym.systems.state": "Action LocalView MASState Message Turn",
-    "mas_gym.tasks": "load_task",
-}
-
-__all__ = [
-    "MAS",
-    "Action",
-    "Agent",
-    "CandidateChoice",
-    "CandidateFeatures",
-    "ChatMessage",
-    "Condition",
-    "DenseReward",
-    "Dynamics",
-    "Edge",
-    "LocalView",
-    "MASEnv",
-    "MASState",
-    "MASVectorEnv",
-    "Message",
-    "Q",
-    "Records",
-    "Snapshot",
-    "Turn",
-    "Unicode",
-    "aec_env",
-    "chat_messages",
-    "load_mas",
-    "load_task",
-    "mas_names",
-    "recorded",
-]
 
 
 ENVIRONMENTS = {
@@ -132,7 +101,7 @@ def register_environments() -> None:
 when_imported("gymnasium.envs.registration", register_environments)
 
 
-_public, __dir__ = lazy_names(__name__, _HOMES)
+_public, __dir__, __all__ = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:

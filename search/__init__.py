@@ -9,147 +9,71 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mas_gym.errors import BudgetError
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from search.budget import Budget
-    from search.compare import Comparison, compare, compare_results
-    from search.critics import ConstantCritic, PolicyLikelihood
-    from search.engine.run import Run
-    from search.grading import TurnAnswer, turn_answers
-    from search.plan import AnytimePoint, Candidate, Plan
-    from search.planners import (
-        DVTS,
-        MCTS,
-        PUCT,
-        REBASE,
-        AdaptiveBranching,
-        BestOfN,
-        ChosenArms,
-        ChosenRecipients,
-        SelfConsistency,
-        SequentialHalving,
-        Siblings,
-        SinglePass,
-        StepBeamSearch,
-    )
-    from search.planners.ask_tell import AskTell
-    from search.planners.registry import load_planner, planner_names, planner_spec
-    from search.prices import Prices, as_prices
-    from search.progress import Progress
-    from search.protocol import (
-        Arm,
-        Arms,
-        Critic,
-        Evaluate,
-        Extract,
-        Model,
-        Planner,
-        Propose,
-        Remaining,
-        Reward,
-        Scores,
-        ScoringContext,
-        as_critic,
-        as_planner,
-    )
-    from search.runs import run
-    from search.sampling import Sampling
-    from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
-    from search.tree import Node, Proposal, Tree
-    from search.usage import ArmUsage, Usage
-
-_HOMES = {
-    "search.budget": "Budget",
-    "search.compare": "Comparison compare compare_results",
-    "search.critics": "ConstantCritic PolicyLikelihood",
-    "search.progress": "Progress",
-    "search.engine.run": "Run",
-    "search.runs": "run",
-    "search.grading": "TurnAnswer turn_answers",
-    "search.plan": "AnytimePoint Candidate Plan",
-    "search.planners": (
-        "DVTS MCTS PUCT REBASE AdaptiveBranching BestOfN ChosenArms ChosenRecipients SelfConsistency "
-        "SequentialHalving Siblings SinglePass StepBeamSearch"
-    ),
-    "search.planners.ask_tell": "AskTell",
-    "search.planners.registry": "load_planner planner_names planner_spec",
-    "search.prices": "Prices as_prices",
-    "search.protocol": (
-        "Arm Arms Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext "
-        "as_critic as_planner"
-    ),
-    "search.sampling": "Sampling",
-    "search.store": "Imported Recorded RunInfo Store import_transcripts open_store",
-    "search.tree": "Node Proposal Tree",
-    "search.usage": "ArmUsage Usage",
-}
-
-__all__ = [
-    "DVTS",
-    "MCTS",
-    "PUCT",
-    "REBASE",
-    "AdaptiveBranching",
-    "AnytimePoint",
-    "Arm",
-    "ArmUsage",
-    "Arms",
-    "AskTell",
-    "BestOfN",
-    "Budget",
-    "BudgetError",
-    "Candidate",
-    "ChosenArms",
-    "ChosenRecipients",
-    "Comparison",
-    "ConstantCritic",
-    "Critic",
-    "Evaluate",
-    "Extract",
-    "Imported",
-    "Model",
-    "Node",
-    "Plan",
-    "Planner",
-    "PolicyLikelihood",
-    "Prices",
-    "Progress",
-    "Proposal",
-    "Propose",
-    "Recorded",
-    "Remaining",
-    "Reward",
-    "Run",
-    "RunInfo",
-    "Sampling",
-    "Scores",
-    "ScoringContext",
-    "SelfConsistency",
-    "SequentialHalving",
-    "Siblings",
-    "SinglePass",
-    "StepBeamSearch",
-    "Store",
-    "Tree",
-    "TurnAnswer",
-    "Usage",
-    "as_critic",
-    "as_planner",
-    "as_prices",
-    "compare",
-    "compare_results",
-    "import_transcripts",
-    "load_planner",
-    "open_store",
-    "planner_names",
-    "planner_spec",
-    "run",
-    "turn_answers",
-]
+    from mas_gym.errors import BudgetError as BudgetError
+    from search.budget import Budget as Budget
+    from search.compare import Comparison as Comparison
+    from search.compare import compare as compare
+    from search.compare import compare_results as compare_results
+    from search.critics import ConstantCritic as ConstantCritic
+    from search.critics import PolicyLikelihood as PolicyLikelihood
+    from search.engine.run import Run as Run
+    from search.grading import TurnAnswer as TurnAnswer
+    from search.grading import turn_answers as turn_answers
+    from search.plan import AnytimePoint as AnytimePoint
+    from search.plan import Candidate as Candidate
+    from search.plan import Plan as Plan
+    from search.planners import DVTS as DVTS
+    from search.planners import MCTS as MCTS
+    from search.planners import PUCT as PUCT
+    from search.planners import REBASE as REBASE
+    from search.planners import AdaptiveBranching as AdaptiveBranching
+    from search.planners import BestOfN as BestOfN
+    from search.planners import ChosenArms as ChosenArms
+    from search.planners import ChosenRecipients as ChosenRecipients
+    from search.planners import SelfConsistency as SelfConsistency
+    from search.planners import SequentialHalving as SequentialHalving
+    from search.planners import Siblings as Siblings
+    from search.planners import SinglePass as SinglePass
+    from search.planners import StepBeamSearch as StepBeamSearch
+    from search.planners.ask_tell import AskTell as AskTell
+    from search.planners.registry import load_planner as load_planner
+    from search.planners.registry import planner_names as planner_names
+    from search.planners.registry import planner_spec as planner_spec
+    from search.prices import Prices as Prices
+    from search.prices import as_prices as as_prices
+    from search.progress import Progress as Progress
+    from search.protocol import Arm as Arm
+    from search.protocol import Arms as Arms
+    from search.protocol import Critic as Critic
+    from search.protocol import Evaluate as Evaluate
+    from search.protocol import Extract as Extract
+    from search.protocol import Model as Model
+    from search.protocol import Planner as Planner
+    from search.protocol import Propose as Propose
+    from search.protocol import Remaining as Remaining
+    from search.protocol import Reward as Reward
+    from search.protocol import Scores as Scores
+    from search.protocol import ScoringContext as ScoringContext
+    from search.protocol import as_critic as as_critic
+    from search.protocol import as_planner as as_planner
+    from search.runs import run as run
+    from search.sampling import Sampling as Sampling
+    from search.store import Imported as Imported
+    from search.store import Recorded as Recorded
+    from search.store import RunInfo as RunInfo
+    from search.store import Store as Store
+    from search.store import import_transcripts as import_transcripts
+    from search.store import open_store as open_store
+    from search.tree import Node as Node
+    from search.tree import Proposal as Proposal
+    from search.tree import Tree as Tree
+    from search.usage import ArmUsage as ArmUsage
+    from search.usage import Usage as Usage
 
 # Import the package now, so that a later import does not replace the function of the same name.
 import_module("search.compare")
 del globals()["compare"]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

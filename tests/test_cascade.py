@@ -17,6 +17,7 @@ from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.testing import check_planner
 from search import load_planner, planner_spec
 from search.planners import Cascade
+from search.planners.stop_rules import Confident
 
 SPECS = [
     "cascade:single>mcts:8,2@0.6",
@@ -138,18 +139,23 @@ class Broken(Bare):
 
 
 def test_user_planners_can_be_stages() -> None:
-    plan = World(3).plan(Cascade((Bare(), search.MCTS(6, 2)), (1.0,)))  # type: ignore[arg-type]
+    bare, broken, never = search.as_planner(Bare()), search.as_planner(Broken()), (Confident(1.0),)
+    plan = World(3).plan(Cascade((bare, search.MCTS(6, 2)), never))
     assert len(plan.anytime) == 2
     with pytest.raises(BudgetError):
-        World(3).plan(Cascade((Broken(), search.MCTS(6, 2)), (1.0,)))  # type: ignore[arg-type]
-    later = World(3).plan(Cascade((Bare(), Broken()), (1.0,)))  # type: ignore[arg-type]
+        World(3).plan(Cascade((broken, search.MCTS(6, 2)), never))
+    later = World(3).plan(Cascade((bare, broken), never))
     assert later.best is not None
 
 
 def test_resizing_changes_the_last_stage_and_identity_covers_all_stages() -> None:
     planner: Any = load_planner("cascade:single>mcts:20,2@0.8>mcts:20,6@0.6")
     assert planner.current_size() == 20 and planner_spec(planner.resized(9)).endswith(">mcts:9,6@0.6")
-    others = [planner.resized(9), replace(planner, rules=(0.8, 0.5)), load_planner("cascade:single>mcts:20,2@0.8")]
+    others = [
+        planner.resized(9),
+        replace(planner, rules=(Confident(0.8), Confident(0.5))),
+        load_planner("cascade:single>mcts:20,2@0.8"),
+    ]
     assert len({digest_of(identity_of(one)) for one in [planner, *others]}) == 4
 
 

@@ -51,7 +51,7 @@ def play(env, *texts: str):
 
 @pytest.mark.parametrize("env_id", IDS)
 def test_env_passes_the_gymnasium_checker(env_id: str, tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
+    pytest.importorskip("matplotlib")
     check_env(make(env_id, tmp_path, disable_env_checker=True).unwrapped)
 
 
@@ -214,7 +214,7 @@ def test_statistics_and_time_limit_wrappers_work() -> None:
 
 
 def test_video_is_recorded(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
+    pytest.importorskip("matplotlib")
     pytest.importorskip("moviepy", reason="RecordVideo needs moviepy")
     env = RecordVideo(
         gym.make("MAS-Arithmetic-v0", render_mode="rgb_array"), str(tmp_path / "videos"), episode_trigger=lambda _: True
@@ -626,7 +626,7 @@ def test_hostile_messages_are_escaped_in_rendering() -> None:
 
 @pytest.mark.parametrize("mas", mas_gym.mas_names())
 def test_rgb_array_render_returns_a_picture(mas: str) -> None:
-    pytest.importorskip("PIL")
+    pytest.importorskip("matplotlib")
     env = MASEnv(EIGHT_FIVE, mas, render_mode="rgb_array")
     env.reset(seed=0)
     frames = [env.render()]
@@ -644,7 +644,7 @@ def test_rgb_array_render_returns_a_picture(mas: str) -> None:
 
 
 def test_picture_of_a_large_graph_highlights_the_acting_agent() -> None:
-    pytest.importorskip("PIL")
+    pytest.importorskip("matplotlib")
     agents = [{"name": f"Agent{i}", "system_prompt": "Go on."} for i in range(60)]
     env = MASEnv(EIGHT_FIVE, {"agents": agents, "edges": [[-1, 0], *([i, i + 1] for i in range(59))]})
     env.render_mode = "rgb_array"

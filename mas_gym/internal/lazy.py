@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562).
+def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562), and its ``__all__``.
+
+    The public names are the imports ``NAME as NAME`` in the package's ``__init__``. They are written once, in a block
+    ``if TYPE_CHECKING:`` that editors and type checkers read, and each is imported on first access.
 
     Args:
         package: The name of the package.
-        homes: The public names in each module, separated by spaces.
     """
-    home = {name: module for module, names in homes.items() for name in names.split()}
+    module = sys.modules[package]
+    home = public_imports(Path(module.__file__ or ""))
 
     def get(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(home))}")
         value = getattr(import_module(home[name]), name)
-        setattr(sys.modules[package], name, value)
+        setattr(module, name, value)
         return value
 
-    def listed() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home})
+    return get, lambda: sorted({*vars(module), *home}), sorted(home)
 
-    return get, listed
+
+def public_imports(path: Path) -> dict[str, str]:
+    """Return the names that a file imports as ``NAME as NAME``, with their modules, without importing them."""
+    return {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if alias.asname == alias.name
+    }
 
 
 def when_imported(module: str, act: Callable[[], None]) -> None:

@@ -4,8 +4,17 @@
 read as transcripts are reported individually, and all other lines are read.
 """
 
-from mas_gym.logs.reader import FORMATS, read_transcripts, recognize
-from mas_gym.logs.transcript import BrokenLine, LoggedMessage, Transcript
-from mas_gym.systems.tool_calls import ToolCall
+from typing import TYPE_CHECKING
 
-__all__ = ["FORMATS", "BrokenLine", "LoggedMessage", "ToolCall", "Transcript", "read_transcripts", "recognize"]
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mas_gym.logs.reader import FORMATS as FORMATS
+    from mas_gym.logs.reader import read_transcripts as read_transcripts
+    from mas_gym.logs.reader import recognize as recognize
+    from mas_gym.logs.transcript import BrokenLine as BrokenLine
+    from mas_gym.logs.transcript import LoggedMessage as LoggedMessage
+    from mas_gym.logs.transcript import Transcript as Transcript
+    from mas_gym.systems.tool_calls import ToolCall as ToolCall
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

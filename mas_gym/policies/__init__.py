@@ -10,51 +10,23 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from mas_gym.policies.base import (
-        AsyncPolicy,
-        Policy,
-        Sample,
-        SamplingReply,
-        SamplingRequest,
-        SamplingSession,
-        StreamingPolicy,
-        as_policy,
-    )
-    from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
-    from mas_gym.policies.local.transformers import TransformersPolicy
-    from mas_gym.policies.registry import known_policies, load_policy
-    from mas_gym.policies.scripted import ScriptedPolicy
-    from mas_gym.policies.sessions import open_session
+    from mas_gym.policies.base import AsyncPolicy as AsyncPolicy
+    from mas_gym.policies.base import Policy as Policy
+    from mas_gym.policies.base import Sample as Sample
+    from mas_gym.policies.base import SamplingReply as SamplingReply
+    from mas_gym.policies.base import SamplingRequest as SamplingRequest
+    from mas_gym.policies.base import SamplingSession as SamplingSession
+    from mas_gym.policies.base import StreamingPolicy as StreamingPolicy
+    from mas_gym.policies.base import as_policy as as_policy
+    from mas_gym.policies.cache import RecordedPolicy as RecordedPolicy
+    from mas_gym.policies.cache import RecordingPolicy as RecordingPolicy
+    from mas_gym.policies.local.transformers import TransformersPolicy as TransformersPolicy
+    from mas_gym.policies.registry import known_policies as known_policies
+    from mas_gym.policies.registry import load_policy as load_policy
+    from mas_gym.policies.scripted import ScriptedPolicy as ScriptedPolicy
+    from mas_gym.policies.sessions import open_session as open_session
 
-_HOMES = {
-    "mas_gym.policies.base": (
-        "AsyncPolicy Policy Sample SamplingReply SamplingRequest SamplingSession StreamingPolicy as_policy"
-    ),
-    "mas_gym.policies.cache": "RecordedPolicy RecordingPolicy",
-    "mas_gym.policies.registry": "known_policies load_policy",
-    "mas_gym.policies.scripted": "ScriptedPolicy",
-    "mas_gym.policies.sessions": "open_session",
-}
-
-__all__ = [
-    "AsyncPolicy",
-    "Policy",
-    "RecordedPolicy",
-    "RecordingPolicy",
-    "Sample",
-    "SamplingReply",
-    "SamplingRequest",
-    "SamplingSession",
-    "ScriptedPolicy",
-    "StreamingPolicy",
-    "TransformersPolicy",
-    "as_policy",
-    "known_policies",
-    "load_policy",
-    "open_session",
-]
-
-_public, __dir__ = lazy_names(__name__, _HOMES)
+_public, __dir__, __all__ = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,23 +9,21 @@ Each call is a decision of the search::
     program = Program("python my_agents.py", files=["my_agents.py"], agents=["Writer", "Critic"])
 """
 
-from mas_gym.programs.execution import DivergenceError
-from mas_gym.programs.model_calls import AGENT_HEADER, Call
-from mas_gym.programs.program import Program, load_program
-from mas_gym.programs.recording import recorded
-from mas_gym.programs.replay import ProgramError, Runner, Session
-from mas_gym.programs.worlds import Folder, World
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AGENT_HEADER",
-    "Call",
-    "DivergenceError",
-    "Folder",
-    "Program",
-    "ProgramError",
-    "Runner",
-    "Session",
-    "World",
-    "load_program",
-    "recorded",
-]
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mas_gym.programs.execution import DivergenceError as DivergenceError
+    from mas_gym.programs.model_calls import AGENT_HEADER as AGENT_HEADER
+    from mas_gym.programs.model_calls import Call as Call
+    from mas_gym.programs.program import Program as Program
+    from mas_gym.programs.program import load_program as load_program
+    from mas_gym.programs.recording import recorded as recorded
+    from mas_gym.programs.replay import ProgramError as ProgramError
+    from mas_gym.programs.replay import Runner as Runner
+    from mas_gym.programs.replay import Session as Session
+    from mas_gym.programs.worlds import Folder as Folder
+    from mas_gym.programs.worlds import World as World
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

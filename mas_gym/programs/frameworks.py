@@ -13,16 +13,15 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
+from mas_gym.internal.lazy import when_imported
 from mas_gym.programs.background import CURRENT
 from mas_gym.programs.model_calls import NODE_HEADER, NODES_HEADER
 
@@ -90,32 +89,14 @@ def _extend_clients() -> None:
             module = importlib.import_module(library)
             for client in (module.Client, module.AsyncClient):
                 _wrap(client, client.send, _naming)
-    graphs = sys.modules.get(_GRAPHS)
-    if graphs is None:
-        sys.meta_path.insert(0, _Finder())
-    else:
-        _describe_graphs(graphs)
+    # A program may import LangGraph while it runs.
+    when_imported(_GRAPHS, _describe_graphs)
 
 
-class _Finder(MetaPathFinder):
-    """Instruments LangGraph as soon as it is imported, because a program may import it while it runs."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name == _GRAPHS else None
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_describe(module: ModuleType) -> None:
-                execute(module)
-                _describe_graphs(module)
-
-            spec.loader.exec_module = execute_and_describe  # type: ignore[method-assign]
-        return spec
-
-
-def _describe_graphs(library: ModuleType) -> None:
-    for run in (library.Pregel.stream, library.Pregel.astream):
-        _wrap(library.Pregel, run, _describing)
+def _describe_graphs() -> None:
+    graph = sys.modules[_GRAPHS].Pregel
+    for run in (graph.stream, graph.astream):
+        _wrap(graph, run, _describing)
 
 
 @functools.cache

@@ -11,35 +11,19 @@ from typing import TYPE_CHECKING
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task, as_task
-    from mas_gym.tasks.catalog import TASK_NAMES, check_task_options, load_task
-    from mas_gym.tasks.grading.answers import extract_answer, grade
-    from mas_gym.tasks.grading.expressions import answers_equal
-    from mas_gym.tasks.task_classes import ProblemTask
+    from mas_gym.tasks.base import Grade as Grade
+    from mas_gym.tasks.base import Grader as Grader
+    from mas_gym.tasks.base import GradingMode as GradingMode
+    from mas_gym.tasks.base import Kind as Kind
+    from mas_gym.tasks.base import Problem as Problem
+    from mas_gym.tasks.base import Task as Task
+    from mas_gym.tasks.base import as_task as as_task
+    from mas_gym.tasks.catalog import TASK_NAMES as TASK_NAMES
+    from mas_gym.tasks.catalog import check_task_options as check_task_options
+    from mas_gym.tasks.catalog import load_task as load_task
+    from mas_gym.tasks.grading.answers import extract_answer as extract_answer
+    from mas_gym.tasks.grading.answers import grade as grade
+    from mas_gym.tasks.grading.expressions import answers_equal as answers_equal
+    from mas_gym.tasks.task_classes import ProblemTask as ProblemTask
 
-_HOMES = {
-    "mas_gym.tasks.base": "Grade Grader GradingMode Kind Problem Task as_task",
-    "mas_gym.tasks.catalog": "TASK_NAMES check_task_options load_task",
-    "mas_gym.tasks.grading.answers": "extract_answer grade",
-    "mas_gym.tasks.grading.expressions": "answers_equal",
-    "mas_gym.tasks.task_classes": "ProblemTask",
-}
-
-__all__ = [
-    "TASK_NAMES",
-    "Grade",
-    "Grader",
-    "GradingMode",
-    "Kind",
-    "Problem",
-    "ProblemTask",
-    "Task",
-    "answers_equal",
-    "as_task",
-    "check_task_options",
-    "extract_answer",
-    "grade",
-    "load_task",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

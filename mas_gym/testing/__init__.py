@@ -15,11 +15,16 @@ Call them in your tests. Each raises a `ComplianceError` that lists every violat
 This package does not import `search`: planners, critics and requests are recognized by their attributes.
 """
 
-from mas_gym.errors import ComplianceError
-from mas_gym.testing.critic_checks import check_critic
-from mas_gym.testing.mas_checks import check_mas
-from mas_gym.testing.oracle_critic import OracleCritic
-from mas_gym.testing.planner_checks import check_planner
-from mas_gym.testing.policy_checks import check_policy
+from typing import TYPE_CHECKING
 
-__all__ = ["ComplianceError", "OracleCritic", "check_critic", "check_mas", "check_planner", "check_policy"]
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mas_gym.errors import ComplianceError as ComplianceError
+    from mas_gym.testing.critic_checks import check_critic as check_critic
+    from mas_gym.testing.mas_checks import check_mas as check_mas
+    from mas_gym.testing.oracle_critic import OracleCritic as OracleCritic
+    from mas_gym.testing.planner_checks import check_planner as check_planner
+    from mas_gym.testing.policy_checks import check_policy as check_policy
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -36,5 +36,3 @@ GRAPHS = MappingProxyType(
     {"arithmetic": ("rpsv", "single", "refine", "consensus", "dylan"), "ordering": ("logic", "debate")}
 )
 """The shipped graphs that the model was trained on, by task."""
-
-__all__ = ["GRAPHS", "knows", "path"]

@@ -18,7 +18,7 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.token_traces import traced, traces_folder
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
 from rewardmodels.agents.examples import Example, read_examples
-from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents
+from rewardmodels.agents.training import ALL, policy_spec, train_agents
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
 from search.compare.comparison_runs import Bench, Row, measure, named_planners

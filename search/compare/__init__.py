@@ -14,26 +14,10 @@ from typing import TYPE_CHECKING
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from search.compare.comparison import compare
-    from search.compare.first_errors import bench_critic
-    from search.compare.paired_results import compare_results
-    from search.compare.selection_curves import select
-    from search.results.table import Comparison
+    from search.compare.comparison import compare as compare
+    from search.compare.first_errors import bench_critic as bench_critic
+    from search.compare.paired_results import compare_results as compare_results
+    from search.compare.selection_curves import select as select
+    from search.results.table import Comparison as Comparison
 
-_HOMES = {
-    "search.compare.comparison": "compare",
-    "search.compare.first_errors": "bench_critic",
-    "search.compare.paired_results": "compare_results",
-    "search.compare.selection_curves": "select",
-    "search.results.table": "Comparison",
-}
-
-__all__ = [
-    "Comparison",
-    "bench_critic",
-    "compare",
-    "compare_results",
-    "select",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -3,11 +3,7 @@
 The input is plain data. Tables, intervals and plots are in `search.results`.
 """
 
-from search.pages.tree_page import TreeNodes, TreePage, tree_page, write_tree_page
-
-__all__ = [
-    "TreeNodes",
-    "TreePage",
-    "tree_page",
-    "write_tree_page",
-]
+from search.pages.tree_page import TreeNodes as TreeNodes
+from search.pages.tree_page import TreePage as TreePage
+from search.pages.tree_page import tree_page as tree_page
+from search.pages.tree_page import write_tree_page as write_tree_page

@@ -7,34 +7,24 @@ wraps a planner to select the models that write the messages. `Cascade` runs pla
 the answer is sufficiently certain.
 """
 
-from search.planners.adaptive import AdaptiveBranching
-from search.planners.beam_search import StepBeamSearch
-from search.planners.best_of_n import BestOfN
-from search.planners.cascade import Cascade
-from search.planners.chosen_arms import ChosenArms
-from search.planners.chosen_recipients import ChosenRecipients
-from search.planners.dvts import DVTS
-from search.planners.halving import SequentialHalving
-from search.planners.mcts import MCTS
-from search.planners.puct import PUCT
-from search.planners.rebase import REBASE
-from search.planners.self_consistency import SelfConsistency
-from search.planners.siblings import Siblings
-from search.planners.single_pass import SinglePass
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DVTS",
-    "MCTS",
-    "PUCT",
-    "REBASE",
-    "AdaptiveBranching",
-    "BestOfN",
-    "Cascade",
-    "ChosenArms",
-    "ChosenRecipients",
-    "SelfConsistency",
-    "SequentialHalving",
-    "Siblings",
-    "SinglePass",
-    "StepBeamSearch",
-]
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from search.planners.adaptive import AdaptiveBranching as AdaptiveBranching
+    from search.planners.beam_search import StepBeamSearch as StepBeamSearch
+    from search.planners.best_of_n import BestOfN as BestOfN
+    from search.planners.cascade import Cascade as Cascade
+    from search.planners.chosen_arms import ChosenArms as ChosenArms
+    from search.planners.chosen_recipients import ChosenRecipients as ChosenRecipients
+    from search.planners.dvts import DVTS as DVTS
+    from search.planners.halving import SequentialHalving as SequentialHalving
+    from search.planners.mcts import MCTS as MCTS
+    from search.planners.puct import PUCT as PUCT
+    from search.planners.rebase import REBASE as REBASE
+    from search.planners.self_consistency import SelfConsistency as SelfConsistency
+    from search.planners.siblings import Siblings as Siblings
+    from search.planners.single_pass import SinglePass as SinglePass
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

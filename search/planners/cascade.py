@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
+from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError, shown
 from mas_gym.systems.state import MASState
 from search.plan import AnytimePoint, Plan
-from search.planners.stop_rules import Confident, Evidence, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Confident, Evidence, Watch, stop_for_run
 from search.planners.tree_growth import evaluate
 from search.planners.wrapper import delegate
-from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, Steps, as_planner, value_kind
+from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, Steps, value_kind
 from search.tree import Proposal, Tree
 
 
@@ -43,40 +43,37 @@ class Cascade(Planner):
     outcomes_only: bool = False
 
     def __post_init__(self) -> None:
-        """Check the stages. Raises `ConfigError`."""
-        stages = tuple(map(as_planner, self.stages))
-        rules = tuple(map(read_stop, self.rules))
-        if len(stages) < 2 or len(rules) != len(stages) - 1:
+        """Check the stages and rules. Raises `ConfigError`."""
+        planners = [stage for stage in self.stages if isinstance(stage, Planner)]
+        rules = [rule for rule in self.rules if isinstance(rule, Confident)]
+        if len(planners) < 2 or len(planners) < len(self.stages) or len(rules) != len(planners) - 1:
             raise ConfigError(
-                f"cascade: expected at least two planners and a threshold for each after the first, got {len(stages)} "
-                f"and {len(rules)}; write, for example, cascade:single>mcts:20,2@0.8"
+                "cascade: expected at least two planners, and for each after the first a probability or a file from "
+                f"mas-gym calibrate, got {len(self.stages)} stages and the rules {', '.join(map(shown, self.rules))}; "
+                "write, for example, cascade:single>mcts:20,2@0.8"
             )
-        for rule in rules:
-            if not isinstance(rule, Confident):
-                raise ConfigError(
-                    f"cascade: after @, expected a probability or a file from mas-gym calibrate, got {rule}"
-                )
-        last = stages[-1]
-        own = {
-            "stages": stages,
-            "rules": rules,
-            "size_setting": last.size_setting,
-            "needs_prices": any(stage.needs_prices for stage in stages),
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+
+    @property
+    def size_setting(self) -> str:  # type: ignore[override]
+        """The last stage's setting."""
+        return self.stages[-1].size_setting
+
+    @property
+    def needs_prices(self) -> bool:  # type: ignore[override]
+        """Whether any stage needs prices."""
+        return any(stage.needs_prices for stage in self.stages)
 
     def for_run(self, critic: Critic | None, training: bool) -> Cascade:
         """Bind the stages and the rules to the critic."""
         if critic is None:
             raise ConfigError("cascade needs a critic: pass critic=load_critic(...)")
-        stages = tuple(as_planner(stage.for_run(critic, training)) for stage in self.stages)
-        bound = [
+        stages = tuple(stage.for_run(critic, training) for stage in self.stages)
+        rules = [
             stop_for_run(stage, rule, critic, training)
             for stage, rule in zip(self.stages[:-1], self.rules, strict=True)
         ]
         outcomes_only = value_kind(critic, training) == "outcome"
-        return replace(self, stages=stages, rules=tuple(bound), outcomes_only=outcomes_only)  # type: ignore[arg-type]
+        return replace(self, stages=stages, rules=tuple(rules), outcomes_only=outcomes_only)  # type: ignore[arg-type]
 
     def current_size(self) -> int:
         """Return the size of the last stage."""

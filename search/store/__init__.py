@@ -23,35 +23,15 @@ from typing import TYPE_CHECKING
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from search.results.run_info import RunInfo
-    from search.store.recorded_critic import RecordedCritic
-    from search.store.recorded_runs import Recorded
-    from search.store.regrading import regrade
-    from search.store.store import Store, open_store
-    from search.store.stored_states import RecordedState, recorded_states
-    from search.store.transcript_import import Imported, import_transcripts
+    from search.results.run_info import RunInfo as RunInfo
+    from search.store.recorded_critic import RecordedCritic as RecordedCritic
+    from search.store.recorded_runs import Recorded as Recorded
+    from search.store.regrading import regrade as regrade
+    from search.store.store import Store as Store
+    from search.store.store import open_store as open_store
+    from search.store.stored_states import RecordedState as RecordedState
+    from search.store.stored_states import recorded_states as recorded_states
+    from search.store.transcript_import import Imported as Imported
+    from search.store.transcript_import import import_transcripts as import_transcripts
 
-_HOMES = {
-    "search.results.run_info": "RunInfo",
-    "search.store.transcript_import": "Imported import_transcripts",
-    "search.store.recorded_runs": "Recorded",
-    "search.store.regrading": "regrade",
-    "search.store.stored_states": "RecordedState recorded_states",
-    "search.store.store": "Store open_store",
-    "search.store.recorded_critic": "RecordedCritic",
-}
-
-__all__ = [
-    "Imported",
-    "Recorded",
-    "RecordedCritic",
-    "RecordedState",
-    "RunInfo",
-    "Store",
-    "import_transcripts",
-    "open_store",
-    "recorded_states",
-    "regrade",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
