@@ -18,22 +18,21 @@ if TYPE_CHECKING:
         SamplingRequest,
         SamplingSession,
         StreamingPolicy,
-        as_policy,
     )
+    from mas_gym.policies.batch_queue import as_policy
     from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
     from mas_gym.policies.local.transformers import TransformersPolicy
     from mas_gym.policies.registry import known_policies, load_policy
     from mas_gym.policies.scripted import ScriptedPolicy
-    from mas_gym.policies.sessions import open_session
 
 _HOMES = {
     "mas_gym.policies.base": (
-        "AsyncPolicy Policy Sample SamplingReply SamplingRequest SamplingSession StreamingPolicy as_policy"
+        "AsyncPolicy Policy Sample SamplingReply SamplingRequest SamplingSession StreamingPolicy"
     ),
+    "mas_gym.policies.batch_queue": "as_policy",
     "mas_gym.policies.cache": "RecordedPolicy RecordingPolicy",
     "mas_gym.policies.registry": "known_policies load_policy",
     "mas_gym.policies.scripted": "ScriptedPolicy",
-    "mas_gym.policies.sessions": "open_session",
 }
 
 __all__ = [
@@ -51,7 +50,6 @@ __all__ = [
     "as_policy",
     "known_policies",
     "load_policy",
-    "open_session",
 ]
 
 _public, __dir__ = lazy_names(__name__, _HOMES)
