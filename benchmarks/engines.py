@@ -46,7 +46,7 @@ import search
 from mas_gym.internal.event_loop import on_engine_loop
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy, Sample
-from mas_gym.policies.sessions import as_async
+from mas_gym.policies.batch_queue import as_policy
 from rewardmodels import load_critic
 
 PLANNER = "mcts:10,3"
@@ -159,7 +159,7 @@ def empty_cache(policy: Any) -> bool:
 
 def load(arguments: argparse.Namespace, **options: Any) -> tuple[Any, Any]:
     policy = load_policy(arguments.policy, **options)
-    at_once(as_async(policy), [SamplingRequest((mas_gym.ChatMessage("user", "1 + 1"),), (1,))])
+    at_once(as_policy(policy), [SamplingRequest((mas_gym.ChatMessage("user", "1 + 1"),), (1,))])
     return policy, load_critic(arguments.critic)
 
 
@@ -167,7 +167,7 @@ def efficiency(arguments: argparse.Namespace) -> None:
     policy, critic = load(arguments)
     ratios = []
     for repeat in range(arguments.repeats):
-        watched = Watched(as_async(policy))
+        watched = Watched(as_policy(policy))
         emptied = empty_cache(policy)
         ours = searched(watched, critic, arguments.problems, arguments.concurrency, seed=42 + repeat)
         share = watched.cached_tokens / max(watched.prompt_tokens, 1)
@@ -211,10 +211,10 @@ def baseline(arguments: argparse.Namespace) -> None:
     before = steps.steps if steps else 0
     options = {} if arguments.critic == "policy-likelihood" else {"share": False}
     whole = OneByOne(load_critic(arguments.critic, **options))
-    alone = searched(Watched(as_async(policy)), whole, arguments.baseline_problems, 1)
+    alone = searched(Watched(as_policy(policy)), whole, arguments.baseline_problems, 1)
     between = steps.steps if steps else 0
     empty_cache(policy)
-    ours = searched(Watched(as_async(policy)), critic, arguments.problems, arguments.concurrency)
+    ours = searched(Watched(as_policy(policy)), critic, arguments.problems, arguments.concurrency)
     per = [figure.seconds / figure.problems for figure in (alone, ours)]
     print(f"one search at a time, one prompt per call, states scored one by one: {per[0]:.3f} s per problem")
     print(f"driver, concurrency {arguments.concurrency}: {per[1]:.3f} s per problem; {per[0] / per[1]:.1f} times less")
@@ -338,9 +338,9 @@ def client(arguments: argparse.Namespace) -> None:
         for i in range(2 * arguments.problems)
     ]
     # The first half opens the connections.
-    at_once(as_async(policy), requests[: arguments.problems])
+    at_once(as_policy(policy), requests[: arguments.problems])
     start = time.process_time()
-    at_once(as_async(policy), requests[arguments.problems :])
+    at_once(as_policy(policy), requests[arguments.problems :])
     print(f"{(time.process_time() - start) / arguments.problems * 1000:.2f} ms of CPU time per request of 3 samples")
 
 
@@ -354,8 +354,8 @@ def rates(arguments: argparse.Namespace) -> None:
             for seed, problem in enumerate(task[:rows])
         ]
         found = {
-            "transformers:": at_once(as_async(policy), requests),
-            "gguf:": at_once(as_async(llama), requests[: arguments.llama_rows]),
+            "transformers:": at_once(as_policy(policy), requests),
+            "gguf:": at_once(as_policy(llama), requests[: arguments.llama_rows]),
         }
         found["generate"] = generated(policy, requests[: arguments.generate_rows])
         ours = found["transformers:"]

@@ -8,7 +8,6 @@ from functools import cache
 from typing import NamedTuple
 
 from mas_gym.errors import ConfigError, shown, whole_number
-from mas_gym.policies.base import AsyncPolicy
 from mas_gym.systems.recipient_names import current_answer
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Grader, Problem, Task, as_task, is_task
@@ -144,9 +143,8 @@ def grading_threads(task: object, kind: str) -> int:
     if isinstance(grader, KindGrader):
         if kind in _QUICK:
             return 0
-        policy = grader.judge.policy if isinstance(grader.judge, Judge) else None
-        # Other judges may not be thread-safe, and a local model computes one verdict at a time.
-        return _TOGETHER if kind != "judge" or isinstance(policy, AsyncPolicy) else 1
+        # Other judges may not be thread-safe.
+        return _TOGETHER if kind != "judge" or isinstance(grader.judge, Judge) else 1
     return 1
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.programs import Program, load_program
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
@@ -144,7 +145,7 @@ def check_training(problems: Iterable[Problem], training: bool) -> None:
         )
 
 
-def check_problems(problems: Iterable[Problem], setup: Setup, policy: Policy | AsyncPolicy) -> None:
+def check_problems(problems: Iterable[Problem], setup: Setup, policy: AsyncPolicy) -> None:
     """Check the split (`check_training`); log a warning if the policy or the critic was trained for something else.
 
     Raises:
@@ -173,7 +174,7 @@ FROM_CONFIG: FromConfig = "from-config"
 """In place of a policy: the policies that the MAS config names. A config alone cannot make a run use them."""
 
 
-def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | FromConfig | None) -> Policy | AsyncPolicy:
+def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | FromConfig | None) -> AsyncPolicy:
     """Return the given policy, or load the policies in the MAS's config for `FROM_CONFIG`.
 
     Raises:

@@ -16,8 +16,8 @@ from fastapi.responses import JSONResponse
 
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import Certainty, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.scripted import ScriptedPolicy
-from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 
 
@@ -44,7 +44,7 @@ def make_app(
     With ``whole``, the prompt and the longest requested message must fit the window.
     """
     app = FastAPI()
-    engine = as_async(policy)
+    engine = as_policy(policy)
     app.state.bodies = []
 
     @app.get("/v1/models")

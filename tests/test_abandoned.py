@@ -17,7 +17,7 @@ from search_worlds import chain, problems, talker
 import search
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import SamplingRequest
-from mas_gym.policies.sessions import as_async
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.systems.prompts import ChatMessage
 
 # torch keeps modules alive until the interpreter clears their names, which `__del__` then misses.
@@ -158,7 +158,7 @@ class Streams:
 def test_failed_session_is_closed_and_every_request_fails() -> None:
     policy = Streams()
     request = SamplingRequest((ChatMessage("user", "14 + 3?"),), (1,), 8, 1.0, 1.0)
-    view = as_async(policy)
+    view = as_policy(policy)
 
     async def both() -> list[Any]:
         calls = [view.sample_async(request) for _ in range(3)]

@@ -37,16 +37,13 @@ from mas_gym.policies import (
     SamplingReply,
     SamplingRequest,
     ScriptedPolicy,
-    StreamingPolicy,
-    as_policy,
     known_policies,
     load_policy,
-    open_session,
 )
 from mas_gym.policies.base import fitted
+from mas_gym.policies.batch_queue import BatchedPolicy, BatchSession, as_policy, sample_all
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.policies.seeds import derive_seed
-from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem
 
@@ -54,6 +51,16 @@ from mas_gym.tasks import Problem
 def request(text: str = "14 + 3?", seeds: tuple[int, ...] = (1, 2), **changes: Any) -> SamplingRequest:
     messages = (ChatMessage("system", "You are the Solver."), ChatMessage("user", text))
     return SamplingRequest(messages, seeds, **{"agent": "Solver", **changes})
+
+
+def answers(policy: object, requests: Sequence[SamplingRequest]) -> list[SamplingReply | Exception]:
+    return sample_all(as_policy(policy), requests)
+
+
+def replies(policy: object, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+    found = answers(policy, requests)
+    assert all(isinstance(reply, SamplingReply) for reply in found), found
+    return [reply for reply in found if isinstance(reply, SamplingReply)]
 
 
 def echo() -> ScriptedPolicy:
@@ -177,8 +184,8 @@ def test_entry_points_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(tmp_path)
     assert "parrot" in known_policies()
     policy = load_policy("parrot:hello", louder=True)
-    assert isinstance(policy, Policy)
-    assert policy.sample([request()])[0].samples[0].text == "HELLO"
+    [reply] = replies(policy, [request()])
+    assert reply.samples[0].text == "HELLO"
 
 
 def test_missing_torch_error_names_the_extra() -> None:
@@ -197,19 +204,7 @@ def test_missing_torch_error_names_the_extra() -> None:
     assert ran.stdout.count("pip install 'mas-gym[local]'") == 2
 
 
-# Sessions over batch policies
-
-
-def drain(policy: Policy, requests: Sequence[SamplingRequest]) -> dict[Any, SamplingReply | PolicyError]:
-    session = open_session(policy)
-    for index, one in enumerate(requests):
-        session.submit(index, one)
-    replies: dict[Any, SamplingReply | PolicyError] = {}
-    while session.pending:
-        replies |= dict(session.step())
-    assert session.step() == []
-    session.close()
-    return replies
+# Batches
 
 
 def test_batch_policy_receives_full_batches() -> None:
@@ -222,7 +217,14 @@ def test_batch_policy_receives_full_batches() -> None:
 
     policy = Counting(lambda request, seed: str(seed), max_batch=8)
     asked = [request(seeds=tuple(range(n))) for n in (3, 3, 3, 20, 1, 8)]
-    assert [len(reply.samples) for reply in drain(policy, asked).values()] == [3, 3, 3, 20, 1, 8]
+    assert [len(reply.samples) for reply in answers(policy, asked) if isinstance(reply, SamplingReply)] == [
+        3,
+        3,
+        3,
+        20,
+        1,
+        8,
+    ]
     assert sizes == [6, 3, 20, 1, 8]
 
 
@@ -232,18 +234,16 @@ def test_invalid_request_in_a_batch_does_not_affect_other_requests() -> None:
             raise PolicyError("no")
         return "yes"
 
-    replies = drain(ScriptedPolicy(script), [request("good"), request("bad"), request("also good")])
-    assert [isinstance(reply, PolicyError) for reply in replies.values()] == [False, True, False]
+    found = answers(ScriptedPolicy(script), [request("good"), request("bad"), request("also good")])
+    assert [isinstance(reply, PolicyError) for reply in found] == [False, True, False]
 
 
-def test_unavailable_engine_ends_the_session() -> None:
+def test_unavailable_engine_fails_every_open_request() -> None:
     def script(request: SamplingRequest, seed: int) -> str:
         raise EngineUnavailableError("gone")
 
-    session = open_session(ScriptedPolicy(script))
-    session.submit(0, request())
-    with pytest.raises(EngineUnavailableError):
-        session.step()
+    found = answers(ScriptedPolicy(script), [request(), request()])
+    assert [type(reply) for reply in found] == [EngineUnavailableError] * 2
 
 
 def test_lost_replies_are_detected() -> None:
@@ -251,11 +251,8 @@ def test_lost_replies_are_detected() -> None:
         def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
             return super().sample(requests)[1:]
 
-    session = open_session(Lossy(lambda request, seed: "x"))
-    session.submit(0, request())
-    session.submit(1, request())
-    with pytest.raises(PolicyError, match="expected 2 replies, got 1"):
-        session.step()
+    for reply in answers(Lossy(lambda request, seed: "x"), [request(), request()]):
+        assert "expected 2 replies, got 1" in str(reply)
 
 
 # Recordings
@@ -263,15 +260,14 @@ def test_lost_replies_are_detected() -> None:
 
 def record(file: Path, count: int = 5) -> list[SamplingRequest]:
     asked = [request(f"question {i}\ud800", (i, i + 100)) for i in range(count)]
-    RecordingPolicy(echo(), file).sample(asked)
+    replies(RecordingPolicy(echo(), file), asked)
     return asked
 
 
 def test_recording_returns_the_recorded_messages(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "r.jsonl"
     asked = record(file)
-    replay = load_policy(f"recorded:{file}")
-    assert isinstance(replay, RecordedPolicy)
+    replay: Any = load_policy(f"recorded:{file}")
     assert replay.name == "recorded:echo"
     for heard, said in zip(replay.sample(asked), echo().sample(asked), strict=True):
         assert (heard.samples, heard.prompt_tokens) == (said.samples, said.prompt_tokens)
@@ -282,7 +278,7 @@ def test_recording_returns_the_recorded_messages(tmp_path: Path) -> None:
 def test_sample_key_depends_on_every_request_field(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     base = request()
-    RecordingPolicy(echo(), file).sample([base])
+    replies(RecordingPolicy(echo(), file), [base])
     replay = RecordedPolicy(file)
     others = [
         request("14 + 4?"),
@@ -343,10 +339,10 @@ def test_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
         return f"said {seed}"
 
     policy = RecordingPolicy(ScriptedPolicy(script, name="echo"), tmp_path / "r.jsonl")
-    policy.sample([request("q", (1, 2))])
-    [reply] = policy.sample([request("q", (3, 2, 1))])
+    replies(policy, [request("q", (1, 2))])
+    [reply] = replies(policy, [request("q", (3, 2, 1))])
     assert asked == [1, 2, 3] and [sample.text for sample in reply.samples] == ["said 3", "said 2", "said 1"]
-    known, partly = policy.sample([request("q", (2, 3)), request("q", (3, 4))])
+    known, partly = replies(policy, [request("q", (2, 3)), request("q", (3, 4))])
     assert asked == [1, 2, 3, 4]
     assert [sample.text for sample in known.samples] == ["said 2", "said 3"]
     assert [sample.text for sample in partly.samples] == ["said 3", "said 4"]
@@ -355,10 +351,11 @@ def test_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
 WRITER = """
     import sys
     from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy
+    from mas_gym.policies.batch_queue import sample_all
     from mas_gym.systems.prompts import ChatMessage
     policy = RecordingPolicy(ScriptedPolicy(lambda request, seed: "x" * 2000, name="echo"), sys.argv[1])
     for i in range(10**9):
-        policy.sample([SamplingRequest((ChatMessage("user", str(i)),), (i,))])
+        sample_all(policy, [SamplingRequest((ChatMessage("user", str(i)),), (i,))])
         print(i, flush=True)
 """
 
@@ -417,17 +414,6 @@ def test_missing_recording_and_recording_of_another_policy_are_rejected(tmp_path
         RecordingPolicy(ScriptedPolicy(lambda request, seed: "", name="other"), tmp_path / "r.jsonl")
 
 
-def test_only_batch_policies_can_be_recorded(tmp_path: Path) -> None:
-    class Single:
-        name, max_concurrency = "single", 4
-
-        async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-            return SamplingReply(())
-
-    with pytest.raises(ConfigError, match="Single"):
-        RecordingPolicy(Single(), tmp_path / "r.jsonl")  # type: ignore[arg-type]
-
-
 # -------------------------------------------------------------------------------------------- base class and adapters
 
 
@@ -445,7 +431,7 @@ class BareAsync:
 
 class BareStreaming(Bare):
     def open(self) -> Any:
-        return open_session(echo())
+        return BatchSession(echo(), "echo", 64)
 
 
 class Derived(Policy):
@@ -453,12 +439,11 @@ class Derived(Policy):
         return echo().sample(requests)
 
 
-@pytest.mark.parametrize(
-    ("made", "shape"), [(Bare(), Policy), (BareStreaming(), StreamingPolicy), (BareAsync(), AsyncPolicy)]
-)
-def test_as_policy_adds_missing_attributes_with_defaults(made: object, shape: type) -> None:
+@pytest.mark.parametrize("made", [Bare(), BareStreaming(), BareAsync()])
+def test_as_policy_adds_missing_attributes_with_defaults(made: object) -> None:
     policy = as_policy(made)
-    assert isinstance(policy, shape) and isinstance(policy, StreamingPolicy) is isinstance(made, BareStreaming)
+    assert isinstance(policy, AsyncPolicy) and isinstance(policy, BatchedPolicy) is not isinstance(made, BareAsync)
+    assert answers(policy, [request()]) == list(echo().sample([request()]))
     assert policy.name == type(made).__name__ and as_policy(policy) is policy
     assert (policy.takes_extra_body, policy.independent_samples, policy.chooses) == (False, None, False)
     assert (policy.max_prompt_bytes, dict(policy.meters), policy.made_for) == (None, {}, None)
@@ -476,7 +461,7 @@ def test_derived_policy_has_defaults_and_runs_in_a_search() -> None:
     import search
 
     policy = Derived()
-    assert policy.name == "Derived" and policy.max_batch == 64 and as_policy(policy) is policy
+    assert policy.name == "Derived" and policy.max_batch == 64 and as_policy(policy).local_batch == 64
     for each in (policy, Bare(), BareAsync()):
         [plan] = search.run("single", [Problem("p", "1 + 1?", "2")], mas="single", policy=each)  # type: ignore[arg-type]
         assert plan.error is None
@@ -499,7 +484,7 @@ def test_wrappers_support_the_request_fields_of_the_wrapped_policy(tmp_path: Pat
 
     team = PerAgentPolicy({"Solver": as_policy(taking), "*": as_policy(plain)})
     for wrapper in (
-        as_async(team),
+        as_policy(team),
         as_policy(Wrapper(team)),
         RecordingPolicy(as_policy(Wrapper(team)), tmp_path / "r"),
     ):

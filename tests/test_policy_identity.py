@@ -15,9 +15,9 @@ from mas_gym.errors import EngineUnavailableError, IdentityError, PolicyError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import RecordedPolicy, RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
+from mas_gym.policies.batch_queue import as_policy, sample_all
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.model_files import ModelSource
-from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 
 REQUEST = SamplingRequest((ChatMessage("user", "How many?"),), (1, 2), max_new_tokens=8)
@@ -92,7 +92,7 @@ def test_scripted_policies_with_different_scripts_have_different_identities() ->
 def test_wrapper_has_the_identity_of_the_wrapped_policy(tmp_path: Path) -> None:
     policy = ScriptedPolicy(yes)
     cached = CachedPolicy(policy, tmp_path / "c.db")
-    for wrapper in (as_async(policy), cached, RecordingPolicy(policy, tmp_path / "r.jsonl")):
+    for wrapper in (as_policy(policy), cached, RecordingPolicy(policy, tmp_path / "r.jsonl")):
         assert identity_of(wrapper) == identity_of(policy)
     cached.close()
 
@@ -107,7 +107,7 @@ def test_per_agent_policy_identity_contains_the_mapping() -> None:
 def test_recordings_with_different_samples_have_different_identities(tmp_path: Path) -> None:
     stated = []
     for name, script in (("a", yes), ("b", yes), ("c", no)):
-        RecordingPolicy(ScriptedPolicy(script), tmp_path / name).sample([REQUEST])
+        sample_all(RecordingPolicy(ScriptedPolicy(script), tmp_path / name), [REQUEST])
         stated.append(identity_of(RecordedPolicy(tmp_path / name)))
     assert stated[0] == stated[1] != stated[2]
 

@@ -25,8 +25,8 @@ from mas_gym.cli import app
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.cache import CachedPolicy
-from mas_gym.policies.sessions import as_async
 from mas_gym.policies.usage_meters import money_of
 from mas_gym.systems.prompts import ChatMessage
 from search.results.run_info import RunInfo
@@ -73,23 +73,23 @@ class TestAsAsync:
     def test_batching_fills_batches_and_keeps_the_replies(self) -> None:
         policy = Counting(max_batch=8)
         requests = [request(i) for i in range(20)]
-        assert ask(as_async(policy), requests) == ScriptedPolicy(say).sample(requests)
+        assert ask(as_policy(policy), requests) == ScriptedPolicy(say).sample(requests)
         assert policy.batches == [8, 8, 8, 8, 8]
 
     def test_batching_works_across_event_loops(self) -> None:
-        view = as_async(Counting())
+        view = as_policy(Counting())
         assert [ask(view, [request(i)]) for i in range(3)] == [
             ScriptedPolicy(say).sample([request(i)]) for i in range(3)
         ]
 
     def test_asynchronous_policies_are_not_wrapped(self) -> None:
-        view = as_async(Counting())
-        assert as_async(view) is view
+        view = as_policy(Counting())
+        assert as_policy(view) is view
 
     def test_invalid_request_does_not_affect_other_requests(self) -> None:
         policy = Counting()
         policy.fail["question 1"] = PolicyError("no")
-        replies = ask(as_async(policy), [request(i) for i in range(3)])
+        replies = ask(as_policy(policy), [request(i) for i in range(3)])
         assert isinstance(replies[1], PolicyError)
         assert [replies[0], replies[2]] == ScriptedPolicy(say).sample([request(0), request(2)])
 
@@ -97,7 +97,7 @@ class TestAsAsync:
     def test_engine_failure_fails_its_batch_and_later_calls_succeed(self, error: Exception) -> None:
         policy = Counting()
         policy.fail["question 1"] = error
-        view = as_async(policy)
+        view = as_policy(policy)
         assert all(isinstance(reply, type(error)) for reply in ask(view, [request(i) for i in range(3)]))
         assert ask(view, [request(0)]) == ScriptedPolicy(say).sample([request(0)])
 
@@ -105,8 +105,8 @@ class TestAsAsync:
         policy = Counting()
 
         async def run() -> None:
-            task = asyncio.create_task(as_async(policy).sample_async(request(0)))
-            other = asyncio.create_task(as_async(policy).sample_async(request(1)))
+            task = asyncio.create_task(as_policy(policy).sample_async(request(0)))
+            other = asyncio.create_task(as_policy(policy).sample_async(request(1)))
             await asyncio.sleep(0)
             task.cancel()
             await other

@@ -20,7 +20,7 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 import search
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, SearchError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
-from mas_gym.policies.sessions import BatchSession
+from mas_gym.policies.batch_queue import BatchSession, as_policy
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine import one_search
@@ -77,7 +77,7 @@ class Background:
 def scheduler_of(planner: Any = None, policy: Any = None, *, critic: Any = None, **options: Any) -> Scheduler:
     setup_options = {name: options.pop(name) for name in ("budget", "seed") if name in options}
     setup = make_setup(planner or MCTS(6, 2), RPSV, critic or HashCritic(), **setup_options)
-    return Scheduler(setup, policy or talker(), **options)
+    return Scheduler(setup, as_policy(policy or talker()), **options)
 
 
 def background(*parts: Any, **options: Any) -> Background:
@@ -307,7 +307,7 @@ def test_engine_failure_ends_open_searches_and_later_ones_run(error: Exception) 
             return super().sample(requests)
 
         def open(self) -> Any:
-            return Session(self)
+            return Session(self, self.name, self.max_batch)
 
     class Session(BatchSession):
         def close(self) -> None:

@@ -24,8 +24,8 @@ from mas_gym.errors import ConfigError, CriticError, PolicyError, StoreError, Un
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import Certainty, Choice, Sample, first_tokens
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.scripted import ScriptedPolicy
-from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
@@ -235,10 +235,10 @@ def test_first_tokens_include_all_variants_of_a_word() -> None:
 def test_sampled_verdicts_are_averaged_and_unreadable_ones_are_counted(
     texts: tuple[str, ...], value: float | None, unread: int
 ) -> None:
-    for policy in (talker(*texts), as_async(talker(*texts))):
+    for policy in (talker(*texts), as_policy(talker(*texts))):
         critic = JudgeCritic(policy, n=3)
         scores = critic.score([context("a")])
-        assert critic.mode == "share" and critic.concurrent == (policy.__class__ is not ScriptedPolicy)
+        assert critic.mode == "share" and not critic.concurrent
         assert (scores.tokens, scores.unread) == ((9,), (unread,))
         if value is None:
             assert math.isnan(scores[0]) and scores.reasons[0] == "none of 3 replies ends with the verdict yes or no"
@@ -455,6 +455,6 @@ def test_caches_and_recordings_preserve_certainty(tmp_path: Path, folder: Path) 
         assert asyncio.run(cache.sample_async(asked)).samples == fresh.samples
     assert cache.hits == 2
     cache.close()
-    RecordingPolicy(policy, tmp_path / "r.jsonl").sample([asked])
+    asyncio.run(RecordingPolicy(policy, tmp_path / "r.jsonl").sample_async(asked))
     [recorded] = RecordedPolicy(tmp_path / "r.jsonl").sample([asked])
     assert recorded.samples == fresh.samples

@@ -26,7 +26,7 @@ from benchmarks.tiny.stories import GENERATED, Retold, generated
 from mas_gym.errors import MASGymError, need
 from mas_gym.internal.identity import identity_of
 from mas_gym.internal.text import printable
-from mas_gym.policies import Policy, load_policy
+from mas_gym.policies import load_policy
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.vllm import VLLMPolicy
@@ -198,7 +198,7 @@ class Lab:
         if spec not in self._policies:
             self._stop_engines()
             policy = load_policy(spec)
-            if self.options.miniature and isinstance(policy, Policy):
+            if self.options.miniature and policy.local_batch is not None:
                 file = self.options.out / "messages.db"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 policy = CachedPolicy(policy, file)

@@ -68,7 +68,7 @@ def first_errors(result: Result) -> str:
 def card(folder: Path, command: str, problems: int = PROBLEMS) -> str:
     """Measure the model in a folder and return its card."""
     curve = loss_curve(folder)
-    policy = load_policy(f"transformers:{folder}")
+    policy = load_policy(f"transformers:{folder}").identical_to
     assert isinstance(policy, Policy)
     found = {
         (graph, level): evaluate(policy, graph, level, problems, PASSES, seed=0)

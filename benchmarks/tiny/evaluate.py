@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="seeds of the sampling, separated by commas")
     parser.add_argument("--tree", action="store_true", help="grow full three-way trees of RPSV too")
     args = parser.parse_args()
-    policy = load_policy(args.policy)
+    policy = load_policy(args.policy).identical_to
     if not isinstance(policy, Policy):
         parser.error(f"expected a policy that answers batches, got {args.policy!r}")
     for seed in map(int, args.seeds.split(",")):

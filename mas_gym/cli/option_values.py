@@ -10,7 +10,7 @@ from mas_gym.errors import ConfigError, shown_url
 from mas_gym.internal.suggestions import choice
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.policies import AsyncPolicy
     from mas_gym.policies.registry import PolicySpec
     from search import Budget, Critic, Planner, Prices
     from search.compare.comparison_runs import Row
@@ -106,7 +106,7 @@ def policy_label(spec: PolicySpec) -> str:
 
 def read_policy(
     spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
-) -> Policy | AsyncPolicy:
+) -> AsyncPolicy:
     """Load a policy; ``cache`` adds a response cache, and ``traces`` records its token traces."""
     from mas_gym.policies import load_policy
     from mas_gym.policies.token_traces import traced

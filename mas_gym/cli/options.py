@@ -18,7 +18,7 @@ from mas_gym.cli.worker_processes import critic_maker
 from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.policies import AsyncPolicy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
@@ -361,7 +361,7 @@ class AgentSource:
             return config_policies(system, None)
         return self.policy or "tiny"
 
-    def read_policy(self, system: MAS) -> Policy | AsyncPolicy:
+    def read_policy(self, system: MAS) -> AsyncPolicy:
         """Load the policy for a MAS."""
         return read_policy(self.spec(system), self.cache)
 
@@ -387,7 +387,7 @@ class RunOptions:
 
     def engines(
         self, spec: PolicySpec, cache: Path | None, store: Path | None
-    ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
+    ) -> tuple[AsyncPolicy | None, Remote | None]:
         """Load the policy in this process, or describe how a fleet's actors load it."""
         from mas_gym.policies.token_traces import traces_folder
         from search.compare.comparison_runs import Remote

@@ -20,7 +20,7 @@ from mas_gym.internal.text import cut, one_line
 
 if TYPE_CHECKING:
     from mas_gym.envs.env import Info, MASEnv, Observation
-    from mas_gym.policies import AsyncPolicy, Policy, SamplingRequest
+    from mas_gym.policies import AsyncPolicy, SamplingRequest
 
 EVERYONE = "all"
 
@@ -98,7 +98,7 @@ def _episode(
     observation: Observation,
     info: Info,
     mine: frozenset[int],
-    others: Policy | AsyncPolicy | None,
+    others: AsyncPolicy | None,
     seed: int,
 ) -> None:
     console = stdout()
@@ -210,20 +210,16 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-def _sample(env: MASEnv, policy: Policy | AsyncPolicy, seed: int) -> tuple[str, int]:
+def _sample(env: MASEnv, policy: AsyncPolicy, seed: int) -> tuple[str, int]:
     from mas_gym.policies.seeds import derive_seed
 
     request = env.request((derive_seed(seed, env.problem_id, env.state.digest, 0),))
     return answer(policy, request), env.ALL
 
 
-def answer(policy: Policy | AsyncPolicy, request: SamplingRequest) -> str:
+def answer(policy: AsyncPolicy, request: SamplingRequest) -> str:
     """Return the policy's message for a request with one seed."""
-    from mas_gym.policies import AsyncPolicy
-
-    if isinstance(policy, AsyncPolicy):
-        return asyncio.run(policy.sample_async(request)).samples[0].text
-    return policy.sample([request])[0].samples[0].text
+    return asyncio.run(policy.sample_async(request)).samples[0].text
 
 
 def _finish(env: MASEnv, info: Info, reward: float) -> None:

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
-from mas_gym.envs.batching import Asking, Together, resetting, stepping
+from mas_gym.envs.batching import Asking, resetting, run_together, stepping
 from mas_gym.envs.env import Info, MASEnv
 from mas_gym.envs.wrappers import CandidateChoice, candidate_choice
 from mas_gym.errors import (
@@ -135,7 +135,6 @@ class MASVectorEnv(SyncVectorEnv):
             known = ", ".join(repr(mode.value) for mode in AutoresetMode)
             raise ConfigError(f"autoreset_mode: expected one of {known}, got {shown(autoreset_mode)}") from error
         super().__init__(env_fns, autoreset_mode=mode)
-        self._together = Together()
         self._ended: NDArray[np.bool_] | None = None
 
     def reset(
@@ -158,7 +157,7 @@ class MASVectorEnv(SyncVectorEnv):
         if len(seeds) != self.num_envs:
             raise ConfigError(f"seed: expected {self.num_envs} seeds, one per environment, got {len(seeds)}")
         ended, self._ended = self._ended, None
-        started = self._together.run([resetting(self.envs[place], seeds[place], others or None) for place in places])
+        started = run_together([resetting(self.envs[place], seeds[place], others or None) for place in places])
         infos: Info = {}
         for place, (observation, info) in zip(places, started, strict=True):
             self._env_obs[place] = observation
@@ -192,7 +191,7 @@ class MASVectorEnv(SyncVectorEnv):
         self._ended = None
         turns = zip(range(self.num_envs), each, ended, strict=True)
         failed: dict[int, MASGymError] = {}
-        outcomes: list[_Outcome] = self._together.run([self._turn(*turn, failed) for turn in turns])
+        outcomes: list[_Outcome] = run_together([self._turn(*turn, failed) for turn in turns])
         if len(failed) == self.num_envs:
             raise failed[0]
         for place, error in failed.items():
@@ -271,8 +270,3 @@ class MASVectorEnv(SyncVectorEnv):
                     expected = f"environment {place}: expected a proposal index from 0 to {space.n - 1}"
                     raise IllegalActionError(f"{expected}, got {shown(action)}")
         return each
-
-    def close_extras(self, **kwargs: object) -> None:
-        """Close the sub-environments and the policies' sessions."""
-        self._together.close()
-        super().close_extras(**kwargs)

@@ -33,12 +33,22 @@ def engine_loop() -> asyncio.AbstractEventLoop:
         return _running[1]
 
 
+def on_engine_thread() -> bool:
+    """Return whether the caller runs on the engine loop."""
+    return _running is not None and asyncio.get_running_loop() is _running[1]
+
+
 async def on_engine_loop(work: Coroutine[object, object, T]) -> T:
     """Run ``work`` on the engine loop and await it; cancelling the caller cancels the work."""
     loop = engine_loop()
     if asyncio.get_running_loop() is loop:
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def from_thread(work: Coroutine[object, object, T]) -> T:
+    """Run ``work`` on the engine loop and wait for its result, on any other thread."""
+    return asyncio.run_coroutine_threadsafe(work, engine_loop()).result()
 
 
 async def together(work: Iterable[Coroutine[object, object, T]]) -> list[T]:
@@ -85,10 +95,21 @@ class Threads:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return the result of ``work``, which is skipped if the caller is cancelled before it starts."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self.start(work, lambda outcome: loop.call_soon_threadsafe(settle, future, outcome), future.cancelled)
+        return await future
+
+    def start(
+        self,
+        work: Callable[[], T],
+        done: Callable[[T | Exception], object],
+        skipped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Call ``work``, then ``done`` with its outcome, on a thread, unless ``skipped`` returns True by then."""
 
         def job() -> None:
-            if future.cancelled():
+            if skipped():
                 return
             outcome: T | Exception
             try:
@@ -97,13 +118,12 @@ class Threads:
                 outcome = error
             # The event loop may be closed by now.
             with suppress(RuntimeError):
-                future.get_loop().call_soon_threadsafe(settle, future, outcome)
+                done(outcome)
 
         self._jobs.put(job)
         if self._started < self._most:
             self._started += 1
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-        return await future
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

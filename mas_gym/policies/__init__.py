@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from mas_gym.policies.base import SamplingRequest as SamplingRequest
     from mas_gym.policies.base import SamplingSession as SamplingSession
     from mas_gym.policies.base import StreamingPolicy as StreamingPolicy
-    from mas_gym.policies.base import as_policy as as_policy
+    from mas_gym.policies.batch_queue import as_policy as as_policy
     from mas_gym.policies.cache import RecordedPolicy as RecordedPolicy
     from mas_gym.policies.cache import RecordingPolicy as RecordingPolicy
     from mas_gym.policies.local.transformers import TransformersPolicy as TransformersPolicy
     from mas_gym.policies.registry import known_policies as known_policies
     from mas_gym.policies.registry import load_policy as load_policy
     from mas_gym.policies.scripted import ScriptedPolicy as ScriptedPolicy
-    from mas_gym.policies.sessions import open_session as open_session
 
 _public, __dir__, __all__ = lazy_names(__name__)
 

@@ -1,13 +1,13 @@
 """The base classes of policies, which reply to chat prompts with sampled messages.
 
-A policy derives from one of three classes, whose attributes have defaults:
+The library uses one interface, `AsyncPolicy`: ``await sample_async(request)`` returns the reply to one request, and
+many requests are open at a time. An engine that processes batches may define one of these interfaces instead:
 
 * `Policy` defines ``sample(requests) -> replies``, which handles one batch and returns the replies in order;
 * `StreamingPolicy` also defines ``open() -> session``. A session accepts requests while it works on others,
-  so an engine never waits for the slowest row of a batch;
-* `AsyncPolicy` defines ``sample_async(request) -> reply``, which handles one request; many run concurrently.
+  so an engine never waits for the slowest row of a batch.
 
-An object that defines only these methods is adapted once, when it is loaded or passed in (`as_policy`).
+`mas_gym.policies.as_policy` wraps these, and objects that define only the methods, when they are loaded or passed in.
 
 A request contains one seed per sample, derived by the caller from (run seed, problem,
 transcript, sample index). A reply therefore depends only on the request, as far as the engine
@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, overload
 
 from mas_gym.errors import ConfigError, PolicyError, shown
-from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method, wrapped_part
+from mas_gym.internal.adapter import ClassName
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
@@ -364,13 +364,15 @@ class PolicyBase:
         Raises:
             PolicyError: There is no policy for this agent.
         """
-        return self if self.identical_to is None else as_policy(self.identical_to).serving(agent)
+        serving: PolicyBase = self if self.identical_to is None else self.identical_to.serving(agent)
+        return serving
 
     def arms(self, agent: str) -> tuple[str, ...]:
         """Return the names of the models available for an agent's requests; empty for a policy without arms."""
-        return () if self.identical_to is None else as_policy(self.identical_to).arms(agent)
+        arms: tuple[str, ...] = () if self.identical_to is None else self.identical_to.arms(agent)
+        return arms
 
-    def stand_for(self, policy: Policy | AsyncPolicy) -> None:
+    def stand_for(self, policy: PolicyBase) -> None:
         """Set `identical_to`, and copy the attributes of the wrapped policy."""
         self.identical_to = policy
         self.name, self.made_for, self.meters = policy.name, policy.made_for, policy.meters
@@ -428,13 +430,22 @@ class AsyncPolicy(PolicyBase, ABC):
 
     Attributes:
         max_concurrency: Maximum number of open requests.
+        local_batch: For an engine that computes in this process: preferred number of sequences per batch. Its requests
+            are awaited on the event loop of the caller, and those of other engines on one event loop per process.
     """
 
     max_concurrency: int = 64
+    local_batch: int | None = None
 
     @abstractmethod
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
+
+    def stand_for(self, policy: PolicyBase) -> None:
+        """Set `identical_to`, and copy the attributes of the wrapped policy."""
+        super().stand_for(policy)
+        if isinstance(policy, AsyncPolicy):
+            self.max_concurrency, self.local_batch = policy.max_concurrency, policy.local_batch
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
         """Return the log-probability that the reply begins with each word, if the policy `chooses`.
@@ -443,78 +454,6 @@ class AsyncPolicy(PolicyBase, ABC):
             PolicyError: The policy does not support this.
         """
         raise PolicyError(f"policy {self.name!r} provides no first-word log-probabilities; use a local model or vLLM")
-
-
-class _Adapted(Adapter, PolicyBase):
-    """A policy adapted from an object that has only a policy's methods."""
-
-    def __init__(self, part: object, base: type) -> None:
-        self.name = type(part).__name__
-        self.chooses = has_method(part, "choose") or has_method(part, "choose_async")
-        super().__init__(part, base)
-
-    def serving(self, agent: str) -> PolicyBase:
-        inner = wrapped_part(self.identical_to)
-        return self if inner is self.identical_to else as_policy(inner).serving(agent)
-
-    def arms(self, agent: str) -> tuple[str, ...]:
-        inner = wrapped_part(self.identical_to)
-        return () if inner is self.identical_to else as_policy(inner).arms(agent)
-
-
-class _AdaptedPolicy(_Adapted, Policy):
-    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
-        replies: Sequence[SamplingReply] = self.identical_to.sample(requests)
-        return replies
-
-    def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> Sequence[Choice]:
-        found: Sequence[Choice] = self.identical_to.choose(prompts, words)
-        return found
-
-
-class _AdaptedStreamingPolicy(_AdaptedPolicy, StreamingPolicy):
-    def open(self) -> SamplingSession:
-        session: SamplingSession = self.identical_to.open()
-        return session
-
-
-class _AdaptedAsyncPolicy(_Adapted, AsyncPolicy):
-    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        reply: SamplingReply = await self.identical_to.sample_async(request)
-        return reply
-
-    async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
-        found: Choice = await self.identical_to.choose_async(messages, words)
-        return found
-
-
-_Shape = tuple[type[Policy | AsyncPolicy], type[_AdaptedPolicy | _AdaptedAsyncPolicy], tuple[str, ...]]
-_SHAPES: tuple[_Shape, ...] = (
-    (AsyncPolicy, _AdaptedAsyncPolicy, ("sample_async",)),
-    (StreamingPolicy, _AdaptedStreamingPolicy, ("sample", "open")),
-    (Policy, _AdaptedPolicy, ("sample",)),
-)
-"""The kinds of policies with their adapters and required methods; the first match is used."""
-
-
-def as_policy(part: object) -> Policy | AsyncPolicy:
-    """Return a policy unchanged, or adapt an object with a policy's methods by adding the missing attributes.
-
-    An object with ``sample_async`` becomes an `AsyncPolicy`, one with ``sample`` and ``open`` a `StreamingPolicy`, and
-    one with only ``sample`` a `Policy`.
-
-    Raises:
-        ConfigError: The object has none of these methods.
-    """
-    for shape, adapted, methods in _SHAPES:
-        if isinstance(part, shape):
-            return part
-        if all(has_method(part, name) for name in methods):
-            return adapted(part, shape)
-    raise ConfigError(
-        f"expected a policy with sample(requests) or sample_async(request), got {describe_type(part)}; make one with "
-        "mas_gym.policies.load_policy('tiny'), or derive from mas_gym.policies.Policy"
-    )
 
 
 def refuse_extra_body(policy: PolicyBase, request: SamplingRequest) -> None:

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError, is_number
+from mas_gym.errors import DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.internal.json_types import JSONMapping, JSONObject
@@ -35,11 +35,10 @@ from mas_gym.policies.base import (
     Sample,
     SamplingReply,
     SamplingRequest,
-    as_policy,
     spoken,
     token_count,
 )
-from mas_gym.policies.sessions import as_async
+from mas_gym.policies.batch_queue import as_policy
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"
@@ -180,16 +179,15 @@ class RecordedPolicy(Policy):
         return _complete(self._table, lookup)
 
 
-class RecordingPolicy(Policy):
-    """Replays a recording, and appends the samples that it requests from another policy.
+class RecordingPolicy(AsyncPolicy):
+    """Replays a recording, and appends the samples that it requests from another policy of any kind.
 
     Attributes:
         name: The inner policy's name.
-        max_batch: The inner policy's preferred batch size.
         identical_to: The inner policy.
     """
 
-    def __init__(self, policy: Policy, file: str | Path) -> None:
+    def __init__(self, policy: Policy | AsyncPolicy, file: str | Path) -> None:
         """Open or continue a recording.
 
         Args:
@@ -197,36 +195,30 @@ class RecordingPolicy(Policy):
             file: The recording; an existing file must record a policy with the same name.
 
         Raises:
-            ConfigError: The policy does not process batches.
             DataError: The file is not a recording, or records another policy.
         """
-        adapted = as_policy(policy)
-        if not isinstance(adapted, Policy):
-            raise ConfigError(f"expected a policy with sample(requests), got {type(policy).__name__}")
-        self.policy = policy = adapted
-        self.stand_for(policy)
-        self.max_batch = policy.max_batch
+        self.policy = as_policy(policy)
+        self.stand_for(self.policy)
         self.file = Path(file)
         records: dict[str, _Entry] = {}
         if self.file.exists() and self.file.stat().st_size:
             recorded, records, intact = _read(self.file)
-            if recorded != policy.name:
+            if recorded != self.name:
                 raise DataError(
-                    f"{file}: expected the recorded policy {recorded!r}, got {policy.name!r}; record to another file"
+                    f"{file}: expected the recorded policy {recorded!r}, got {self.name!r}; record to another file"
                 )
             with self.file.open("rb+") as stream:
                 stream.truncate(intact)
             self._table = _Recording(self.file, records)
         else:
             self._table = _Recording(self.file, records)
-            self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": policy.name}])
+            self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": self.name}])
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        """Return the reply to every request, in order; the missing samples form one batch. Raises `PolicyError`."""
-        lookups = [_look_up(self._table, request) for request in requests]
-        missing = [lookup.missing for lookup in lookups if lookup.missing is not None]
-        fresh = iter(self.policy.sample(missing) if missing else ())
-        return [_complete(self._table, lookup, None if lookup.missing is None else next(fresh)) for lookup in lookups]
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
+        lookup = _look_up(self._table, request)
+        reply = None if lookup.missing is None else await self.policy.sample_async(lookup.missing)
+        return _complete(self._table, lookup, reply)
 
 
 class CachedPolicy(AsyncPolicy):
@@ -256,11 +248,9 @@ class CachedPolicy(AsyncPolicy):
         """
         self.file = Path(file)
         self.hits = self.misses = 0
-        policy = as_policy(policy)
+        self._inner = policy = as_policy(policy)
         self.stand_for(policy)
-        self._inner = as_async(policy)
         self._one_by_one = policy.independent_samples is True
-        self.max_concurrency = self._inner.max_concurrency
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")
         self._table = self._thread.submit(_ResponseCache, policy, self.file).result()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import AsyncPolicy, Policy, PolicyBase, SamplingReply, SamplingRequest
-from mas_gym.policies.sessions import as_async
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.systems.validation import ANYONE
 
 
@@ -22,7 +22,7 @@ class CombinedPolicy(AsyncPolicy):
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
         """Combine policies by name."""
         self.policies = dict(policies)
-        views = {id(policy): as_async(policy) for policy in policies.values()}
+        views = {id(policy): as_policy(policy) for policy in policies.values()}
         self._views = {name: views[id(policy)] for name, policy in policies.items()}
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
         bounds = (view.max_prompt_bytes for view in views.values())

@@ -9,7 +9,8 @@ from typing import TypeGuard
 
 from mas_gym.errors import ConfigError, MissingDependencyError, shown
 from mas_gym.plugins import Registry, Spec, build, yaml_value
-from mas_gym.policies.base import ARMS, AsyncPolicy, Policy, Purpose, as_policy
+from mas_gym.policies.base import ARMS, AsyncPolicy, Policy, Purpose
+from mas_gym.policies.batch_queue import as_policy
 
 Arms = Mapping[str, str | Policy | AsyncPolicy]
 PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy | Arms]
@@ -49,7 +50,7 @@ _CLASSES = Registry(
 """Callables with a policy's options as parameters, for policies with a loader that lacks them."""
 
 
-def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
+def load_policy(spec: PolicySpec, **options: object) -> AsyncPolicy:
     """Load a policy.
 
     Args:
@@ -149,13 +150,13 @@ def _arms(spec: str, **options: object) -> AsyncPolicy:
     """Several models, such as arms:small=tiny,large=transformers:DIR, among which planners choose."""
     from mas_gym.policies.arms_policy import read_arms
 
-    return _combined(read_arms(spec), _loader(options))  # type: ignore[return-value]
+    return _combined(read_arms(spec), _loader(options))
 
 
-Load = Callable[[str | Policy | AsyncPolicy], Policy | AsyncPolicy]
+Load = Callable[[str | Policy | AsyncPolicy], AsyncPolicy]
 
 
-def _combined(spec: str | Policy | AsyncPolicy | Arms, load: Load) -> Policy | AsyncPolicy:
+def _combined(spec: str | Policy | AsyncPolicy | Arms, load: Load) -> AsyncPolicy:
     """Return the policy of one agent; a mapping names its arms."""
     from mas_gym.policies.arms_policy import ArmsPolicy, read_arms
 
@@ -173,19 +174,19 @@ def _loader(options: Mapping[str, object]) -> Load:
         raise ConfigError(
             f"expected only the option cache= for several policies, got {others}; set the rest in each policy string"
         )
-    loaded: dict[str | int, Policy | AsyncPolicy] = {}
+    loaded: dict[str | int, AsyncPolicy] = {}
 
-    def load(spec: str | Policy | AsyncPolicy) -> Policy | AsyncPolicy:
+    def load(spec: str | Policy | AsyncPolicy) -> AsyncPolicy:
         key = spec if isinstance(spec, str) else id(spec)
         if key not in loaded:
-            policy = load_policy(spec) if isinstance(spec, str) else spec
+            policy = load_policy(spec) if isinstance(spec, str) else as_policy(spec)
             loaded[key] = _cached(policy, str(options["cache"])) if "cache" in options else policy
         return loaded[key]
 
     return load
 
 
-def _cached(policy: Policy | AsyncPolicy, file: str) -> AsyncPolicy:
+def _cached(policy: AsyncPolicy, file: str) -> AsyncPolicy:
     from mas_gym.policies.cache import CachedPolicy
 
     return policy if isinstance(policy, CachedPolicy) else CachedPolicy(policy, file)

@@ -31,7 +31,7 @@ class SharedSamples(AsyncPolicy):
     def __init__(self, policy: AsyncPolicy) -> None:
         """Start without replies."""
         self.stand_for(policy)
-        self.max_concurrency, self.independent_samples = policy.max_concurrency, policy.independent_samples
+        self.independent_samples = policy.independent_samples
         self.chooses = policy.chooses
         self._inner = policy
         self._replies: dict[tuple[str, ...], SamplingReply] = {}

@@ -17,7 +17,7 @@ import json
 import os
 import uuid
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,18 +30,8 @@ from mas_gym.errors import DataError, DataNotFoundError, PolicyError, StoreError
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.whole_files import whole_file
-from mas_gym.policies.base import (
-    AsyncPolicy,
-    Policy,
-    Sample,
-    SamplingReply,
-    SamplingRequest,
-    SamplingSession,
-    StreamingPolicy,
-    TokenTrace,
-    as_policy,
-)
-from mas_gym.policies.sessions import open_session
+from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, TokenTrace
+from mas_gym.policies.batch_queue import as_policy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +47,7 @@ def traces_folder(store: str | Path) -> Path:
 _STREAM, _TABLE = ".arrows", ".parquet"
 
 
-def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> Policy | AsyncPolicy:
+def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> AsyncPolicy:
     """Return a policy with the same replies that writes their token traces to a folder.
 
     Args:
@@ -69,8 +59,7 @@ def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> Policy | AsyncPo
         IdentityError: The policy's identity cannot be determined.
     """
     need("pyarrow", "token traces", "data")
-    folder, policy = Path(folder), as_policy(policy)
-    return _TracedCalls(policy, folder) if isinstance(policy, AsyncPolicy) else _TracedBatches(policy, folder)
+    return _TracedPolicy(as_policy(policy), Path(folder))
 
 
 def _samples(request: SamplingRequest, reply: SamplingReply) -> list[tuple[int, Sample]]:
@@ -80,7 +69,7 @@ def _samples(request: SamplingRequest, reply: SamplingReply) -> list[tuple[int, 
 class _Log:
     """Writes traces to a stream, which is opened for the first trace."""
 
-    def __init__(self, policy: Policy | AsyncPolicy, folder: Path) -> None:
+    def __init__(self, policy: AsyncPolicy, folder: Path) -> None:
         self._policy, self._folder = policy, folder
         self._digest: str | None = None
         self._stem: Path | None = None
@@ -173,51 +162,12 @@ def _schema() -> pa.Schema:
     return pa.schema(list(kinds.items()), metadata={"mas_gym": json.dumps({"token traces": SCHEMA})})
 
 
-class _TracedBatches(StreamingPolicy):
-    """A batch policy with traces; see `traced`."""
-
-    def __init__(self, policy: Policy, folder: Path) -> None:
-        self.stand_for(policy)
-        self.policy, self.max_batch, self._folder = policy, policy.max_batch, folder
-
-    def open(self) -> SamplingSession:
-        return _TracedSession(open_session(self.policy), _Log(self.policy, self._folder))
-
-
-class _TracedSession:
-    """A session that writes the inner session's traces before it returns the replies."""
-
-    def __init__(self, inner: SamplingSession, log: _Log) -> None:
-        self._inner, self._log = inner, log
-        self._open: dict[Hashable, SamplingRequest] = {}
-
-    @property
-    def pending(self) -> int:
-        return self._inner.pending
-
-    def submit(self, key: Hashable, request: SamplingRequest) -> None:
-        self._open[key] = request
-        self._inner.submit(key, replace(request, traced=True))
-
-    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        done = [(self._open.pop(key), key, outcome) for key, outcome in self._inner.step()]
-        answered = [(request, reply) for request, _, reply in done if not isinstance(reply, PolicyError)]
-        if answered:
-            self._log.add(answered)
-        return [(key, outcome if isinstance(outcome, PolicyError) else _plain(outcome)) for _, key, outcome in done]
-
-    def close(self) -> None:
-        self._inner.close()
-        self._open.clear()
-        self._log.close()
-
-
-class _TracedCalls(AsyncPolicy):
-    """An asynchronous policy with traces; see `traced`. `close` or exit converts the open stream to a Parquet file."""
+class _TracedPolicy(AsyncPolicy):
+    """A policy with traces; see `traced`. `close` or exit converts the open stream to a Parquet file."""
 
     def __init__(self, policy: AsyncPolicy, folder: Path) -> None:
         self.stand_for(policy)
-        self.policy, self.max_concurrency = policy, policy.max_concurrency
+        self.policy = policy
         self._log = _Log(policy, folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-traces")
         weakref.finalize(self, self._log.close)

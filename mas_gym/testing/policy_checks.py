@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from mas_gym.errors import ComplianceError, ConfigError, PolicyError, shown
-from mas_gym.internal.event_loop import engine_loop
-from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
-from mas_gym.policies.base import as_policy
+from mas_gym.internal.adapter import has_method
+from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.batch_queue import BatchedPolicy, as_policy, sample_all
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.testing.shared_checks import HOSTILE, ORDINARY, Findings, addressed, check_apart, check_steady, stated
 
 _CAP = 16
-_MOST_STEPS = 100_000
 
 
 def check_policy(
@@ -46,24 +44,23 @@ def check_policy(
         ComplianceError: Lists every violation.
     """
     try:
-        policy, other = as_policy(policy), None if other is None else as_policy(other)
+        policy, other = as_policy(policy), other if other is None else as_policy(other)
     except ConfigError as error:
         raise ComplianceError(f"policy: {error}") from None
     name = policy.name
     findings = Findings(f"policy {name!r}")
     findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {shown(name)}")
-    size = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
+    size = policy.local_batch or policy.max_concurrency
     findings.expect(isinstance(size, int) and size >= 1, f"batch size: expected an int from 1 on, got {shown(size)}")
     requests, identity = _requests(mas, question), stated(findings, policy)
     try:
-        replies = _ask(findings, policy, requests)
+        replies = _ask(policy, requests)
         for request, reply in zip(requests, replies, strict=False):
             _check_reply(findings, request, reply)
         if not findings.faults and reproducible:
             _check_seeds(findings, policy, requests, replies, batch_invariant)
-        findings.expect(_ask(findings, policy, []) == [], "an empty batch should get no replies")
         if other is not None and reproducible and not findings.faults:
-            samples = [reply.samples for reply in _ask(Findings("other"), other, requests)]
+            samples = [reply.samples for reply in _ask(other, requests)]
             alike = samples == [reply.samples for reply in replies]
             check_apart(findings, identity, stated(findings, other), alike)
     except Exception as error:
@@ -75,43 +72,26 @@ def check_policy(
 
 def _check_seeds(
     findings: Findings,
-    policy: Policy | AsyncPolicy,
+    policy: AsyncPolicy,
     requests: list[SamplingRequest],
     replies: list[SamplingReply],
     batch_invariant: bool,
 ) -> None:
     # Compare samples only: the number of cached prompt tokens may change between calls.
     said = [reply.samples for reply in replies]
-    again = [reply.samples for reply in _ask(findings, policy, requests)]
+    again = [reply.samples for reply in _ask(policy, requests)]
     findings.expect(
         again == said,
         "the same requests gave different samples the second time: derive them only from a request's seeds",
     )
     if batch_invariant:
-        mirrored = [reply.samples for reply in _ask(findings, policy, requests[::-1])]
+        mirrored = [reply.samples for reply in _ask(policy, requests[::-1])]
         findings.expect(mirrored[::-1] == said, "the order of a batch changes the samples")
-        alone = [reply.samples for request in requests[:2] for reply in _ask(findings, policy, [request])]
+        alone = [reply.samples for request in requests[:2] for reply in _ask(policy, [request])]
         findings.expect(alone == said[:2], "a request gets different samples alone and in a batch")
-    if isinstance(policy, StreamingPolicy):
-        streamed = _stream(findings, policy, requests)
-        findings.expect(streamed == said, "its session and sample() return different samples")
-
-
-def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[object]:
-    """Return the samples of a session to which requests are submitted during generation."""
-    session = policy.open()
-    samples: list[object] = [None] * len(requests)
-    waiting = list(enumerate(requests))
-    for _ in range(_MOST_STEPS):
-        if waiting:
-            session.submit(*waiting.pop(0))
-        for key, outcome in session.step():
-            samples[key] = outcome.samples if isinstance(outcome, SamplingReply) else outcome  # type: ignore[call-overload]
-        if not waiting and not session.pending:
-            break
-    findings.expect(not session.pending, f"its session still has pending requests after {_MOST_STEPS} steps")
-    session.close()
-    return samples
+    if isinstance(policy, BatchedPolicy) and has_method(policy.identical_to, "open"):
+        whole = [reply.samples for reply in policy.identical_to.sample(requests)]
+        findings.expect(whole == said, "its session and sample() return different samples")
 
 
 def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:
@@ -129,16 +109,12 @@ def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:
     return requests
 
 
-def _ask(findings: Findings, policy: Policy | AsyncPolicy, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-    if isinstance(policy, AsyncPolicy):
-
-        async def all_at_once() -> list[SamplingReply]:
-            return list(await asyncio.gather(*(policy.sample_async(request) for request in requests)))
-
-        return asyncio.run_coroutine_threadsafe(all_at_once(), engine_loop()).result()
-    replies = list(policy.sample(requests))
-    got = f"{len(requests)} requests got {len(replies)} replies: expected one each, in order"
-    findings.expect(len(replies) == len(requests), got)
+def _ask(policy: AsyncPolicy, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+    replies: list[SamplingReply] = []
+    for outcome in sample_all(policy, requests):
+        if isinstance(outcome, Exception):
+            raise outcome
+        replies.append(outcome)
     return replies
 
 
@@ -176,11 +152,11 @@ def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> 
     findings.expect(trace is None, f"trace: expected None, because the request is not traced, got {shown(trace)}")
 
 
-def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None:
+def _check_odd_prompts(findings: Findings, policy: AsyncPolicy) -> None:
     for text in (*HOSTILE, "word " * 3_000):
         request = SamplingRequest((ChatMessage("system", "Speak."), ChatMessage("user", text)), (7,), _CAP)
         try:
-            replies = _ask(findings, policy, [request])
+            replies = _ask(policy, [request])
         except PolicyError:
             # A PolicyError is a valid answer; any other exception would end a run.
             continue

@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown, whole_number
+from mas_gym.internal.event_loop import from_thread
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
-from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest, as_policy
+from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.grading.judge_verdicts import ask_verdict, read_verdict
@@ -118,7 +120,7 @@ class JudgeCritic(Critic):
     Attributes:
         name: ``"judge:POLICY"``.
         free: False: each state is one reward call. Its tokens are counted as ``critic_tokens``, separately from TOK.
-        concurrent: True if the policy is asynchronous, in which case scoring overlaps with generation.
+        concurrent: True if the policy's engine is not in this process, in which case scoring overlaps with generation.
         max_batch: Preferred number of states per call.
         reads_peers: True for comparisons.
 
@@ -159,8 +161,8 @@ class JudgeCritic(Critic):
         self._request("", 0)
         self.reads_peers = mode == "pairwise"
         self.name = f"judge:{policy.name}"
-        self.concurrent = isinstance(policy, AsyncPolicy)
-        self.max_batch = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
+        self.concurrent = policy.local_batch is None
+        self.max_batch = policy.local_batch or policy.max_concurrency
 
     @cached_property
     def _likely(self) -> bool:
@@ -171,7 +173,7 @@ class JudgeCritic(Critic):
 
     def _lists_words(self) -> bool:
         words = _WORDS[self._kind]
-        [reply] = self._ask([_PROBE.format(*words)], likely=True)
+        [reply] = from_thread(self._asked([_PROBE.format(*words)], likely=True))
         if reply.share is None:
             logger.warning("judge %s: verdicts are sampled, because %s", self._policy.name, reply.reason)
         return reply.share is not None
@@ -232,35 +234,12 @@ class JudgeCritic(Critic):
     def _verdicts(self, prompts: Sequence[str]) -> list[JudgeReply]:
         """Request the verdicts of all distinct prompts together, each once."""
         fresh = list(dict.fromkeys(prompts))
-        found = dict(zip(fresh, self._ask(fresh, self._likely) if fresh else [], strict=True))
+        found = dict(zip(fresh, from_thread(self._asked(fresh, self._likely)) if fresh else [], strict=True))
         # Each prompt is billed in full, so that the cost of a search does not depend on the rest of its batch.
         return [found[prompt] for prompt in prompts]
 
-    def _ask(self, prompts: Sequence[str], likely: bool) -> list[JudgeReply]:
-        if isinstance(self._policy, AsyncPolicy):
-            from mas_gym.internal.event_loop import engine_loop
-
-            return asyncio.run_coroutine_threadsafe(
-                self._ask_async(self._policy, prompts, likely), engine_loop()
-            ).result()
-        try:
-            return self._ask_batch(self._policy, prompts, likely)
-        except EngineUnavailableError:
-            raise
-        except PolicyError as error:
-            if len(prompts) == 1:
-                return [JudgeReply(None, unread=1, reason=f"the judge failed: {error}")]
-            # A single prompt, such as one that is too long, may have caused the error.
-            return [verdict for prompt in prompts for verdict in self._ask([prompt], likely)]
-
-    def _ask_batch(self, policy: Policy, prompts: Sequence[str], likely: bool) -> list[JudgeReply]:
-        words = _WORDS[self._kind]
-        if likely:
-            return [_likely(one, words) for one in policy.choose([_messages(prompt) for prompt in prompts], words)]
-        replies = policy.sample([self._request(prompt, self._n) for prompt in prompts])
-        return [_read(reply, prompt, words) for prompt, reply in zip(prompts, replies, strict=True)]
-
-    async def _ask_async(self, policy: AsyncPolicy, prompts: Sequence[str], likely: bool) -> list[JudgeReply]:
+    async def _asked(self, prompts: Sequence[str], likely: bool) -> list[JudgeReply]:
+        policy = self._policy
         slots = asyncio.Semaphore(policy.max_concurrency)
         words = _WORDS[self._kind]
 

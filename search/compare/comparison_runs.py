@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.parallel_jobs import run_jobs
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.shared_samples import SharedSamples
 from search.critic_registry import load_critic
 from search.plan import Plan
@@ -110,7 +111,7 @@ class Bench:
 
     task: Any
     mas: MAS
-    policy: Policy | AsyncPolicy | None
+    policy: AsyncPolicy | None
     seeds: Sequence[int]
     concurrency: int = 64
     store: str | Path | None = None
@@ -240,7 +241,7 @@ def measure(
             bench.prices.rate(bench.policy.name, charged_critic(row.planner, row.critic))
     if bench.workers is not None:
         return _measure_in_processes(rows, bench, bench.workers, look, listen)
-    if len(rows) > 1 and isinstance(bench.policy, AsyncPolicy):
+    if len(rows) > 1 and bench.policy is not None and bench.policy.local_batch is None:
         bench = replace(bench, policy=SharedSamples(bench.policy))
     outcomes: list[Outcome] = []
     for row in rows:

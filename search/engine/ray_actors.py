@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies import load_policy
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task, as_problems

@@ -15,10 +15,9 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from mas_gym.critics import Scores, ScoringContext, scores_of
-from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
-from mas_gym.internal.event_loop import Threads
-from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, as_policy
-from mas_gym.policies.calls import SessionCalls, policy_calls
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, SearchError
+from mas_gym.internal.event_loop import Threads, on_engine_loop
+from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget, Cost
 from search.engine.batching import Batches
@@ -50,7 +49,7 @@ class Scheduler(Searcher):
     def __init__(
         self,
         setup: Setup,
-        policy: Policy | AsyncPolicy,
+        policy: AsyncPolicy,
         *,
         concurrency: int = 64,
         task: Iterable[Problem] | None = None,
@@ -68,18 +67,20 @@ class Scheduler(Searcher):
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         super().__init__(concurrency, run_budget or Budget(), setup.budget)
-        policy = as_policy(policy)
-        self.waiting = self._calls = 0
+        self.waiting = self._calls = self._rows = 0
         self._setup, self._task = setup, () if task is None else as_problems(task)
-        self._batches = Batches(None if setup.critic is None or setup.critic.free else setup.critic, self.abort)
-        self._policy = policy_calls(policy, self._batches)
+        self._batches = Batches(setup.critic, self._batch_is_full)
+        self._policy = policy
         self._models = open_models(setup, policy, self._sample)
         self._observer: Observer = observer(policy.name)
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
         self._held: dict[ActiveSearch, tuple[int, asyncio.Future[None]]] = {}
         self._ends: dict[ActiveSearch, BaseException] = {}
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots, self._call_slots = (
+            asyncio.Semaphore(concurrency),
+            asyncio.Semaphore(max(1, policy.max_concurrency)),
+        )
         self._usage = Usage()
 
     @property
@@ -167,9 +168,7 @@ class Scheduler(Searcher):
             entry.task.cancel()
 
     def abort(self, error: BaseException) -> None:
-        """End every open search with the error of an engine; later searches use a new session."""
-        if isinstance(self._policy, SessionCalls):
-            self._policy.reset()
+        """End every open search with the error of an engine."""
         for search in [*self._open]:
             self._end(search, error)
 
@@ -191,7 +190,6 @@ class Scheduler(Searcher):
         if tasks := self._drop(self.stopped or "the scheduler was closed"):
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
         await self._batches.close()
-        self._policy.close()
         self._models.close()
         for threads in self._graders.values():
             threads.close()
@@ -206,15 +204,37 @@ class Scheduler(Searcher):
 
     async def _sample(self, request: SamplingRequest) -> SamplingReply:
         with self._observer.call(request) as observed:
+            self._rows += len(request.seeds)
             try:
-                reply = await self._policy.sample(request)
-            except EngineUnavailableError as error:
-                self.abort(error)
+                reply = await self._reply(request)
+            except Exception as error:
+                unavailable = isinstance(error, EngineUnavailableError)
+                if unavailable or (self._policy.local_batch is not None and not isinstance(error, PolicyError)):
+                    self.abort(error)
                 raise
+            finally:
+                self._rows -= len(request.seeds)
+                self._batches.wake()
             if isinstance(reply, SamplingReply):
                 self._budget.check_counted(reply.samples)
             observed(reply)
         return reply
+
+    async def _reply(self, request: SamplingRequest) -> SamplingReply:
+        if self._policy.local_batch is not None:
+            return await self._policy.sample_async(request)
+        try:
+            async with self._call_slots:
+                return await on_engine_loop(self._policy.sample_async(request))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise PolicyError(f"{self._policy.name}: the request was cancelled") from None
+
+    def _batch_is_full(self) -> bool:
+        """Return whether a local engine has a full batch of requests, so that the critic need not hurry."""
+        return self._policy.local_batch is not None and self._rows >= self._policy.local_batch
 
     async def score(self, search: ActiveSearch, contexts: Sequence[ScoringContext]) -> Scores:
         """Return the critic's values. Raises `CriticError`."""

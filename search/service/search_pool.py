@@ -18,7 +18,8 @@ from itertools import islice
 from queue import Full, Queue
 from typing import TYPE_CHECKING, NamedTuple
 
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.tasks import Problem
 from search.budget import Budget
 from search.protocol import as_planner
@@ -198,7 +199,7 @@ class SearchPool:
         self.canary = make_canary(service.canary, as_planner(service.planner), setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
-        self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task)
+        self._scheduler = Scheduler(setup, as_policy(service.policy), concurrency=service.concurrency, task=task)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mas-gym-service", daemon=True)
         self._thread.start()

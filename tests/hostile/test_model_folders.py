@@ -18,6 +18,7 @@ import local_models
 
 from mas_gym.errors import DataError, PolicyError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
+from mas_gym.policies.batch_queue import sample_all
 from mas_gym.systems.prompts import ChatMessage
 
 DEEP = "[" * 100_000
@@ -170,7 +171,7 @@ def test_missing_tokenizer_is_not_requested_from_the_hub(folder: Path, monkeypat
 def test_recorded_reply_fields_are_validated(tmp_path: Path, change: dict[str, Any]) -> None:
     request = SamplingRequest((ChatMessage("user", "?"),), (1,))
     file = tmp_path / "r.jsonl"
-    RecordingPolicy(ScriptedPolicy(lambda request, seed: "hi"), file).sample([request])
+    sample_all(RecordingPolicy(ScriptedPolicy(lambda request, seed: "hi"), file), [request])
     header, line = file.read_text().splitlines()
     file.write_text(f"{header}\n{json.dumps(json.loads(line) | change)}\n")
     with pytest.raises(DataError, match="line 2"):

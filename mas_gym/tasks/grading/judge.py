@@ -8,7 +8,6 @@ reply is requested with another seed; after `ATTEMPTS` replies, grading fails.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -16,9 +15,10 @@ from importlib import resources
 from typing import NamedTuple
 
 from mas_gym.errors import PolicyError
-from mas_gym.internal.event_loop import engine_loop
+from mas_gym.internal.event_loop import from_thread
 from mas_gym.policies import load_policy
-from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, as_policy
+from mas_gym.policies.base import AsyncPolicy, Policy, SamplingRequest
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.reasoning import after_reasoning
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.policies.usage_meters import Meter
@@ -62,11 +62,11 @@ class Judge:
                 lines that state a verdict, correct or incorrect.
         """
         self._made_of = (policy, prompt)
-        self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else as_policy(policy)
+        self.policy: AsyncPolicy = load_policy(policy) if isinstance(policy, str) else as_policy(policy)
         self.prompt = prompt or (resources.files("mas_gym.tasks.grading") / "judge.md").read_text(encoding="utf-8")
         self.spent = Meter()
         self._known: OrderedDict[tuple[str, str, str], Future[JudgeVerdict]] = OrderedDict()
-        self._lock, self._policy_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
 
     def identity(self) -> object:
         """Return the policy and the prompt."""
@@ -124,7 +124,7 @@ class Judge:
             seed = derive_seed(0, problem.id, answer.encode("utf-8", "replace"), attempt)
             # The first attempt is greedy; another greedy attempt would give the same reply.
             request = SamplingRequest(messages, (seed,), MAX_NEW_TOKENS, 0.7 if attempt else 0.0, agent="Judge")
-            reply = self._ask(request)
+            reply = from_thread(self.policy.sample_async(request))
             with self._lock:
                 self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
             tokens, read = tokens + reply.samples[0].tokens, read + reply.prompt_tokens
@@ -141,10 +141,3 @@ class Judge:
             f"judge {self.policy.name}: expected one of {ATTEMPTS} replies to end with the line {first!r} or "
             f"{second!r}, but the last reply ended with {said[-200:]!r}; use a model that follows instructions"
         )
-
-    def _ask(self, request: SamplingRequest) -> SamplingReply:
-        if isinstance(self.policy, AsyncPolicy):
-            return asyncio.run_coroutine_threadsafe(self.policy.sample_async(request), engine_loop()).result()
-        with self._policy_lock:
-            [reply] = self.policy.sample([request])
-        return reply
