@@ -22,7 +22,7 @@ _INDENT = "    "
 
 WIDTH, HEIGHT, _DPI = 1120, 640, 100
 _MARGIN = 28
-_GRAPH_Y = 214
+_GRAPH_Y = 214.0
 _NODE_HEIGHT = 46
 _MOST_NODES = 12
 _CARDS = 3
@@ -179,9 +179,18 @@ def _draw_graph(axes: Axes, mas: MAS, state: MASState) -> None:
                 bend = side * min(0.25, 150 / max(abs(x1 - x0), 1)) * (1 if hops > 0 else -1)
                 x0, y0 = x0 + half / 2, y0 + side * _NODE_HEIGHT / 2
                 y1 = y0
-            look: dict[str, Any] = {"color": color, "mutation_scale": 9, "shrinkA": 0, "shrinkB": 0, "zorder": 1}
-            curve = f"arc3,rad={bend}"
-            axes.add_patch(FancyArrowPatch((x0, y0), (x1, y1), arrowstyle="-|>", connectionstyle=curve, **look))
+            arrow = FancyArrowPatch(
+                (x0, y0),
+                (x1, y1),
+                arrowstyle="-|>",
+                connectionstyle=f"arc3,rad={bend}",
+                color=color,
+                mutation_scale=9,
+                shrinkA=0,
+                shrinkB=0,
+                zorder=1,
+            )
+            axes.add_patch(arrow)
     for node in nodes:
         fill = _DONE if node in spoken else _WAITING
         if node == state.acting:
