@@ -52,11 +52,11 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem, Task
 from rewardmodels.training.train_critic import grow, teach, trees
 from search import Critic, Plan, Proposal, ScoringContext, Tree
-from search.compare.comparison_runs import Bench
 from search.credit import credit
 from search.critic_registry import load_critic
 from search.results.intervals import bootstrap
 from search.results.plots import COLORS, dress, figure_class, save_figure
+from search.run_spec import RunSpec
 
 Prompt = tuple[ChatMessage, ...]
 Sums = NDArray[np.float64]
@@ -415,10 +415,10 @@ def natural_critic(agents: Agents, args: argparse.Namespace) -> Agents:
     policy = load_policy(agents.policy)
     store = args.out / "natural.db"
     args.out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(agents.problems("train", args.searches), mas_gym.load_mas("rpsv"), policy, (42,), store=store)
-    if (stop := grow(bench, "mcts:20,3")) is not None:
+    spec = RunSpec(agents.problems("train", args.searches), mas_gym.load_mas("rpsv"), policy, store=store)
+    if (stop := grow(spec, "mcts:20,3")) is not None:
         raise stop
-    teach(lambda: trees(bench), args.out / "natural-masprm", "masprm", "bt", str(NATURAL), log=print)
+    teach(lambda: trees(spec), args.out / "natural-masprm", "masprm", "bt", str(NATURAL), log=print)
     return agents._replace(critic=str(args.out / "natural-masprm"))
 
 

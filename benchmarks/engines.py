@@ -275,11 +275,12 @@ def memory(arguments: argparse.Namespace) -> None:
 
 
 def service(arguments: argparse.Namespace) -> None:
+    from search.run_spec import RunSpec
     from search.service.search_pool import SearchPool, Service
 
     policy, planner, count = Holding(arguments.searches), search.load_planner(PLANNER), arguments.searches
-    given = Service(planner, mas_gym.load_mas("rpsv"), policy, search.PolicyLikelihood(), concurrency=count, queue=0)
-    pool = SearchPool(given)
+    spec = RunSpec((), mas_gym.load_mas("rpsv"), policy, planner, search.PolicyLikelihood(), concurrency=count)
+    pool = SearchPool(Service(spec, queue=0))
     start, threads = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, threading.active_count()
     [problem] = mas_gym.load_task("arithmetic", split="test")[:1]
     for seed in range(count):

@@ -48,11 +48,12 @@ from mas_gym.tasks import ProblemTask
 from rewardmodels.agents import CreditedSample, credited_samples, demonstrations, sibling_pairs, train_agents
 from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
 from search import Critic
-from search.compare.comparison_runs import Bench, measure, named_planners
 from search.compare.comparison_runs import Row as SearchRow
+from search.compare.comparison_runs import measure, named_planners
 from search.critic_registry import load_critic
 from search.protocol import ScoringContext
 from search.results.outcomes import Outcome
+from search.run_spec import RunSpec
 from search.store import open_store
 
 PAGES = Path(__file__).parent / "pages" / "training"
@@ -209,9 +210,9 @@ def explore(row: Method, last: Point, store: Path, budget: int, seed: int, task:
     count = max(1, int(0.8 * budget / row.tokens))
     while count:
         start = last.problems + done
-        bench = bench_of(last.policy, "train", start + count, (seed,), store, task)
-        policy = traced(bench.policy, traces_folder(store)) if row.method == "grpo" else bench.policy
-        if (stop := grow(replace(bench, task=bench.task[start:], policy=policy), row.planner)) is not None:
+        spec = spec_of(last.policy, "train", start + count, seed, store, task)
+        policy = traced(spec.policy, traces_folder(store)) if row.method == "grpo" else spec.policy
+        if (stop := grow(replace(spec, problems=spec.problems[start:], policy=policy), row.planner)) is not None:
             raise stop
         done += count
         with open_store(store) as opened:
@@ -227,9 +228,9 @@ def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str
     """
     kept = store.with_suffix(".json")
     if not kept.exists():
-        bench = bench_of(policy, "dev", args.dev, (14,), store, args.task)
+        spec = spec_of(policy, "dev", args.dev, 14, store, args.task)
         [(name, planner)] = named_planners(["single"]).items()
-        outcomes, stop = measure([SearchRow(name, planner)], bench)
+        outcomes, stop = measure([SearchRow(name, planner)], spec)
         if stop is not None:
             raise stop
         right = {one.problem_id: float(one.correct) for one in outcomes}
@@ -279,16 +280,18 @@ def problems_of(task: str, split: str, number: int) -> Any:
     return generated(task, split)[:number]
 
 
-def bench_of(policy: str, split: str, number: int, seeds: Sequence[int], store: Path, task: str) -> Bench:
+def spec_of(policy: str, split: str, number: int, seed: int, store: Path, task: str) -> RunSpec:
     """Return problems with RPSV and its agents."""
-    return Bench(problems_of(task, split, number), mas_gym.load_mas("rpsv"), load_policy(policy), seeds, store=store)
+    chosen, system = problems_of(task, split, number), mas_gym.load_mas("rpsv")
+    return RunSpec(chosen, system, load_policy(policy), seed=seed, store=store)
 
 
 def evaluate(policy: str, planner: str, critic: str, number: int, args: Any, task: str = "") -> list[Outcome]:
     """Return the outcomes of one planner on test problems, by default of the task of the training."""
-    bench = bench_of(policy, args.split, number, args.run_seeds, args.out / "test.db", task or args.task)
+    spec = spec_of(policy, args.split, number, args.run_seeds[0], args.out / "test.db", task or args.task)
     [(name, loaded)] = named_planners([planner]).items()
-    outcomes, stop = measure([SearchRow(name, loaded, load_critic(critic) if critic else None, critic)], bench)
+    row = SearchRow(name, loaded, load_critic(critic) if critic else None, critic)
+    outcomes, stop = measure([row], spec, args.run_seeds)
     if stop is not None:
         raise stop
     return outcomes
@@ -305,10 +308,10 @@ def retrained(policy: str, row: str, seed: int, args: argparse.Namespace) -> str
     """Train a MASPRM on searches by the agents of a row, and return its folder."""
     folder = (METHODS[row].folder(args, seed) if row in METHODS else args.out / row) / "critic"
     folder.mkdir(parents=True, exist_ok=True)
-    bench = bench_of(policy, "train", args.retrain, (seed,), folder / "critic.db", args.task)
-    if (stop := grow(bench, "mcts:20,3")) is not None:
+    spec = spec_of(policy, "train", args.retrain, seed, folder / "critic.db", args.task)
+    if (stop := grow(spec, "mcts:20,3")) is not None:
         raise stop
-    teach(lambda: trees(bench), folder / "masprm", "masprm", "bt", log=say, seed=seed)
+    teach(lambda: trees(spec), folder / "masprm", "masprm", "bt", log=say, seed=seed)
     return str(folder / "masprm")
 
 

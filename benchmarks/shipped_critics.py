@@ -23,8 +23,8 @@ from mas_gym.policies import Policy, load_policy
 from rewardmodels.model.critic_folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
-from search.compare.comparison_runs import Bench
 from search.results.intervals import paired_difference
+from search.run_spec import RunSpec
 
 SEED = 42
 CONCURRENCY = 64
@@ -92,13 +92,14 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     policy = load_policy("tiny")
     problems = mas_gym.load_task("arithmetic", split="train", limit=arguments.trees)
-    bench = Bench(problems, mas_gym.load_mas("rpsv"), policy, (SEED,), CONCURRENCY, arguments.work / "rollouts.db")
-    if (stop := grow(bench, listen=True)) is not None:
+    shared = {"seed": SEED, "concurrency": CONCURRENCY, "store": arguments.work / "rollouts.db"}
+    spec = RunSpec(problems, mas_gym.load_mas("rpsv"), policy, **shared)
+    if (stop := grow(spec, listen=True)) is not None:
         raise stop
     halves = arguments.work / "float16"
     for kind, head in HEADS.items():
         # bfloat16 products halve the time where a CPU has them; the rest is the default for the bundled model.
-        teach(lambda: trees(bench), arguments.work / kind, kind, head, log=print, cpu_bf16=True)
+        teach(lambda: trees(spec), arguments.work / kind, kind, head, log=print, cpu_bf16=True)
         model, tokenizer, info = load_folder(arguments.work / kind, torch.float16)
         save_folder(model, tokenizer, halves / kind, info, model_card(info))
     figures = measure(halves, policy, arguments.problems)

@@ -66,6 +66,9 @@ class Recording(Protocol):
     def world(self, problem: Problem) -> RecordedWorld:
         """Return the world of a problem."""
 
+    def identity(self) -> object:
+        """Return the identity of the worlds."""
+
 
 def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
     """Return the world of a recorded search.

@@ -41,7 +41,7 @@ from rewardmodels.agents import (
 )
 from rewardmodels.agents import improve as improve_module
 from rewardmodels.agents.improve import ImproveConfig, improve
-from search.compare.comparison_runs import Bench
+from search.run_spec import RunSpec
 
 pytestmark = [
     pytest.mark.trl,
@@ -345,8 +345,8 @@ HELD_OUT = mas_gym.load_task("arithmetic", split="dev", limit=3)
 
 
 def run_improve(out: Path) -> list[dict[str, Any]]:
-    bench = Bench(LEARNING, mas_gym.load_mas("rpsv"), None, (42,))
-    rounds = improve(bench, HELD_OUT, out, SMALL, device="cpu")
+    spec = RunSpec(LEARNING, mas_gym.load_mas("rpsv"), None)
+    rounds = improve(spec, HELD_OUT, out, SMALL, device="cpu")
     found = [one.to_dict() for one in rounds]
     for one in found:
         # Paths and times differ.
@@ -375,9 +375,7 @@ def test_improve_evaluates_each_generation_once(improved: tuple[Path, list[Any]]
     assert (out / "curves.png").stat().st_size > 10_000
     assert list((out / "curves").glob("events*")) and len(json.loads((out / "rounds.json").read_text())) == 2
     with pytest.raises(ConfigError, match="another training run"):
-        improve(
-            Bench(LEARNING, mas_gym.load_mas("rpsv"), None, (42,)), HELD_OUT, out, ImproveConfig(rounds=1, problems=3)
-        )
+        improve(RunSpec(LEARNING, mas_gym.load_mas("rpsv"), None), HELD_OUT, out, ImproveConfig(rounds=1, problems=3))
 
 
 @pytest.mark.slow
@@ -422,6 +420,6 @@ def test_improve_resumes_after_sigkill_with_equal_weights(improved: tuple[Path, 
 
 
 def test_improve_requires_enough_problems(tmp_path: Path) -> None:
-    bench = Bench(LEARNING, mas_gym.load_mas("rpsv"), None, (42,))
+    spec = RunSpec(LEARNING, mas_gym.load_mas("rpsv"), None)
     with pytest.raises(ConfigError, match="expected 12 training problems"):
-        improve(bench, HELD_OUT, tmp_path, ImproveConfig(rounds=2, problems=4))
+        improve(spec, HELD_OUT, tmp_path, ImproveConfig(rounds=2, problems=4))

@@ -80,11 +80,14 @@ ORDER = [
     "search.planners",
     "search.budget",
     "search.sampling",
+    "search.option_rules",
+    "search.run_spec",
     "search.setup",
     "search.models",
     "search.observing",
     "search.results",
     "search.store",
+    "search.spec_loading",
     "search.engine",
     "search.tracing",
     "search.runs",
@@ -339,6 +342,4 @@ def words_of(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "search" / "engine").glob("*.py")), ids=lambda path: path.stem)
 def test_the_scheduler_names_no_satellite(path: Path) -> None:
-    # `run_ray` takes the arguments of `search.run`.
-    if path.stem != "ray_actors":
-        assert not words_of(path) & SATELLITES
+    assert not words_of(path) & SATELLITES

@@ -38,6 +38,7 @@ from rewardmodels.model.critic_folder import META, model_card
 from rewardmodels.tiny_critics import shipped
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext, setup
 from search.compare.first_errors import auc
+from search.run_spec import RunSpec
 
 MAS_RPSV = MODEL.mas
 QUICK: dict[str, Any] = {
@@ -622,7 +623,7 @@ def test_bundled_critic_on_other_agents_warns_once(name: str, caplog: pytest.Log
     setup._warned.clear()
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1", name=name)
     for _ in range(2):
-        found = setup.make_setup("bon:2", "rpsv", load_critic("tiny-masprm", lazy=True))
-        setup.check_problems([], found, policy)
+        critic = load_critic("tiny-masprm", lazy=True)
+        setup.warn_of_misuse(setup.make_setup(RunSpec([], mas_gym.load_mas("rpsv"), policy, search.BestOfN(2), critic)))
     said = [text for text in caplog.messages if "was trained on the agents of policy tiny" in text]
     assert len(said) == (name in ("openai:m", "mytiny"))

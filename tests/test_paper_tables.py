@@ -47,9 +47,9 @@ from mas_gym.systems.state import Action
 from rewardmodels import stored_trees
 from rewardmodels.training.train_critic import ROLLOUTS, trees
 from search import ScoringContext
-from search.compare.comparison_runs import Bench
 from search.compare.first_errors import auc
 from search.results.intervals import Difference
+from search.run_spec import RunSpec
 from search.store import open_store
 
 
@@ -64,7 +64,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
 class SmallLab(Lab):
     """A lab with training searches of fewer simulations."""
 
-    def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> Bench:
+    def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> RunSpec:
         return super().rollouts(setting, split, "mcts:8,3" if planner == ROLLOUTS else planner)
 
 

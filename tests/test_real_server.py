@@ -25,6 +25,7 @@ pytest.importorskip("openai", reason="the openai package is not installed")
 
 from local_models import ask, texts
 
+import mas_gym
 import search
 from mas_gym.errors import PromptTooLongError, StoreError
 from mas_gym.policies import load_policy
@@ -32,7 +33,8 @@ from mas_gym.policies.base import SamplingRequest
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
-from search.compare.comparison_runs import Bench, measure, named_planners, pair
+from search.compare.comparison_runs import measure, named_planners, pair
+from search.run_spec import RunSpec
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -142,8 +144,8 @@ def test_equal_seeds_give_equal_messages_on_a_server_with_one_slot() -> None:
 
 def test_rows_of_one_comparison_share_samples_on_a_real_server(spec: str) -> None:
     policy: Any = load_policy(spec)
-    bench = Bench(TASK, search.setup.read_system("single", None)[0], policy, (1,), sampling=SHORT)
-    measure(pair(named_planners(["sc:3", "single"]), {}), bench)
+    run = RunSpec(TASK, mas_gym.load_mas("single"), policy, seed=1, sampling=SHORT)
+    measure(pair(named_planners(["sc:3", "single"]), {}), run)
     assert policy.meter.calls == 3 * len(TASK)
 
 

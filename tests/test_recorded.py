@@ -334,11 +334,11 @@ def test_eval_recorded_prints_table_and_curves(store: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--mas", "rpsv"), "leave out --mas"),
+        (("--mas", "rpsv"), "leave out --recorded, or --mas"),
         (("--program", "agents.py:solve", "--program-temperature", "1"), "--program and --program-temperature"),
-        (("--workers", "2"), "leave out --workers"),
-        (("--ray", "local", "--actors", "2"), "leave out --ray and --actors"),
-        (("--task", "ordering"), "leave out the task options"),
+        (("--workers", "2"), "or --workers"),
+        (("--ray", "local", "--actors", "2"), "or --ray and --actors"),
+        (("--task", "ordering"), "or --task"),
         (("-n", "9"), "at most 3"),
         (("--run", "nobody"), "expected one run 'nobody'"),
     ],

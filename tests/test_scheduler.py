@@ -20,13 +20,14 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 import search
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, SearchError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
-from mas_gym.policies.batch_queue import BatchSession, as_policy
+from mas_gym.policies.batch_queue import BatchSession
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine import one_search
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import Scheduler
 from search.engine.searcher import Searched
+from search.run_spec import RunSpec
 from search.setup import make_setup
 from search.usage import AMOUNTS
 
@@ -75,9 +76,10 @@ class Background:
 
 
 def scheduler_of(planner: Any = None, policy: Any = None, *, critic: Any = None, **options: Any) -> Scheduler:
-    setup_options = {name: options.pop(name) for name in ("budget", "seed") if name in options}
-    setup = make_setup(planner or MCTS(6, 2), RPSV, critic or HashCritic(), **setup_options)
-    return Scheduler(setup, as_policy(policy or talker()), **options)
+    settings = {name: options.pop(name) for name in ("budget", "seed") if name in options}
+    spec = RunSpec((), RPSV, policy or talker(), planner or MCTS(6, 2), critic or HashCritic(), **settings)
+    setup = make_setup(spec)
+    return Scheduler(setup, setup.policy, **options)
 
 
 def background(*parts: Any, **options: Any) -> Background:

@@ -29,7 +29,8 @@ from mas_gym.policies.reasoning import after_reasoning
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
-from search.compare.comparison_runs import Bench, measure, named_planners, pair
+from search.compare.comparison_runs import measure, named_planners, pair
+from search.run_spec import RunSpec
 
 Handler = Callable[[dict[str, Any], str], tuple[int, Any]]
 ERRORS = json.loads((Path(__file__).parent / "data" / "server_errors.json").read_text())
@@ -303,8 +304,8 @@ def test_logprob_judge_that_begins_to_reason_is_an_error() -> None:
 def test_rows_of_one_comparison_share_the_samples_of_equal_requests() -> None:
     drawn = iter(range(10**6))
     with serving(lambda body, path: (200, reply(f"Final Answer: {next(drawn) % 7}"))) as (url, bodies):
-        bench = Bench(TASK, mas_gym.load_mas("single"), policy_at(url), (1,))
+        spec = RunSpec(TASK, mas_gym.load_mas("single"), policy_at(url), seed=1)
         rows = pair(named_planners(["sc:3", "single"]), {})
-        outcomes, stop = measure(rows, bench)
+        outcomes, stop = measure(rows, spec)
     assert stop is None and len(outcomes) == 6
     assert len(bodies) == 9

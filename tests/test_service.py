@@ -45,6 +45,7 @@ from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
 from search.report.canary_panel import canary_days
+from search.run_spec import RunSpec
 from search.service.app import make_app
 from search.service.canary import Canary
 from search.service.chat_format import ChatRequest
@@ -91,7 +92,9 @@ POOL = ("concurrency", "queue", "budget", "critic", "kind", "grader", "reference
 
 def app_of(policy: Any, planner: str = "sc:3", **options: Any) -> Any:
     pool = {name: options.pop(name) for name in POOL if name in options}
-    service = Service(search.load_planner(planner), mas_gym.load_mas("rpsv"), policy, **pool)
+    searches = {name: pool.pop(name) for name in ("concurrency", "budget", "critic") if name in pool}
+    spec = RunSpec((), mas_gym.load_mas("rpsv"), policy, search.load_planner(planner), **searches)
+    service = Service(spec, **pool)
     return make_app(service, **options)
 
 

@@ -23,10 +23,12 @@ from mas_gym.cli.worker_processes import read_workers
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.internal.parallel_jobs import run_jobs
 from mas_gym.policies import ScriptedPolicy
-from search.compare.comparison_runs import Bench, Row, Workers, measure
+from search.compare.comparison_runs import Row, measure
+from search.compare.worker_runs import Workers, measure_in_workers
 from search.plan import Plan
 from search.planners import MCTS
 from search.results.outcomes import Outcome
+from search.run_spec import RunSpec
 
 
 def critic_maker(spec: str) -> Callable[[], HashCritic]:
@@ -42,8 +44,11 @@ def rows() -> list[Row]:
     return [Row("single", search.load_planner("single")), Row("sc:3", search.load_planner("sc:3")), mcts]
 
 
-def bench(**settings: Any) -> Bench:
-    return replace(Bench(problems(6), chain(3), talker(), (1, 2), 8), **settings)
+SEEDS = (1, 2)
+
+
+def spec(**settings: Any) -> RunSpec:
+    return RunSpec(**{"problems": problems(6), "mas": chain(3), "policy": talker(), "concurrency": 8, **settings})
 
 
 def untimed(outcomes: list[Outcome]) -> list[Outcome]:
@@ -86,13 +91,13 @@ def test_workers_give_the_same_rows_as_one_process(tmp_path: Path) -> None:
     def listen(row: Row, seed: int, now: search.Progress) -> None:
         done[row.label, seed] = now.done
 
-    alone, _ = measure(rows(), bench())
-    shared, stop = measure(rows(), bench(policy=None, workers=workers(), store=store), look, listen)
+    alone, _ = measure(rows(), spec(), SEEDS)
+    shared, stop = measure_in_workers(workers(), rows(), spec(policy=None, store=store), SEEDS, look, listen)
     assert stop is None
     assert untimed(shared) == untimed(alone)
     assert len(seen) == 36 and set(done.values()) == {6} and len(done) == 6
     stored: list[int] = []
-    again, stop = measure(rows(), bench(store=store), listen=lambda row, seed, now: stored.append(now.stored))
+    again, stop = measure(rows(), spec(store=store), SEEDS, listen=lambda row, seed, now: stored.append(now.stored))
     assert stop is None and untimed(again) == untimed(alone) and stored[-1] == 6
 
 
@@ -105,8 +110,8 @@ def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -
             os.kill(os.getpid(), signal.SIGINT)
 
     store = tmp_path / "runs.db"
-    long = bench(task=problems(400), policy=None, workers=workers(), store=store)
-    outcomes, stop = measure(rows(), long, look)
+    long = spec(problems=problems(400), policy=None, store=store)
+    outcomes, stop = measure_in_workers(workers(), rows(), long, SEEDS, look)
     assert isinstance(stop, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert 3 <= len(outcomes) == len(seen) < 2400
@@ -116,7 +121,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -
     stored: dict[str, int] = {}
     _, stop = measure(
         rows()[2:],
-        replace(long, workers=None, policy=talker(), seeds=(seed,)),
+        replace(long, policy=talker(), seed=seed),
         listen=lambda a, s, now: stored.update(a=now.stored),
     )
     assert stop is None and stored["a"] >= count
@@ -125,16 +130,16 @@ def test_ctrl_c_ends_all_processes_and_keeps_finished_searches(tmp_path: Path) -
 def test_dead_process_is_reported_and_repeating_the_call_resumes(tmp_path: Path) -> None:
     mark, store = tmp_path / "died", tmp_path / "runs.db"
     deadly = workers(make_policy=partial(dies_at, mark, "what is 5 modulo"))
-    outcomes, stop = measure(rows(), bench(policy=None, workers=deadly, store=store, concurrency=1))
+    outcomes, stop = measure_in_workers(deadly, rows(), spec(policy=None, store=store, concurrency=1), SEEDS)
     assert isinstance(stop, SearchError) and "killed by signal 9" in str(stop) and "to resume" in str(stop)
     assert len(outcomes) >= 5
-    again, stop = measure(rows(), bench(policy=None, workers=deadly, store=store))
+    again, stop = measure_in_workers(deadly, rows(), spec(policy=None, store=store), SEEDS)
     assert stop is None
-    assert untimed(again) == untimed(measure(rows(), bench())[0])
+    assert untimed(again) == untimed(measure(rows(), spec(), SEEDS)[0])
 
 
 def test_worker_error_contains_the_original_error() -> None:
-    outcomes, stop = measure(rows(), bench(policy=None, workers=workers(make_policy=fails)))
+    outcomes, stop = measure_in_workers(workers(make_policy=fails), rows(), spec(policy=None), SEEDS)
     assert outcomes == [] and isinstance(stop, SearchError)
     assert "RuntimeError: no model here" in str(stop) and "in fails" in stop.__notes__[0]
 
@@ -165,23 +170,24 @@ def test_workers_share_imports_and_see_the_current_environment(monkeypatch: pyte
 
 
 def test_concurrency_limit_is_divided_among_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Bench] = []
+    seen: list[RunSpec] = []
 
     def run_none(jobs: Any, prepare: Any, *rest: Any) -> None:
         seen.append(prepare.args[0])
 
-    monkeypatch.setattr(sys.modules["search.compare.comparison_runs"], "run_jobs", run_none)
+    monkeypatch.setattr(sys.modules["search.compare.worker_runs"], "run_jobs", run_none)
     for concurrency in (64, 1):
-        measure(rows(), bench(policy=None, workers=workers(4), concurrency=concurrency))
+        measure_in_workers(workers(4), rows(), spec(policy=None, concurrency=concurrency), SEEDS)
     assert [shared.concurrency for shared in seen] == [16, 1]
 
 
 def test_unpicklable_components_are_rejected() -> None:
-    shared = bench(policy=None, workers=workers())
     with pytest.raises(ConfigError, match="pickle"):
-        measure([Row("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], shared)
+        measure_in_workers(workers(), [Row("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], spec(), SEEDS)
     with pytest.raises(ConfigError, match="name of a critic"):
-        measure([Row("mcts", search.load_planner("mcts:4,2"), HashCritic(), "hash")], shared)
+        measure_in_workers(
+            workers(), [Row("mcts", search.load_planner("mcts:4,2"), HashCritic(), "hash")], spec(), SEEDS
+        )
 
 
 def test_small_local_models_use_one_process_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,4 +212,4 @@ def test_eval_rejects_workers_with_single_process_options() -> None:
     command = ["eval", "-n", "2", "--workers", "2", "--cache", "replies.db", "--policy", "tiny"]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     said = " ".join(result.output.split())
-    assert result.exit_code != 0 and "--workers 2: cannot be combined with --cache" in said
+    assert result.exit_code != 0 and "--workers: cannot be combined with --cache" in said

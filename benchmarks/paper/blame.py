@@ -81,25 +81,23 @@ def run(lab: Lab) -> Page:
 def own_rows(lab: Lab, count: int, values: Values) -> list[tuple[str, ...]]:
     """Return the rows for independent samples of the lab's agents."""
     store = lab.options.out / "searches.db"
-    bench = lab.bench(lab.home, "test", lab.options.number, lab.options.seeds[:1], store)
-    names = [agent.name for agent in bench.mas.agents]
-    common = {"mas": bench.mas, "policy": bench.policy, "sampling": bench.sampling, "seed": bench.seeds[0]}
-    plans = list(search.run(f"sc:{count}", bench.task, store=str(store), **common))
-    problems = {problem.id: problem for problem in bench.task}
+    spec = lab.spec(lab.home, "test", lab.options.number, lab.options.seeds[0], store)
+    names = [agent.name for agent in spec.mas.agents]
+    common = {"mas": spec.mas, "policy": spec.policy, "sampling": spec.sampling, "seed": spec.seed}
+    plans = list(search.run(f"sc:{count}", spec.problems, store=str(store), **common))
+    problems = {problem.id: problem for problem in spec.problems}
     alone = blame_failures(plans)
     truths = {key: true for one in alone if (true := _truth(one, problems, names)) is not None for key in [_key(one)]}
     label = f"{lab.options.task}, {count} samples"
     rows = [_commonest(label, alone, truths, names)]
     rows.append(_row(label, "siblings", alone, truths, names))
     rows.append(_row(label, "siblings, then critic", blame_failures(plans, values), truths, names))
-    few = {problem.id for problem in list(bench.task)[:REPLAYED]}
+    few = {problem.id for problem in list(spec.problems)[:REPLAYED]}
     known = [one for one in alone if _key(one) in truths and one.sample.problem_id in few]
     left = [one for one in known if one.agent() is None]
-    policy = bench.policy
+    policy = spec.policy
     if policy is not None:
-        again = replay(
-            left, bench.task, names, bench.mas, policy, bench.sampling, n=CONTINUATIONS, seed=bench.seeds[0] + 1
-        )
+        again = replay(left, spec.problems, names, spec.mas, policy, spec.sampling, n=CONTINUATIONS, seed=spec.seed + 1)
         settled = [one for one in known if one.agent() is not None] + again
         rows.append(_row(f"{label}, {len(few)} questions", "siblings, then replay", settled, truths, names))
     return rows

@@ -85,18 +85,18 @@ def run(lab: Lab) -> Page:
 
 def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any], split: str = "test") -> list[Pass]:
     """Take the single passes of the main table, or those of another split, and score every prefix with every critic."""
-    bench = lab.bench(setting, split, lab.options.number, lab.options.seeds, lab.options.out / "searches.db")
+    spec = lab.spec(setting, split, lab.options.number, lab.options.seeds[0], lab.options.out / "searches.db")
     found: list[Pass] = []
-    names = [agent.name for agent in bench.mas.agents]
-    common = {"mas": bench.mas, "policy": bench.policy, "store": str(bench.store), "sampling": bench.sampling}
-    for seed in bench.seeds:
-        for plan in search.run("single", bench.task, seed=seed, **common):
+    names = [agent.name for agent in spec.mas.agents]
+    common = {"mas": spec.mas, "policy": spec.policy, "store": str(spec.store), "sampling": spec.sampling}
+    for seed in lab.options.seeds:
+        for plan in search.run("single", spec.problems, seed=seed, **common):
             if plan.error is not None or plan.tree is None or plan.best is None:
                 continue
-            contexts = [context_of(plan.tree[node], bench.mas) for node in plan.tree.path(plan.best.node)[1:]]
+            contexts = [context_of(plan.tree[node], spec.mas) for node in plan.tree.path(plan.best.node)[1:]]
             values = {name: tuple(critic.score(contexts)) for name, critic in critics.items()}
             spoken = [(names[context.state.speaker], context.state.text) for context in contexts]
-            error = first_error(bench.task.problem(plan.problem_id), spoken)
+            error = first_error(spec.problems.problem(plan.problem_id), spoken)
             speakers = tuple(speaker for speaker, _ in spoken)
             found.append(Pass(plan.problem_id, speakers, values, error, bool(plan.correct)))
     return sorted(found, key=lambda one: one.problem_id)

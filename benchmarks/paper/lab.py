@@ -41,18 +41,19 @@ from rewardmodels.training.train_critic import CHECKPOINTS, ROLLOUTS, grow, teac
 from search import Sampling, load_planner
 from search.compare.comparison_runs import (
     PAPER_PLANNERS,
-    Bench,
-    Remote,
     Row,
+    Start,
     measure,
     named_critics,
     named_planners,
     pair,
+    start_here,
 )
-from search.engine.ray_actors import Fleet
+from search.engine.ray_actors import Fleet, FleetStart
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarize
 from search.results.table_formats import to_json
+from search.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from rewardmodels import LabeledTree
@@ -230,18 +231,19 @@ class Lab:
         self.notes.append(f"{out.name}: weights {_sha256(out / 'model.safetensors')}")
         return out
 
-    def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
-        """Return the common arguments of a setting's searches."""
+    def spec(self, setting: Setting, split: str, number: int | None, seed: int, store: Path) -> RunSpec:
+        """Return the common settings of a setting's searches."""
         task = problems(setting, split, number, self.options.grader)
-        system = mas_gym.load_mas(setting.mas)
-        policy, open_at_once = self.policy(setting.policy), self.options.concurrency
-        return Bench(task, system, policy, seeds, open_at_once, store, self._remote(setting), sampling=self.sampling)
+        system, policy = mas_gym.load_mas(setting.mas), self.policy(setting.policy)
+        shared = {"sampling": self.sampling, "concurrency": self.options.concurrency}
+        return RunSpec(task, system, policy, seed=seed, store=store, **shared)
 
-    def _remote(self, setting: Setting) -> Remote | None:
+    def start(self, setting: Setting) -> Start:
+        """Return what starts the runs of a setting."""
         if not self.options.ray:
-            return None
+            return start_here
         fleet = Fleet(self.options.actors, self.options.gpus_per_actor, address=self.options.ray)
-        return Remote(fleet, partial(load_policy, setting.policy), partial(partial, load_critic))
+        return FleetStart(fleet, partial(load_policy, setting.policy), partial(partial, load_critic)).start
 
     @property
     def sampling(self) -> Sampling:
@@ -278,7 +280,7 @@ class Lab:
         most = self.options.dynamic_trees if mas_gym.load_mas(setting.mas).dynamic else self.options.trees
         return min(most, self.options.trees)
 
-    def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> Bench:
+    def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> RunSpec:
         """Run the training searches of a setting unless they are stored."""
         number = self.trees(setting) if split == "train" else self.options.dev_trees
         stamp = _digest(
@@ -293,21 +295,21 @@ class Lab:
         given = self.options.rollouts if home else None
         mark = self.options.out / "rollouts" / f"{name}.done"
         mark.parent.mkdir(parents=True, exist_ok=True)
-        bench = self.bench(setting, split, number, (SEED,), given or mark.with_suffix(".db"))
+        spec = self.spec(setting, split, number, SEED, given or mark.with_suffix(".db"))
         if split == "train" and self.exploration:
-            bench = replace(bench, sampling=self.at(self.exploration[0]))
+            spec = replace(spec, sampling=self.at(self.exploration[0]))
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
-            _go_on(grow(bench, planner, listen=True))
+            _go_on(grow(spec, planner, True, self.start(setting)))
             write_whole(mark, str(number))
-        return bench
+        return spec
 
     def folder(self, setting: Setting, recipe: Recipe = MASPRM) -> Path:
         """Train a critic unless it is trained; return its folder."""
         chosen = {MASPRM: self.options.masprm, ORM: self.options.orm}.get(recipe)
         if chosen and setting == self.home:
             return Path(chosen)
-        bench = self.rollouts(setting, planner=recipe.rollouts)
+        spec = self.rollouts(setting, planner=recipe.rollouts)
         number = recipe.trees or self.trees(setting)
         recipe = replace(recipe, trees=number)
         settings = self.options.training()
@@ -319,7 +321,7 @@ class Lab:
             settings["seed"] = recipe.seed
         if recipe.epochs is not None:
             settings["epochs"] = recipe.epochs
-        agents, base = identity_of(bench.policy), self.base_identity()
+        agents, base = identity_of(spec.policy), self.base_identity()
         stamp = _digest(setting, agents, recipe, settings, self.options.base, base, *self.terms, *self.exploration)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"
@@ -329,7 +331,7 @@ class Lab:
         self._stop_engines()
 
         def source() -> Iterator[LabeledTree]:
-            return trees(bench, number)
+            return trees(spec, number)
 
         made: Any = (recipe.kind, recipe.head, self.options.base, recipe.view)
         same = recipe.same or rule_for(setting)
@@ -387,13 +389,14 @@ class Lab:
         """
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
-        bench = self.bench(setting, split, options.number, seeds or options.seeds, options.out / "searches.db")
+        seeds, start = seeds or options.seeds, self.start(setting)
+        shared = self.spec(setting, split, options.number, seeds[0], options.out / "searches.db")
         if temperature is not None:
-            bench = replace(bench, sampling=self.at(temperature))
+            shared = replace(shared, sampling=self.at(temperature))
         found: list[Score] = []
         for one in searches:
             spec = self._specs.get(one.critic, one.critic.name) if one.critic is not None else ""
-            outcomes, stop = measure([replace(one, critic_spec=spec)], bench, listen=True)
+            outcomes, stop = measure([replace(one, critic_spec=spec)], shared, seeds, listen=True, start=start)
             _go_on(stop)
             found.append(Score(summarize(outcomes)[0], tuple(outcomes)))
             self.rest(one.critic)

@@ -21,7 +21,7 @@ from mas_gym.tasks.task_classes import ProblemTask
 from rewardmodels import RewardData, collect, train
 from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.train_critic import Trained, grow, trees
-from search.compare.comparison_runs import Bench
+from search.run_spec import RunSpec
 
 PLANNER = "mcts:400,12"
 SEED = 42
@@ -46,11 +46,11 @@ def training_data(task: ProblemTask, out: Path) -> RewardData:
     folder = out / "points"
     if not folder.exists():
         out.mkdir(parents=True, exist_ok=True)
-        bench = Bench(task, mas_gym.load_mas("game24"), proposer(), [SEED], store=out / "trees.db")
-        stop = grow(bench, PLANNER, True)
+        spec = RunSpec(task, mas_gym.load_mas("game24"), proposer(), seed=SEED, store=out / "trees.db")
+        stop = grow(spec, PLANNER, True)
         if stop is not None:
             raise stop
-        export(collect(trees(bench), "points"), folder)
+        export(collect(trees(spec), "points"), folder)
     return load_data(folder)
 
 

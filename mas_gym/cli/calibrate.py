@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, policy_label, read_critic, read_planner, read_seeds
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from search.compare.stop_thresholds import Calibration
 
 
-@opt.with_task(task="arithmetic", split="dev", number=100)
+@grouped(task="arithmetic", split="dev", number=100)
 def calibrate(
     planner: Annotated[str, typer.Option("--planner", help="Planner to stop early, such as bon:20 or mcts:20,3.")],
     source: opt.TaskSource,
@@ -47,18 +48,27 @@ def calibrate(
     check_folder(out)
     _, algorithm = read_planner(planner)
     problems = source.load()
-    system, code = agents.load(problems)
+    spec = agents.load(problems)
     numbers = read_seeds(seeds)
-    options: dict[str, Any] = {"mas": None if code is not None else system, "program": code}
-    options |= {"policy": agents.read_policy(system), "sampling": agents.sampling}
-    options |= {"seeds": numbers, "method": method, "concurrency": concurrency, "progress": True}
-    found = calibrate_stop(algorithm, problems, critic=read_critic(critic), **options)
+    found = calibrate_stop(
+        algorithm,
+        problems,
+        critic=read_critic(critic),
+        seeds=numbers,
+        method=method,  # type: ignore[arg-type]
+        mas=spec.mas if spec.program is None else None,
+        program=spec.program,
+        policy=agents.read_policy(spec.mas),
+        sampling=spec.sampling,
+        concurrency=concurrency,
+        progress=True,
+    )
     about = {
         "spec": planner_spec(replace(algorithm, stop=None)),  # type: ignore[type-var]
         "task": source.label,
         "problems": len(problems),
         "seeds": list(numbers),
-        "policy": policy_label(agents.spec(system)),
+        "policy": policy_label(agents.policy_spec(spec.mas)),
         "method": method,
         "whole_hit": found.hit,
         **{f"held_out_{name}": value for name, value in found.chosen._asdict().items() if name != "threshold"},

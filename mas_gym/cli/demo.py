@@ -21,7 +21,8 @@ from mas_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from search import Plan
-    from search.compare.comparison_runs import Bench, Row
+    from search.compare.comparison_runs import Row
+    from search.run_spec import RunSpec
 
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
 """The bundled agents and their critics."""
@@ -52,22 +53,22 @@ def demo(
     Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """
     import mas_gym
-    from search.compare.comparison_runs import Bench
+    from search.run_spec import RunSpec
 
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or 200)
-    bench = Bench(task, mas_gym.load_mas("rpsv"), None, (seed,), concurrency, out / "runs.db")
-    specs = _train(bench, out, number_of_trees) if from_scratch else critic or _shipped()
+    spec = RunSpec(task, mas_gym.load_mas("rpsv"), None, seed=seed, concurrency=concurrency, store=out / "runs.db")
+    specs = _train(spec, out, number_of_trees) if from_scratch else critic or _shipped()
     rows = _rows(specs)
     # Rows with the same seed share most of their messages.
     samples = out / "samples.db"
     shared = read_workers(workers, POLICY, rows, len(task), cache=samples)
     if shared is None:
         load_weights(rows)
-    bench = replace(bench, policy=read_policy(POLICY, samples) if shared is None else None, workers=shared)
+        spec = replace(spec, policy=read_policy(POLICY, samples))
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(rows)} rows; results in {out}/")
     trees_seen = _BestTree(rows)
-    outcomes, stop = measure(rows, bench, trees_seen.look)
+    outcomes, stop = measure(rows, spec, look=trees_seen.look, workers=shared)
     files = Files(json=out / "results.json", csv=out / "results.csv", plot=out / "accuracy-tokens.png")
     title = f"Arithmetic test, RPSV, tiny agents, seed {seed}"
     try:
@@ -75,7 +76,7 @@ def demo(
     except MissingDependencyError as error:
         note(str(error), "yellow")
     if (plan := trees_seen.best()) is not None:
-        write_page(plan, bench, trees_seen.row, out / "tree.html", POLICY, graded=True)
+        write_page(plan, spec, trees_seen.row, out / "tree.html", POLICY, graded=True)
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {out}")
     _next(out, from_scratch)
@@ -99,20 +100,20 @@ def _shipped() -> list[str]:
     return [ORM, MASPRM]
 
 
-def _train(bench: Bench, out: Path, number: int) -> list[str]:
+def _train(spec: RunSpec, out: Path, number: int) -> list[str]:
     """Generate rollouts and train both critics; existing results are kept."""
     import mas_gym
     from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
 
     learning = replace(
-        bench,
-        task=mas_gym.load_task("arithmetic", split="train", limit=number),
+        spec,
+        problems=mas_gym.load_task("arithmetic", split="train", limit=number),
         policy=read_policy(POLICY),
-        seeds=(42,),
+        seed=42,
         store=out / "rollouts.db",
     )
     note(f"{number:,} training searches, MCTS(40, 3) with the true reward, into {learning.store}")
-    with RunProgress([f"{ROLLOUTS}, true reward"], len(learning.task)) as progress:
+    with RunProgress([f"{ROLLOUTS}, true reward"], len(learning.problems)) as progress:
         stop = grow(learning, listen=partial(progress.update, 0, 42))
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {learning.store}")

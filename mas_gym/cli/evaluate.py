@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
@@ -14,23 +13,27 @@ import typer
 from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.option_values import check_folder, check_plot, load_weights, policy_label, read_prices, read_seeds
+from mas_gym.cli.option_groups import grouped, typed
+from mas_gym.cli.option_values import check_folder, check_plot, load_weights, policy_label, read_seeds
 from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.run_notes import note_costs, note_judge, note_order, warn_of_misuse
 from mas_gym.cli.worker_processes import read_workers
 from mas_gym.errors import BudgetError, ConfigError, DataError
-from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
     from search import Plan
-    from search.compare.comparison_runs import Bench, Row, Workers
+    from search.compare.comparison_runs import Row, Start
     from search.compare.cost_matching import Match
     from search.compare.selection_curves import Selection
+    from search.compare.worker_runs import Workers
     from search.progress import Progress
     from search.results.outcomes import Outcome
+    from search.run_spec import RunSpec
     from search.service.telemetry import Watch
 
 
@@ -74,8 +77,9 @@ Distinct = Annotated[
 ]
 
 
-@opt.with_task(task="arithmetic")
+@grouped(task="arithmetic")
 def evaluate(
+    context: typer.Context,
     source: opt.TaskSource,
     agents: opt.AgentSource,
     options: opt.RunOptions,
@@ -100,100 +104,63 @@ def evaluate(
     Planners that use a critic run once per critic; other planners run once. Ctrl-C prints the finished results.
     With --recorded, planners draw recorded messages, and accuracy curves over k samples are printed.
     """
-    from search.compare.comparison_runs import Bench
+    from search.compare.comparison_runs import start_here
     from search.compare.cost_matching import Match
-    from search.observing import is_observed
+    from search.option_rules import excluded
 
     files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
-    numbers, costs = read_seeds(seeds), read_prices(options.prices)
-    target = None if match is None else Match.read(match, costs is not None)
-    limits = options.limits(costs)
+    numbers = read_seeds(seeds)
     rows = pair_rows(planner or ["single"], critic, lazy=True)
     _check_baseline(rows, baseline)
-    if recorded is None and (run is not None or distinct):
-        raise ConfigError("--run and --distinct: expected --recorded FILE as well, got none")
-    if recorded is not None:
-        _check_recorded(source, agents, options, workers)
-        bench, title = _recorded_bench(recorded, run, distinct, source, critic or ())
-        assert bench.recorded is not None
-        load_weights(rows)
-        meta = _meta(bench, numbers, recorded=bench.recorded.identity())
+    spec = agents.load(source.load()) if recorded is None else _recorded(recorded, run, distinct, source, critic or ())
+    spec = options.apply(replace(spec, seed=numbers[0], store=store))
+    target = None if match is None else Match.read(match, spec.prices is not None)
+    shared = None
+    start: Start = start_here
+    if spec.recorded is not None:
+        title = f"recorded run {one_line(spec.recorded.name)}"
+        facts: JSONObject = {"recorded": spec.recorded.identity()}
     else:
-        problems = source.load()
-        system, code = agents.load(problems)
-        spec = agents.spec(system)
-        warn_of_misuse(spec, source.task, system)
-        alone: dict[str, object] = {
-            "--ray": options.ray,
-            "--cache": agents.cache,
-            "--log-json": options.log_json,
-            "--match": match,
-            "--actors": options.actors,
-            "--gpus-per-actor": options.gpus_per_actor,
-            "--traces": is_observed() or None,
-            "--judge": source.judge,
-            "--token-traces": options.token_traces or None,
-        }
-        shared = _workers(workers, alone, partial(read_workers, workers, spec, rows, len(problems), len(numbers)))
-        local, remote = options.engines(spec, agents.cache, store) if shared is None else (None, None)
-        load_weights(rows if local is not None else [])
-        bench = Bench(problems, system, local, (), remote=remote, workers=shared, program=code)
-        bench = replace(bench, sampling=agents.sampling)
-        policy = policy_label(spec)
-        title = f"{source.label}, {system.name}, policy {policy}"
-        task = {"task": source.task, "split": problems.split, "grading": problems.grading}
-        meta = _meta(bench, numbers, **task, mas=system.name, policy=policy)
-    bench = replace(bench, seeds=numbers, concurrency=options.concurrency, store=store, budget=limits[0])
-    bench = replace(bench, run_budget=limits[1], prices=costs)
+        policy, task = agents.policy_spec(spec.mas), spec.problems
+        warn_of_misuse(policy, source.task, spec.mas)
+        if not excluded("workers", typed(context)):
+            shared = read_workers(workers, policy, rows, len(task), len(numbers))
+        if shared is None:
+            local, start = options.engines(policy, agents.cache, store)
+            spec = replace(spec, policy=local)
+        title = f"{source.label}, {spec.mas.name}, policy {policy_label(policy)}"
+        facts = {"task": source.task, "split": task.split, "grading": task.grading}
+        facts |= {"mas": spec.mas.name, "policy": policy_label(policy)}
+    load_weights(rows if spec.policy is not None else [])
     if target is not None:
-        dev = _dev(source, bench.task) if recorded is None else bench.task
-        rows, baseline = _resize(rows, bench, target, dev, baseline)
+        dev = _dev(source, spec.problems) if recorded is None else spec.problems
+        rows, baseline = _resize(rows, spec, target, dev, baseline, start)
     with options.watched() as watch:
-        outcomes, stop = measure(rows, bench, watch=watch)
-    curves = None if recorded is None or stop is not None else _curves(rows, bench)
+        outcomes, stop = measure(rows, spec, numbers, watch=watch, start=start, workers=shared)
+    curves = None if recorded is None or stop is not None else _curves(rows, spec)
     if recorded is not None:
-        meta["selection"] = [] if curves is None else curves.to_dicts()
-    show(outcomes, title, files, meta, baseline)
+        facts["selection"] = [] if curves is None else curves.to_dicts()
+    show(outcomes, title, files, _meta(spec, numbers, facts), baseline)
     if curves is not None:
         console = stdout()
         console.print(f"\n{curves.text(console.width)}")
     if recorded is None:
-        note_costs(bench.policy)
-        note_judge(bench.task)
+        note_costs(spec.policy)
+        note_judge(spec.problems)
     if stop is not None:
         end_early(stop, f"the table shows the finished searches; {_goes_on(store)}")
 
 
-def _check_recorded(
-    source: opt.TaskSource, agents: opt.AgentSource, options: opt.RunOptions, workers: int | None
-) -> None:
-    """Reject options that have no effect with ``--recorded``."""
-    task = replace(source, number=None, split="test" if source.split == "held-out" else source.split)
-    flags = ["the task options"] if task != opt.TaskSource(task="arithmetic") else []
-    default = opt.AgentSource()
-    flags += [f"--{name.replace('_', '-')}" for name, value in vars(agents).items() if value != vars(default)[name]]
-    flags += ["--token-traces"] * options.token_traces
-    spread: dict[str, object] = {"--workers": workers, "--ray": options.ray, "--actors": options.actors}
-    spread |= {"--gpus-per-actor": options.gpus_per_actor}
-    flags += [flag for flag, value in spread.items() if value is not None]
-    if flags:
-        raise ConfigError(
-            "--recorded reads problems, agents and messages from the store and runs in one process; leave out "
-            + " and ".join(flags)
-        )
-
-
-def _recorded_bench(
-    path: Path, run: str | None, distinct: bool, task: opt.TaskSource, critics: Sequence[str]
-) -> tuple[Bench, str]:
-    """Return the bench of a recorded run, and a title; reject questions that a critic was trained on."""
+def _recorded(path: Path, run: str | None, distinct: bool, task: opt.TaskSource, critics: Sequence[str]) -> RunSpec:
+    """Return the spec of a recorded run; reject questions that a critic was trained on."""
     from rewardmodels.model.training_questions import question_digest, trained_questions
     from search import Recorded
-    from search.compare.comparison_runs import Bench
+    from search.run_spec import RunSpec
 
     source = Recorded(path, run, distinct=distinct)
     known = frozenset[str]().union(*map(trained_questions, critics))
     others = [problem for problem in source if question_digest(problem.question) not in known]
+    choice("--split", task.split, ("test", "held-out"))
     if len(others) < len(source) and task.split != "held-out":
         raise ConfigError(
             f"expected questions that the critics were not trained on, got {len(source) - len(others):,} of "
@@ -204,25 +171,23 @@ def _recorded_bench(
             f"--split held-out: the critics were trained on all {len(source):,} questions of {path}; train them on a "
             "part of the questions with mas-gym train ... --split train, or use another log"
         )
-    number = task.number
-    if number is not None and number > len(others):
-        raise ConfigError(f"expected -n of at most {len(others):,}, the number of problems in {path}, got {number:,}")
-    return Bench(others[:number], source.mas, None, (), recorded=source), f"recorded run {one_line(source.name)}"
+    opt.check_number(task.number, len(others), str(path))
+    return RunSpec(others[: task.number], source.mas, source.policy, recorded=source)
 
 
-def _curves(rows: Sequence[Row], bench: Bench) -> Selection | None:
+def _curves(rows: Sequence[Row], spec: RunSpec) -> Selection | None:
     """Return selection curves if there is a planner that only chooses among complete samples; otherwise None."""
-    from search import BestOfN, SelfConsistency
+    from search import BestOfN, Recorded, SelfConsistency
     from search.compare import select
 
-    assert bench.recorded is not None
+    assert isinstance(spec.recorded, Recorded)
     chosen = [row for row in rows if isinstance(row.planner, BestOfN | SelfConsistency)]
-    if not chosen or bench.recorded.distinct:
+    if not chosen or spec.recorded.distinct:
         return None
     # Values of a critic that compares samples depend on the drawn samples.
     critics = {row.critic_name: row.critic for row in chosen if row.critic is not None and not row.critic.reads_peers}
     # Not stored: the searches of a curve are not rows of a report.
-    return select(bench.recorded, critics, problems=bench.task, concurrency=bench.concurrency)
+    return select(spec.recorded, critics, problems=spec.problems, concurrency=spec.concurrency)
 
 
 def _checked(files: Files, log: Path | None) -> Files:
@@ -236,15 +201,6 @@ def _goes_on(store: Path | None) -> str:
     return f"repeat the command to resume from {store}" if store else "to make it resumable, add --store runs.db"
 
 
-def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[], Workers | None]) -> Workers | None:
-    """Return the worker processes to use; None if an option requires a single process."""
-    flags = [flag for flag, value in alone.items() if value is not None]
-    if flags and wanted is not None and wanted > 1:
-        others = " and ".join(flags)
-        raise ConfigError(f"--workers {wanted}: cannot be combined with {others}; leave out --workers, or {others}")
-    return None if flags else read()
-
-
 def _dev(source: opt.TaskSource, problems: Task) -> Task:
     """Return the dev problems or, if the task has none, the evaluated problems, whose answers are not used."""
     try:
@@ -254,7 +210,9 @@ def _dev(source: opt.TaskSource, problems: Task) -> Task:
         return problems
 
 
-def _resize(rows: Sequence[Row], bench: Bench, target: Match, dev: Task, baseline: str) -> tuple[list[Row], str]:
+def _resize(
+    rows: Sequence[Row], spec: RunSpec, target: Match, dev: Task, baseline: str, start: Start
+) -> tuple[list[Row], str]:
     """Set and print each planner's search parameters so that it spends the target cost on dev problems.
 
     Returns the rows, and the baseline's new name.
@@ -263,7 +221,7 @@ def _resize(rows: Sequence[Row], bench: Bench, target: Match, dev: Task, baselin
     from search.results.table import CALIBRATION_PROBLEMS, calibrated_on, spent_text
 
     problems = dev[:CALIBRATION_PROBLEMS]
-    pairs = matched(rows, bench, target, problems, lambda reason: note(reason, "yellow"))
+    pairs = matched(rows, spec, target, problems, lambda reason: note(reason, "yellow"), start)
     note(calibrated_on(len(problems)), *["yellow"] * (len(problems) < CALIBRATION_PROBLEMS))
     for _, _, part in pairs:
         size = f"{part.setting}={part.size}" if part.setting else "no size to change"
@@ -307,16 +265,32 @@ def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, laz
 
 def measure(
     rows: Sequence[Row],
-    bench: Bench,
+    spec: RunSpec,
+    seeds: Sequence[int] = (),
     look: Callable[[Row, Plan], None] = lambda row, plan: None,
     watch: Watch = lambda run, seed, progress: None,
+    start: Start | None = None,
+    workers: Workers | None = None,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every row with every seed, showing progress; see `search.compare.comparison_runs.measure`."""
-    from search.compare.comparison_runs import measure as measure_rows
+    """Run every row with every seed, showing progress; see `search.compare.comparison_runs.measure`.
 
+    Args:
+        rows: The rows.
+        spec: The settings that all rows share.
+        seeds: Run seeds; by default that of ``spec``.
+        look: Called with every plan.
+        watch: Called with a row's label, the seed and every progress update.
+        start: Starts each run; by default in this process.
+        workers: Worker processes that load the policy and the critics and run the rows; None for this process.
+    """
+    from search.compare.comparison_runs import measure as measure_rows
+    from search.compare.comparison_runs import start_here
+    from search.compare.worker_runs import measure_in_workers
+
+    seeds = seeds or [spec.seed]
     stopped: dict[str, Progress] = {}
     lines = {row.label: line for line, row in enumerate(rows)}
-    with RunProgress([row.label for row in rows], len(bench.task) * len(bench.seeds)) as progress:
+    with RunProgress([row.label for row in rows], len(spec.problems) * len(seeds)) as progress:
 
         def listen(row: Row, seed: int, now: Progress) -> None:
             progress.update(lines[row.label], seed, now)
@@ -324,7 +298,10 @@ def measure(
             if now.stopped is not None:
                 stopped[f"{row.label}, seed {seed}"] = now
 
-        outcomes, stop = measure_rows(rows, bench, look, listen)
+        if workers is not None:
+            outcomes, stop = measure_in_workers(workers, rows, spec, seeds, look, listen)
+        else:
+            outcomes, stop = measure_rows(rows, spec, seeds, look, listen, start or start_here)
     if stop is None and stopped:
         for label, now in stopped.items():
             left = f"{(now.total or 0) - now.done:,} of {now.total:,} searches did not run"
@@ -383,12 +360,12 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
             note(f"wrote {path}")
 
 
-def _meta(bench: Bench, seeds: Sequence[int], **facts: object) -> JSONObject:
+def _meta(spec: RunSpec, seeds: Sequence[int], facts: JSONMapping) -> JSONObject:
     import mas_gym
 
     return {
         **facts,
-        "problems": len(bench.task),
+        "problems": len(spec.problems),
         "seeds": list(seeds),
         "mas_gym": mas_gym.__version__,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -9,6 +9,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout, table
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, read_pairs
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 EVALUATED = 100
 
 
-@opt.with_task(task="arithmetic", split=False, number=False, grading=False)
+@grouped(task="arithmetic", split=False, number=False, grading=False)
 def improve(
     source: opt.TaskSource,
     method: Annotated[str, typer.Option("--method", help="sft, dpo or grpo; see mas-gym train agents.")] = "grpo",
@@ -65,18 +66,16 @@ def improve(
 
     from rewardmodels.agents.improve import ImproveConfig
     from rewardmodels.agents.improve import improve as run
-    from search.compare.comparison_runs import Bench
 
     check_folder(out)
     task = replace(source, split="train", number=(rounds + 1) * problems).load()
     dev = replace(source, split="dev", number=evaluated).load()
-    system, _ = opt.AgentSource(mas).load(task)
     settings = {**read_pairs(setting), "credit": credit, "adapters": adapters}
     if planner is not None and method == "grpo" and planner.startswith("mcts"):
         note("MCTS merges equal messages and continues the better ones, so its advantages are biased", "yellow")
     config = ImproveConfig(method, rounds, problems, planner or "", search_planner, seed, tuple(settings.items()))
-    bench = Bench(task, system, None, (seed,), concurrency)
-    found = run(bench, dev, out, config, base, device, note, True)
+    spec = replace(opt.AgentSource(mas).load(task), concurrency=concurrency)
+    found = run(spec, dev, out, config, base, device, note, True)
     _show(found, len(dev), out)
 
 

@@ -1,31 +1,28 @@
-"""Options shared by several commands, in groups."""
+"""Options shared by several commands, in groups: the problems, the agents and the run."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mas_gym.cli.option_values import read_budget, read_pairs, read_policy
+from mas_gym.cli.option_values import read_budget, read_pairs, read_policy, read_prices
 from mas_gym.cli.worker_processes import critic_maker
 from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy
     from mas_gym.policies.registry import PolicySpec
-    from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from mas_gym.tasks.grading.graders import KindGrader
-    from search import Budget, Prices, Sampling
-    from search.compare.comparison_runs import Remote
+    from search.compare.comparison_runs import Start
+    from search.run_spec import RunSpec
     from search.service.telemetry import Watch
 
 LIKELIHOOD = "policy-likelihood"
@@ -36,33 +33,6 @@ CRITICS = (
 )
 """The registered names, for help texts: querying the registries would load the search packages."""
 
-TaskName = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        help="Task: arithmetic, ordering, game24, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; "
-        "or OWNER/NAME on the hub.",
-    ),
-]
-Data = Annotated[Path | None, typer.Option("--data", help="Read the task from a file or folder instead of the hub.")]
-Split = Annotated[str, typer.Option("--split", help="train, dev or test.")]
-Number = Annotated[
-    int | None,
-    typer.Option(
-        "-n", "--number", min=1, help="Use N problems: the first N, or a fixed sample of a benchmark's test split."
-    ),
-]
-Grading = Annotated[str, typer.Option("--grading", help="Grading of answers: strict, or paper (as in the paper).")]
-TaskOptions = Annotated[
-    list[str] | None, typer.Option("-o", "--option", help="Task option, such as difficulty=3. Repeatable.")
-]
-ColumnNames = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        help="Columns of your file: question=prompt,answer=gold, and id=, split=, kind=, choices=A+B+C+D.",
-    ),
-]
 AnswerKind = Annotated[
     str | None,
     typer.Option(
@@ -71,60 +41,9 @@ AnswerKind = Annotated[
         "inferred from a file's answers; number for a single question.",
     ),
 ]
-AnswerReading = Annotated[
-    str | None,
-    typer.Option(
-        "--answers",
-        metavar="index|label|text",
-        help="How the answers in your file name an option: by index from 0, by label (A or 1), or by text. By default "
-        "inferred from all rows.",
-    ),
-]
-GraderName = Annotated[
-    str | None,
-    typer.Option("--grader", help="Your grader, my.py:grade: a function (problem, text) that returns True or False."),
-]
-JudgeName = Annotated[
-    str | None, typer.Option("--judge", help="Policy that grades answers of kind judge; its tokens are not in TOK.")
-]
-AllowCode = Annotated[
-    bool,
-    typer.Option("--allow-code", help="Run code in messages (kind code) on this machine, isolated by bubblewrap."),
-]
-SandboxName = Annotated[
-    str,
-    typer.Option(
-        "--sandbox",
-        metavar="bubblewrap|none",
-        help="Isolation of that code: bubblewrap, or none to run it with your permissions.",
-    ),
-]
 MASName = Annotated[
     str | None,
     typer.Option("--mas", help="Bundled MAS, such as rpsv or debate, or a YAML file. By default the task's MAS."),
-]
-ProgramSpec = Annotated[
-    str | None,
-    typer.Option("--program", help="Your agents instead of a MAS: my_agents.py:solve, a command, or a service's URL."),
-]
-ProgramFiles = Annotated[
-    list[str] | None,
-    typer.Option("--program-file", help="File that a command or service depends on; needed for --store. Repeatable."),
-]
-ProgramTemperature = Annotated[
-    float | None,
-    typer.Option("--program-temperature", help="Temperature of all calls; overrides the program's temperature."),
-]
-ProgramAgents = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--program-agent",
-        help="Name of an agent of the program. Repeatable: name all of them if the dry run does not reach each one.",
-    ),
-]
-Isolate = Annotated[
-    bool,
-    typer.Option("--isolate", help="Run a program's function in a new process each time, so that runs share no state."),
 ]
 PolicyName = Annotated[
     str | None,
@@ -134,42 +53,13 @@ PolicyName = Annotated[
         "models as arms:NAME=POLICY,NAME=POLICY; from-config uses those in the MAS's config. The default is tiny.",
     ),
 ]
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temperature", min=0, max=100, help="Sampling temperature of all agents; by default 0.7."),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", min=1e-6, max=1, help="Probability mass of nucleus sampling of all agents; default 0.95."),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, help="Token limit of one message of all agents; by default the MAS's limits."),
-]
-Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]
-TokenTraces = Annotated[
-    bool,
-    typer.Option(
-        "--token-traces",
-        help="Record token ids and log-probabilities of every message in STORE.traces, for train agents --method grpo.",
-    ),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option("--ray", metavar="local|ADDRESS", help="Run searches on Ray actors, on this machine or on a cluster."),
-]
-Actors = Annotated[
-    int | None,
-    typer.Option("--actors", min=1, help="With --ray: number of actors, each with policy and critics; by default 2."),
-]
-GPUs = Annotated[
-    float | None, typer.Option("--gpus-per-actor", min=0, help="With --ray: GPUs per actor; may be a fraction.")
-]
 WorkerCount = Annotated[
     int | None,
     typer.Option(
         "--workers",
         min=1,
+        # One process excludes no other option.
+        callback=lambda number: number != 1 and number,
         help="Worker processes; each runs one planner, critic and seed at a time. The default is one per core for "
         "small local models, else 1.",
     ),
@@ -204,14 +94,6 @@ Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum 
 Store = Annotated[
     Path | None, typer.Option("--store", help="SQLite file that stores every search; repeat the command to resume.")
 ]
-SearchBudget = Annotated[
-    list[str] | None,
-    typer.Option("--budget", help="Limit per search: calls=N, tokens=N, seconds=S or usd=X. Repeatable."),
-]
-RunBudget = Annotated[
-    list[str] | None,
-    typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), such as usd=20. Repeatable."),
-]
 PricesFile = Annotated[
     Path | None,
     typer.Option(
@@ -221,29 +103,64 @@ PricesFile = Annotated[
     ),
 ]
 LogJSON = Annotated[Path | None, typer.Option("--log-json", help="Append events to a file, one JSON object per line.")]
-Metrics = Annotated[
-    int | None,
-    typer.Option("--metrics", min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this loopback port."),
-]
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """A command's task options; `with_task` adds these and other option groups to a command."""
+    """A command's task options."""
 
-    task: TaskName = None
-    data: Data = None
-    split: Split = "test"
-    columns: ColumnNames = None
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Task: arithmetic, ordering, game24, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet "
+            "file; or OWNER/NAME on the hub."
+        ),
+    ] = None
+    data: Annotated[Path | None, typer.Option(help="Read the task from a file or folder instead of the hub.")] = None
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test"
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of your file: question=prompt,answer=gold, and id=, split=, kind=, choices=A+B+C+D."
+        ),
+    ] = None
     kind: AnswerKind = None
-    answers: AnswerReading = None
-    number: Number = None
-    grader: GraderName = None
-    judge: JudgeName = None
-    allow_code: AllowCode = False
-    sandbox: SandboxName = "bubblewrap"
-    grading: Grading = "strict"
-    option: TaskOptions = None
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="index|label|text",
+            help="How the answers in your file name an option: by index from 0, by label (A or 1), or by text. By "
+            "default inferred from all rows.",
+        ),
+    ] = None
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--number", min=1, help="Use N problems: the first N, or a fixed sample of a benchmark's test split."
+        ),
+    ] = None
+    grader: Annotated[
+        str | None,
+        typer.Option(help="Your grader, my.py:grade: a function (problem, text) that returns True or False."),
+    ] = None
+    judge: Annotated[
+        str | None, typer.Option(help="Policy that grades answers of kind judge; its tokens are not in TOK.")
+    ] = None
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Run code in messages (kind code) on this machine, isolated by bubblewrap."),
+    ] = False
+    sandbox: Annotated[
+        str,
+        typer.Option(
+            metavar="bubblewrap|none",
+            help="Isolation of that code: bubblewrap, or none to run it with your permissions.",
+        ),
+    ] = "bubblewrap"
+    grading: Annotated[str, typer.Option(help="Grading of answers: strict, or paper (as in the paper).")] = "strict"
+    option: Annotated[
+        list[str] | None, typer.Option("-o", "--option", help="Task option, such as difficulty=3. Repeatable.")
+    ] = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -285,10 +202,14 @@ class TaskSource:
 
         assert self.task is not None
         task: Task = mas_gym.load_task(self.task, split=self.split, limit=self.number, **self.options)
-        if self.number is not None and self.number > len(task):
-            what = f"the number of problems in {self.task}/{self.split}"
-            raise ConfigError(f"expected -n of at most {len(task):,}, {what}, got {self.number:,}")
+        check_number(self.number, len(task), f"{self.task}/{self.split}")
         return task
+
+
+def check_number(wanted: int | None, available: int, source: str) -> None:
+    """Raise `ConfigError` if a source has fewer problems than wanted."""
+    if wanted is not None and wanted > available:
+        raise ConfigError(f"expected -n of at most {available:,}, the number of problems in {source}, got {wanted:,}")
 
 
 @dataclass(frozen=True)
@@ -296,64 +217,78 @@ class AgentSource:
     """A command's agent options: a MAS or a program, and the policy that generates its messages."""
 
     mas: MASName = None
-    program: ProgramSpec = None
-    program_file: ProgramFiles = None
-    program_temperature: ProgramTemperature = None
-    program_agent: ProgramAgents = None
-    isolate: Isolate = False
+    program: Annotated[
+        str | None,
+        typer.Option(help="Your agents instead of a MAS: my_agents.py:solve, a command, or a service's URL."),
+    ] = None
+    program_file: Annotated[
+        list[str] | None,
+        typer.Option(help="File that a command or service depends on; needed for --store. Repeatable."),
+    ] = None
+    program_temperature: Annotated[
+        float | None, typer.Option(help="Temperature of all calls; overrides the program's temperature.")
+    ] = None
+    program_agent: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of an agent of the program. Repeatable: name all of them if the dry run does not reach each one."
+        ),
+    ] = None
+    isolate: Annotated[
+        bool,
+        typer.Option(
+            "--isolate", help="Run a program's function in a new process each time, so that runs share no state."
+        ),
+    ] = False
     policy: PolicyName = None
-    cache: Cache = None
-    temperature: Temperature = None
-    top_p: TopP = None
-    max_tokens: MaxTokens = None
+    cache: Annotated[Path | None, typer.Option(help="SQLite file that caches the policy's replies.")] = None
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Sampling temperature of all agents; by default 0.7.")
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=1e-6, max=1, help="Probability mass of nucleus sampling of all agents; default 0.95."),
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Token limit of one message of all agents; by default the MAS's limits.")
+    ] = None
 
-    @property
-    def sampling(self) -> Sampling:
-        """How the agents sample."""
-        from search import Sampling
+    def load(self, task: Task | None, kind: str | None = None) -> RunSpec:
+        """Load a program or a MAS; ``mas`` may describe the program. The spec has no policy yet.
 
-        given = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_tokens}
-        return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-
-    def load(self, task: Task | None, kind: str | None = None) -> tuple[MAS, Program | None]:
-        """Load a program and the MAS that represents it, or only a MAS if there is no program; ``mas`` names the MAS.
-
-        Without a program, the default is the task's MAS; without a task, it is the MAS for the kind of answer.
+        Without either, the MAS is that of the task; without a task, it is the MAS for the kind of answer.
         """
         from mas_gym import load_mas
         from mas_gym.programs import load_program
         from mas_gym.tasks.catalog import default_mas, mas_of_kind
+        from search import Sampling
+        from search.run_spec import RunSpec
 
-        own = {
-            "files": ("--program-file", self.program_file or None),
-            "temperature": ("--program-temperature", self.program_temperature),
-            "agents": ("--program-agent", self.program_agent or None),
-            "isolate": ("--isolate", self.isolate or None),
-        }
-        given = {name: value for name, (_, value) in own.items() if value is not None}
+        problems = () if task is None else task
+        given = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_tokens}
+        sampling = Sampling(**_set(given))
         if self.program is not None:
-            loaded = load_program(self.program, **({"mas": self.mas} if self.mas else {}), **given)
-            return loaded.mas, loaded
-        for name in given:
-            raise ConfigError(f"{own[name][0]}: expected --program as well, got none")
-        if self.mas is not None:
-            return self._sampled(load_mas(self.mas)), None
-        return self._sampled(load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task))), None
+            options = {"mas": self.mas, "files": self.program_file, "temperature": self.program_temperature}
+            options |= {"agents": self.program_agent, "isolate": self.isolate or None}
+            program = load_program(self.program, **_set(options))
+            return RunSpec(problems, program.mas, None, program=program, sampling=sampling)
+        default = mas_of_kind(kind or "number") if task is None else default_mas(task)
+        return RunSpec(problems, self._sampled(load_mas(self.mas or default)), None, sampling=sampling)
 
     def _sampled(self, system: MAS) -> MAS:
         """Return a system whose agents have no settings of their own where the command has one."""
-        agents = system.agents
+        own: dict[str, Any] = {}
         if self.temperature is not None:
-            agents = tuple(replace(agent, temperature=None) for agent in agents)
+            own["temperature"] = None
         if self.top_p is not None:
-            agents = tuple(replace(agent, top_p=None) for agent in agents)
+            own["top_p"] = None
         if self.max_tokens is not None:
-            agents = tuple(replace(agent, max_new_tokens=self.max_tokens) for agent in agents)
-        return replace(system, agents=agents)
+            own["max_new_tokens"] = self.max_tokens
+        return replace(system, agents=tuple(replace(agent, **own) for agent in system.agents))
 
-    def spec(self, system: MAS) -> PolicySpec:
+    def policy_spec(self, system: MAS) -> PolicySpec:
         """Return the policy of ``--policy``; the bundled model is the default if the MAS's config names no policies."""
-        from search.setup import FROM_CONFIG, config_policies
+        from search.spec_loading import FROM_CONFIG, config_policies
 
         if self.policy == FROM_CONFIG:
             return config_policies(system, FROM_CONFIG)
@@ -363,52 +298,75 @@ class AgentSource:
 
     def read_policy(self, system: MAS) -> AsyncPolicy:
         """Load the policy for a MAS."""
-        return read_policy(self.spec(system), self.cache)
+        return read_policy(self.policy_spec(system), self.cache)
+
+
+def _set(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """A command's run options: concurrency, processes and limits of many searches."""
+    """A command's run options: concurrency, limits and prices of many searches, and where they run."""
 
     concurrency: Concurrency = 64
-    budget: SearchBudget = None
-    run_budget: RunBudget = None
+    budget: Annotated[
+        list[str] | None, typer.Option(help="Limit per search: calls=N, tokens=N, seconds=S or usd=X. Repeatable.")
+    ] = None
+    run_budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Limit per run (one planner, critic and seed), such as usd=20. Repeatable."),
+    ] = None
     prices: PricesFile = None
-    token_traces: TokenTraces = False
-    ray: RayAddress = None
-    actors: Actors = None
-    gpus_per_actor: GPUs = None
+    token_traces: Annotated[
+        bool,
+        typer.Option(
+            "--token-traces",
+            help="Record token ids and log-probabilities of every message in STORE.traces, for train agents --method "
+            "grpo.",
+        ),
+    ] = False
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="local|ADDRESS", help="Run searches on Ray actors, on this machine or on a cluster."),
+    ] = None
+    actors: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --ray: number of actors, each with policy and critics; by default 2."),
+    ] = None
+    gpus_per_actor: Annotated[
+        float | None, typer.Option(min=0, help="With --ray: GPUs per actor; may be a fraction.")
+    ] = None
     log_json: LogJSON = None
-    metrics: Metrics = None
+    metrics: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this loopback port."),
+    ] = None
 
-    def limits(self, prices: Prices | None) -> tuple[Budget, Budget]:
-        """Return the budget of each search and of the run."""
-        return read_budget(self.budget, "--budget", prices), read_budget(self.run_budget, "--run-budget", prices)
+    def apply(self, spec: RunSpec) -> RunSpec:
+        """Return a spec with this concurrency and these budgets and prices."""
+        prices = read_prices(self.prices)
+        budgets = [
+            read_budget(pairs, flag, prices)
+            for pairs, flag in ((self.budget, "--budget"), (self.run_budget, "--run-budget"))
+        ]
+        return replace(spec, concurrency=self.concurrency, budget=budgets[0], run_budget=budgets[1], prices=prices)
 
-    def engines(
-        self, spec: PolicySpec, cache: Path | None, store: Path | None
-    ) -> tuple[AsyncPolicy | None, Remote | None]:
-        """Load the policy in this process, or describe how a fleet's actors load it."""
+    def engines(self, policy: PolicySpec, cache: Path | None, store: Path | None) -> tuple[AsyncPolicy | None, Start]:
+        """Return the policy and a function that starts a run; on a fleet, the actors load the policy."""
         from mas_gym.policies.token_traces import traces_folder
-        from search.compare.comparison_runs import Remote
-        from search.engine.ray_actors import Fleet
+        from search.compare.comparison_runs import start_here
 
-        if self.ray is None and (self.actors is not None or self.gpus_per_actor is not None):
-            raise ConfigError("--actors and --gpus-per-actor need a Ray fleet: add --ray local, or --ray ADDRESS")
-        traces = None
-        if self.token_traces:
-            if store is None:
-                raise ConfigError("--token-traces: expected --store, because traces are written next to the store")
-            if cache is not None:
-                raise ConfigError("--token-traces: expected no --cache, because cached replies contain no token ids")
-            traces = traces_folder(store)
+        traces = traces_folder(store) if self.token_traces and store is not None else None
         if self.ray is None:
-            return read_policy(spec, cache, traces), None
+            return read_policy(policy, cache, traces), start_here
+        from search.engine.ray_actors import Fleet, FleetStart
+
         fleet = Fleet(
             actors=2 if self.actors is None else self.actors, gpus=self.gpus_per_actor or 0.0, address=self.ray
         )
         shared = [None if path is None else path.absolute() for path in (cache, traces)]
-        return None, Remote(fleet, partial(read_policy, spec, *shared), critic_maker)
+        return None, FleetStart(fleet, partial(read_policy, policy, *shared), critic_maker).start
 
     @contextmanager
     def watched(self) -> Iterator[Watch]:
@@ -417,50 +375,3 @@ class RunOptions:
 
         with telemetry.json_lines(self.log_json), telemetry.metrics(self.metrics) as watch:
             yield watch
-
-
-_GROUPS: tuple[type, ...] = (TaskSource, AgentSource, RunOptions)
-
-
-def with_task(**defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add option groups to a command: a parameter of a group type, such as `TaskSource`, becomes the group's options.
-
-    Args:
-        defaults: New defaults, keyed by option name; False removes an option.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command, eval_str=True)
-        parameters: list[inspect.Parameter] = []
-        groups: dict[str, tuple[type, list[str]]] = {}
-        for part in signature.parameters.values():
-            if part.annotation not in _GROUPS:
-                parameters.append(part.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-                continue
-            hints = get_type_hints(part.annotation, include_extras=True)
-            members = {field.name: field.default for field in fields(part.annotation)}
-            names = [name for name in members if defaults.get(name) is not False]
-            groups[part.name] = part.annotation, names
-            parameters += [
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=defaults.get(name, members[name]),
-                    annotation=hints[name],
-                )
-                for name in names
-            ]
-
-        @functools.wraps(command)
-        def run(**given: object) -> None:
-            made = {
-                name: group(**{member: given.pop(member) for member in members})
-                for name, (group, members) in groups.items()
-            }
-            command(**made, **given)
-
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {part.name: part.annotation for part in parameters}
-        return run
-
-    return decorate

@@ -12,6 +12,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import read_policy
 from mas_gym.cli.run_notes import warn_of_misuse
 from mas_gym.cli.solve import COLORS, LONGEST, message_panel
@@ -29,7 +30,7 @@ class _Gone(Exception):
     """Raised at the end of the input."""
 
 
-@opt.with_task(number=False, grading=False, option=False)
+@grouped(number=False, grading=False, option=False)
 def play(
     source: opt.TaskSource,
     env_id: Annotated[str, typer.Argument(metavar="ENV-ID", help="A registered id, such as MAS-Arithmetic-v0.")],

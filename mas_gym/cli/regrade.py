@@ -11,6 +11,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, check_kind
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from search.store.regrading import Regrade
 
 
-@opt.with_task(number=False)
+@grouped(number=False)
 def regrade(
     source: opt.TaskSource,
     store: Annotated[Path, typer.Argument(help="Run store.")],

@@ -8,7 +8,7 @@ from mas_gym.cli.console import note
 from mas_gym.cli.option_values import policy_label
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy
+    from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
@@ -44,7 +44,7 @@ def note_order(searches: int) -> None:
         )
 
 
-def note_costs(policy: AsyncPolicy | None) -> None:
+def note_costs(policy: Policy | AsyncPolicy | None) -> None:
     """Print each engine's calls, tokens, faults and cost."""
     for name, meter in (policy.meters if policy is not None else {}).items():
         note(f"{name}: {meter}")

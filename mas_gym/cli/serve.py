@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, check_kind, read_critic, read_planner
 from mas_gym.errors import ConfigError, MissingDependencyError
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _SPARE_CONNECTIONS = 64
 
 
-@opt.with_task(number=False)
+@grouped(number=False)
 def serve(
     source: opt.TaskSource,
     agents: opt.AgentSource,
@@ -72,25 +74,14 @@ def serve(
     check_folder(log_json)
     algorithm, guide = _search(planner, critic)
     grader, task, kind, decimal = _grading(source)
-    system, code = agents.load(task, kind)
+    spec = agents.load(task, kind)
+    spec = replace(spec, policy=agents.read_policy(spec.mas), planner=algorithm, critic=guide)
+    spec = replace(spec, budget=Budget(seconds=seconds), concurrency=concurrency)
     service = make_service(
-        planner=algorithm,
-        mas=system,
-        policy=agents.read_policy(system),
-        critic=guide,
-        kind=check_kind(kind),
-        budget=Budget(seconds=seconds),
-        concurrency=concurrency,
-        queue=queue,
-        program=code,
-        grader=grader,
-        references=task,
-        canary=canary,
-        sampling=agents.sampling,
-        decimal=decimal,
+        spec, kind=check_kind(kind), queue=queue, grader=grader, references=task, canary=canary, decimal=decimal
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
-    note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
+    note(f"Serving {spec.mas.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
     from search.service.telemetry import json_lines
 
     with json_lines(log_json):

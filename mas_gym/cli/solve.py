@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import pair_rows
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, check_kind, read_policy, read_prices
 from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.run_notes import note_costs, note_judge, note_order, warn_of_misuse
@@ -25,13 +27,14 @@ if TYPE_CHECKING:
     from mas_gym.systems.state import MASState
     from mas_gym.tasks.base import Task
     from search import Plan
-    from search.compare.comparison_runs import Bench, Row
+    from search.compare.comparison_runs import Row
+    from search.run_spec import RunSpec
 
 COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 LONGEST = 20_000
 
 
-@opt.with_task(number=False, grading=False)
+@grouped(number=False, grading=False)
 def solve(
     source: opt.TaskSource,
     agents: opt.AgentSource,
@@ -46,7 +49,7 @@ def solve(
     ] = None,
 ) -> None:
     """Run a search on one question or a task's problem; print the chosen transcript, the answer and the cost."""
-    from search.compare.comparison_runs import Bench, start
+    from search.runs import start
 
     task = source.task
     if (question is None) == (task is None):
@@ -57,22 +60,21 @@ def solve(
     else:
         problems = source.load()
         problems = problems[:1] if problem_id is None else problems.only(problem_id)
-    system, code = agents.load(None if task is None else problems, source.kind)
-    spec = agents.spec(system)
-    warn_of_misuse(spec, task, system, problems[0].question)
+    spec = agents.load(None if task is None else problems, source.kind)
+    policy = agents.policy_spec(spec.mas)
+    warn_of_misuse(policy, task, spec.mas, problems[0].question)
     [row] = pair_rows([planner], [critic] if critic else None)
-    engine = read_policy(spec, agents.cache)
-    costs = read_prices(prices)
-    bench = Bench(problems, system, engine, [seed], concurrency=1, program=code, prices=costs, sampling=agents.sampling)
+    engine = read_policy(policy, agents.cache)
+    spec = replace(spec, problems=problems, policy=engine, concurrency=1, prices=read_prices(prices))
     with RunProgress([row.label], 1, graded=task is not None) as progress:
-        plans = list(start(row, bench, seed, partial(progress.update, 0, seed)))
-    show(plans[0], bench, graded=task is not None)
+        [plan] = start(row.of(spec, seed, partial(progress.update, 0, seed)))
+    show(plan, spec, graded=task is not None)
     note_costs(engine)
     note_judge(problems)
     if tree is not None:
-        write_page(plans[0], bench, row, tree, engine.name, graded=task is not None)
-    if plans[0].error is not None:
-        raise SearchError(f"the search failed: {plans[0].error}")
+        write_page(plan, row.of(spec, seed), row, tree, engine.name, graded=task is not None)
+    if plan.error is not None:
+        raise SearchError(f"the search failed: {plan.error}")
 
 
 def _own(question: str, source: opt.TaskSource) -> Task:
@@ -85,23 +87,23 @@ def _own(question: str, source: opt.TaskSource) -> Task:
     return ProblemTask.of([problem], grader=Ungraded(decimal=source.base_grader().decimal))
 
 
-def show(plan: Plan, bench: Bench, graded: bool) -> None:
+def show(plan: Plan, spec: RunSpec, graded: bool) -> None:
     """Print the chosen transcript, the answer and the usage of a plan.
 
     Args:
         plan: The plan.
-        bench: The setup of the search; its task contains the problem.
+        spec: The settings of the search; its problems include the plan's.
         graded: Whether the problem has a reference answer.
     """
     from rich.text import Text
 
     console = stdout()
     if plan.best is not None:
-        console.print(transcript(bench.mas, plan.best.state, plan))
+        console.print(transcript(spec.mas, plan.best.state, plan))
     answer = Text("Answer: ", style="bold")
     answer.append("none" if plan.answer is None else one_line(plan.answer), style="bold cyan")
     if graded:
-        reference = bench.task.problem(plan.problem_id).answer
+        reference = spec.problems.problem(plan.problem_id).answer
         verdict = ("right", "green") if plan.correct else (f"wrong; the reference is {one_line(reference)}", "red")
         answer.append(f"  ({verdict[0]})", style=verdict[1])
     console.print(answer)
@@ -139,7 +141,7 @@ def _critic_cost(plan: Plan) -> list[str]:
     return [*costs, f"{usage.unread_verdicts:,} unreadable verdicts"] if usage.unread_verdicts else costs
 
 
-def write_page(plan: Plan, bench: Bench, row: Row, path: Path, policy: str, graded: bool) -> None:
+def write_page(plan: Plan, spec: RunSpec, row: Row, path: Path, policy: str, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file name, or the reason why there is no page."""
     if plan.tree is None:
         note(f"{row.name} builds no tree, so {path} was not written", "yellow")
@@ -148,13 +150,13 @@ def write_page(plan: Plan, bench: Bench, row: Row, path: Path, policy: str, grad
         "problem": plan.problem_id,
         "planner": row.name,
         "critic": row.critic_name or "none",
-        bench.mas.kind: bench.mas.name,
+        spec.mas.kind: spec.mas.name,
         "policy": policy,
-        "seed": ", ".join(map(str, bench.seeds)),
+        "seed": str(spec.seed),
     }
-    problem = bench.task.problem(plan.problem_id)
+    problem = spec.problems.problem(plan.problem_id)
     # A judge's verdicts cost calls that are not part of a search.
-    grade = partial(bench.task.grade, problem) if graded and problem.kind != "judge" else None
+    grade = partial(spec.problems.grade, problem) if graded and problem.kind != "judge" else None
     plan.write_page(path, facts, reference=problem.answer if graded else None, grade=grade)
     note(f"wrote {path}")
 

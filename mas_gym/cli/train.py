@@ -6,6 +6,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,8 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import examples, note, stdout, table
 from mas_gym.cli.evaluate import end_early, measure
-from mas_gym.cli.option_values import check_folder, read_pairs, read_planner, read_prices
+from mas_gym.cli.option_groups import grouped
+from mas_gym.cli.option_values import check_folder, read_pairs, read_planner
 from mas_gym.cli.run_notes import note_costs, note_judge, warn_of_misuse
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import choice
@@ -335,7 +337,7 @@ class _Harvest:
         self.mixed += len(set(verdicts)) > 1
 
 
-@opt.with_task(task="arithmetic", split="train", grading=False)
+@grouped(task="arithmetic", split="train", grading=False)
 def rollouts(
     store: Annotated[Path, typer.Option("--store", help="SQLite file for the trees; repeat the command to resume.")],
     source: opt.TaskSource,
@@ -347,7 +349,7 @@ def rollouts(
 ) -> None:
     """Search on training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0); store the trees."""
     import search
-    from search.compare.comparison_runs import Bench, Row
+    from search.compare.comparison_runs import Row
 
     if source.split == "test":
         raise ConfigError("--split: expected train or dev, got test; training on test trees would leak the answers")
@@ -355,17 +357,13 @@ def rollouts(
     check_folder(export)
     check_folder(options.log_json)
     name, method = read_planner(planner)
-    problems = source.load()
-    system, code = agents.load(problems)
-    spec = agents.spec(system)
-    warn_of_misuse(spec, source.task, system)
-    local, remote = options.engines(spec, agents.cache, store)
-    costs = read_prices(options.prices)
-    shared: dict[str, Any] = {"program": code, "training": True, "prices": costs, "sampling": agents.sampling}
-    bench = Bench(problems, system, local, [seed], options.concurrency, store, remote, *options.limits(costs), **shared)
-    harvest = _Harvest()
+    spec = options.apply(replace(agents.load(source.load()), seed=seed, store=store, training=True))
+    policy = agents.policy_spec(spec.mas)
+    warn_of_misuse(policy, source.task, spec.mas)
+    local, start = options.engines(policy, agents.cache, store)
+    spec, problems, harvest = replace(spec, policy=local), spec.problems, _Harvest()
     with options.watched() as watch:
-        _, stop = measure([Row(f"{name}, true reward", method)], bench, harvest.add, watch)
+        _, stop = measure([Row(f"{name}, true reward", method)], spec, look=harvest.add, watch=watch, start=start)
     _show_harvest(harvest, len(problems), store)
     note_costs(local)
     note_judge(problems)

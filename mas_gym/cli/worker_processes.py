@@ -14,7 +14,8 @@ from mas_gym.cli.option_values import read_critic, read_policy
 if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from search import Critic, Planner
-    from search.compare.comparison_runs import Row, Workers
+    from search.compare.comparison_runs import Row
+    from search.compare.worker_runs import Workers
 
 _MODELS = (
     "mas_gym.policies.local.transformers",
@@ -56,7 +57,7 @@ def read_workers(
         seeds: Runs per row.
         cache: Response cache that the processes share.
     """
-    from search.compare.comparison_runs import Workers
+    from search.compare.worker_runs import Workers
 
     runs = len(rows) * seeds
     if wanted is None:

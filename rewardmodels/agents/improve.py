@@ -21,7 +21,7 @@ from rewardmodels.agents.examples import Example, read_examples
 from rewardmodels.agents.training import ALL, policy_spec, train_agents
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
-from search.compare.comparison_runs import Bench, Row, measure, named_planners
+from search.compare.comparison_runs import Row, measure, named_planners
 from search.critic_registry import load_critic
 from search.plan import Plan
 from search.progress import Progress
@@ -29,6 +29,7 @@ from search.protocol import Critic, ScoringContext
 from search.results.outcomes import Outcome
 from search.results.plots import COLORS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure
 from search.results.summary import ResultRow, summarize
+from search.run_spec import RunSpec
 from search.store import open_store
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Round(NamedTuple):
 
 
 def improve(
-    bench: Bench,
+    spec: RunSpec,
     held_out: Task,
     out: str | Path,
     config: ImproveConfig,
@@ -113,7 +114,7 @@ def improve(
     call resumes an interrupted stage and gives the same weights and results.
 
     Args:
-        bench: Bench with the training problems and the system; its policy, store and seeds are replaced.
+        spec: The training problems and the system; its policy, store and seed are replaced.
         held_out: Problems for the evaluation, such as a dev split.
         out: Folder for one store with its token traces, the models of each round, ``rounds.json``, TensorBoard
             ``curves``, and ``curves.png``.
@@ -138,13 +139,13 @@ def improve(
     whole_number("problems", config.problems, at_least=2)
     agent_config(config.method, 0, dict(config.agents))
     wanted = (config.rounds + 1) * config.problems
-    if len(bench.task) < wanted:
+    if len(spec.problems) < wanted:
         raise ConfigError(
             f"expected {wanted:,} training problems for {config.rounds} rounds and the final evaluation, got "
-            f"{len(bench.task):,}; use fewer rounds, or fewer problems per round"
+            f"{len(spec.problems):,}; use fewer rounds, or fewer problems per round"
         )
     out = Path(out)
-    facts = {"held out": len(held_out), "task": bench.task.name, "mas": bench.mas.to_dict()}
+    facts = {"held out": len(held_out), "task": spec.problems.name, "mas": spec.mas.to_dict()}
     claim_folder(out, out / RUN, json.loads(json.dumps({**asdict(config), "start": start, **facts})), True)
     rounds: list[Round] = []
     models = {ALL: start}
@@ -152,8 +153,8 @@ def improve(
         policy = policy_spec(models)
         log(f"generation {number}: {policy}")
         agents = load_policy(policy)
-        problems = bench.task[number * config.problems : (number + 1) * config.problems]
-        own = replace(bench, task=problems, policy=agents, store=out / STORE, seeds=(config.seed,))
+        problems = spec.problems[number * config.problems : (number + 1) * config.problems]
+        own = replace(spec, problems=problems, policy=agents, store=out / STORE, seed=config.seed)
         stage = _Stage(own, agents, held_out, out, config, start, number, policy, log, listen)
         stage.search()
         stage.train_critic()
@@ -173,7 +174,7 @@ def improve(
 class _Stage:
     """The stages of one generation; each returns immediately if its result exists."""
 
-    bench: Bench
+    searches: RunSpec
     policy: Policy | AsyncPolicy
     held_out: Task
     out: Path
@@ -187,11 +188,11 @@ class _Stage:
     def search(self) -> None:
         """Search training problems with the true reward."""
         planner = self.config.planner or PLANNERS[self.config.method]
-        self.log(f"searching {len(self.bench.task):,} training problems by {planner}")
-        bench = self.bench
+        self.log(f"searching {len(self.searches.problems):,} training problems by {planner}")
+        spec = self.searches
         if self.config.method == "grpo":
-            bench = replace(bench, policy=traced(self.policy, traces_folder(self.out / STORE)))
-        stop = grow(bench, planner, self.listen)
+            spec = replace(spec, policy=traced(self.policy, traces_folder(self.out / STORE)))
+        stop = grow(spec, planner, self.listen)
         if stop is not None:
             raise stop
 
@@ -199,7 +200,7 @@ class _Stage:
         """Train a MASPRM on the searches."""
         self.log("training a critic on them")
         settings = dict(self.config.critic)
-        teach(lambda: trees(self.bench), self.critic, "masprm", "bt", self.start, log=self.log, **settings)
+        teach(lambda: trees(self.searches), self.critic, "masprm", "bt", self.start, log=self.log, **settings)
 
     @property
     def critic(self) -> Path:
@@ -220,10 +221,10 @@ class _Stage:
             if row.name == "single" and plan.error is None:
                 passes[plan.problem_id] = plan
 
-        bench = replace(self.bench, task=self.held_out)
+        spec = replace(self.searches, problems=self.held_out)
         listen = self.listen
         heard = (lambda row, seed, now: listen(now)) if callable(listen) else listen
-        outcomes, stop = measure(rows, bench, look, heard)
+        outcomes, stop = measure(rows, spec, look=look, listen=heard)
         if stop is not None:
             raise stop
         first = critic if not self.number else load_critic(str(self.out / "generation-0" / "masprm"))
@@ -234,7 +235,7 @@ class _Stage:
             "critic": _mean(_ends(plans, critic)),
             "first critic": _mean(_ends(plans, first)),
         }
-        [info] = grown(self.bench)
+        [info] = grown(self.searches)
         with open_store(self.out / STORE) as store:
             spent = store.totals(info.run).tokens
         tokens = spent + (earlier[-1].tokens if earlier else 0)
@@ -250,7 +251,7 @@ class _Stage:
 
     def examples(self) -> Sequence[Example]:
         """Return the training examples for the agents."""
-        [info] = grown(self.bench)
+        [info] = grown(self.searches)
         settings = agent_config(self.config.method, 0, dict(self.config.agents))
         valued = self.config.method == "grpo" and settings.credit in VALUE_CREDITS
         critic = load_critic(str(self.critic)) if valued else None

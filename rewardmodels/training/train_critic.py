@@ -28,9 +28,10 @@ from rewardmodels.model.backbone import (
 )
 from rewardmodels.model.critic_folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
-from search.compare.comparison_runs import Bench, Row, drain, named_planners, start
+from search.compare.comparison_runs import Start, drain, start_here
+from search.planners.registry import load_planner
 from search.progress import Progress
-from search.sampling import Sampling
+from search.run_spec import RunSpec
 from search.store import RunInfo, open_store
 from search.store.run_identity import engine_identity
 
@@ -324,59 +325,63 @@ ROLLOUTS = "mcts:40,3"
 
 
 def grow(
-    bench: Bench, planner: str = ROLLOUTS, listen: Callable[[Progress], None] | bool = False
+    spec: RunSpec,
+    planner: str = ROLLOUTS,
+    listen: Callable[[Progress], None] | bool = False,
+    start: Start = start_here,
 ) -> BaseException | None:
-    """Search the problems of a training split with the true reward, and save the trees in the bench's store.
+    """Search the problems of a training split with the true reward, and save the trees in the spec's store.
 
     Args:
-        bench: Problems, system, policy and store; the first seed is used.
+        spec: Problems, system, policy, seed and store.
         planner: The planner's short form.
         listen: Called with every progress update; True for a progress bar.
+        start: Starts the run.
 
     Returns:
         The exception that ended the searches early; None if every tree is in the store.
     """
-    [(name, method)] = named_planners([planner]).items()
-    return drain(start(Row(name, method), replace(bench, training=True), bench.seeds[0], listen), lambda plan: None)
+    searches = start(replace(spec, planner=load_planner(planner), training=True, progress=listen), "")
+    return drain(searches, lambda plan: None)
 
 
-def trees(bench: Bench, first: int | None = None) -> Iterator[LabeledTree]:
-    """Read the trees that `grow` stored for the bench's policy, sampling, seed and problems; other trees are skipped.
+def trees(spec: RunSpec, first: int | None = None) -> Iterator[LabeledTree]:
+    """Read the trees that `grow` stored for a policy, sampling, seed and problems; other trees are skipped.
 
     Args:
-        bench: The bench given to `grow`.
+        spec: The spec given to `grow`.
         first: Number of leading problems whose trees are read; all by default.
 
     Raises:
         DataError: The store contains no training run of this policy with this sampling and seed.
     """
-    assert bench.store is not None and bench.policy is not None
-    wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
-    for info in grown(bench):
-        for item in stored_trees(bench.store, info.run, bench.mas):
+    assert spec.store is not None
+    wanted = {problem.id for problem in spec.problems[: first or len(spec.problems)]}
+    for info in grown(spec):
+        for item in stored_trees(Path(spec.store), info.run, spec.mas):
             if item.problem_id in wanted:
                 yield item
 
 
-def grown(bench: Bench) -> list[RunInfo]:
-    """Return the training runs in the bench's store that match its policy, sampling and seed.
+def grown(spec: RunSpec) -> list[RunInfo]:
+    """Return the training runs in the spec's store that match its policy, sampling and seed.
 
     Raises:
         DataError: There is no such run.
     """
-    assert bench.store is not None and bench.policy is not None
+    assert spec.store is not None and spec.policy is not None
     same = {
         "training": True,
-        "seed": bench.seeds[0],
-        "policy": engine_identity("policy", bench.policy),
-        "sampling": asdict((bench.sampling or Sampling()).for_system(bench.mas)),
+        "seed": spec.seed,
+        "policy": engine_identity("policy", spec.policy),
+        "sampling": asdict(spec.sampling.for_system(spec.mas)),
     }
-    with open_store(bench.store) as store:
+    with open_store(spec.store) as store:
         runs = [info for info in store.runs() if all(info.config.get(key) == value for key, value in same.items())]
     if not runs:
         raise DataError(
-            f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with the bench's "
-            "sampling settings and seed, found none; call grow first"
+            f"{spec.store}: expected a training run of the policy {spec.policy.name!r} with the given sampling and "
+            "seed, found none; call grow first"
         )
     return runs
 

@@ -6,31 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import Any
 
 from mas_gym.errors import ConfigError, MASGymError
-from mas_gym.internal.parallel_jobs import run_jobs
-from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.shared_samples import SharedSamples
 from search.critic_registry import load_critic
 from search.plan import Plan
 from search.planners.registry import load_planner, planner_spec
+from search.progress import Progress
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
-from search.results.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from mas_gym.programs import Program
-    from mas_gym.systems.graph import MAS
-    from search.budget import Budget
-    from search.engine.ray_actors import Fleet
-    from search.progress import Progress
-    from search.sampling import Sampling
-    from search.store import Recorded
-
-from search.prices import Prices
-from search.results.outcomes import outcome_of
+from search.results.outcomes import Outcome, outcome_of
+from search.run_spec import RunSpec
+from search.runs import start
 from search.setup import charged_critic
 
 PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
@@ -46,7 +35,7 @@ class Row:
         planner: The planner.
         critic: The critic; None for a planner without one.
         critic_name: The critic's name in tables.
-        critic_spec: Argument of `rewardmodels.load_critic`; needed only on a fleet or in worker processes.
+        critic_spec: Argument of `rewardmodels.load_critic`; needed only if other processes load the critic.
     """
 
     name: str
@@ -60,70 +49,9 @@ class Row:
         """Planner and critic in one string."""
         return f"{self.name} + {self.critic_name}" if self.critic is not None else self.name
 
-
-class Remote(NamedTuple):
-    """A fleet and the functions that load the policy and critic in each actor."""
-
-    fleet: Fleet
-    make_policy: Callable[[], Policy | AsyncPolicy]
-    make_critic: Callable[[str], Callable[[], Critic]]
-
-
-class Workers(NamedTuple):
-    """Worker processes that run one row at a time, and the functions that load their policy and critics.
-
-    They parallelize policies and critics that are limited to one core, at one core per process.
-
-    Attributes:
-        processes: Number of processes.
-        make_policy: Loads the policy.
-        make_critic: Returns a function that loads the critic of a spec.
-        imports: Modules that policy and critics need.
-    """
-
-    processes: int
-    make_policy: Callable[[], Policy | AsyncPolicy]
-    make_critic: Callable[[str], Callable[[], Critic]]
-    imports: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The settings that all rows share.
-
-    Attributes:
-        task: The problems.
-        mas: The system.
-        policy: Writes the messages; None if a fleet's actors or worker processes load it.
-        seeds: Run seeds.
-        concurrency: Maximum number of open searches, divided evenly among worker processes.
-        store: Stores finished searches.
-        remote: The fleet to search on; None for this process.
-        budget: Limits of each search.
-        run_budget: Limits of each run (one row with one seed).
-        sampling: How agents sample; the paper's settings by default.
-        workers: Processes to run rows in; None for this process. Planners must be picklable, and critics need a spec.
-        program: The agent program behind ``mas``; None for a MAS.
-        training: Whether searches may request the true reward, to generate training data.
-        prices: Prices of the models, or None.
-        recorded: The recorded run to search in place of ``mas`` and ``policy``, or None.
-    """
-
-    task: Any
-    mas: MAS
-    policy: AsyncPolicy | None
-    seeds: Sequence[int]
-    concurrency: int = 64
-    store: str | Path | None = None
-    remote: Remote | None = None
-    budget: Budget | None = None
-    run_budget: Budget | None = None
-    sampling: Sampling | None = None
-    workers: Workers | None = None
-    program: Program | None = None
-    training: bool = False
-    prices: Prices | None = None
-    recorded: Recorded | None = None
+    def of(self, spec: RunSpec, seed: int, progress: bool | Callable[[Progress], None] = False) -> RunSpec:
+        """Return the settings of this row's run with a seed."""
+        return replace(spec, planner=self.planner, critic=self.critic, seed=seed, progress=progress)
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -216,103 +144,72 @@ def pair(
     return rows
 
 
+Start = Callable[[RunSpec, str], Iterator[Plan]]
+"""Starts the searches of one row and seed; takes their settings and the row's `Row.critic_spec`."""
+
+
+def start_here(spec: RunSpec, critic_spec: str) -> Iterator[Plan]:
+    """Start a run in this process."""
+    return start(spec)
+
+
+Listen = Callable[[Row, int, Progress], None] | bool
+"""Takes the row, the seed and every progress update; True for a bar per run in this process."""
+
+
 def measure(
     rows: Sequence[Row],
-    bench: Bench,
+    spec: RunSpec,
+    seeds: Sequence[int] = (),
     look: Callable[[Row, Plan], None] = lambda row, plan: None,
-    listen: Callable[[Row, int, Progress], None] | bool = False,
+    listen: Listen = False,
+    start: Start = start_here,
 ) -> tuple[list[Outcome], BaseException | None]:
     """Run every row with every seed.
 
     Args:
         rows: The rows.
-        bench: The shared settings.
+        spec: The settings that all rows share. Its policy may be None if ``start`` loads it.
+        seeds: Run seeds; by default that of ``spec``.
         look: Called with every plan, in the order in which searches end.
-        listen: Called with the row, the seed and every progress update; True for a bar per run in this process.
+        listen: Called with every progress update.
+        start: Starts each run.
 
     Returns:
         The outcomes of the searches that ended, and the exception that stopped the measurement early: Ctrl-C or an
         error that affects all searches, such as an unavailable engine; None if it is complete.
     """
-    for row in rows:
-        if row.critic is not None:
-            as_critic(row.critic).check_graph(bench.mas)
-        if bench.prices is not None and bench.policy is not None:
-            bench.prices.rate(bench.policy.name, charged_critic(row.planner, row.critic))
-    if bench.workers is not None:
-        return _measure_in_processes(rows, bench, bench.workers, look, listen)
-    if len(rows) > 1 and bench.policy is not None and bench.policy.local_batch is None:
-        bench = replace(bench, policy=SharedSamples(bench.policy))
+    check_rows(rows, spec)
+    if len(rows) > 1 and spec.policy is not None and (policy := as_policy(spec.policy)).local_batch is None:
+        spec = replace(spec, policy=SharedSamples(policy))
     outcomes: list[Outcome] = []
-    for row in rows:
-        for seed in bench.seeds:
-            found: list[Outcome] = []
+    for row, seed in product(rows, seeds or (spec.seed,)):
+        found: list[Outcome] = []
 
-            def take(plan: Plan, row: Row = row, seed: int = seed, found: list[Outcome] = found) -> None:
-                found.append(outcome_of(plan, row.name, row.critic_name, seed))
-                look(row, plan)
+        def take(plan: Plan, row: Row = row, seed: int = seed, found: list[Outcome] = found) -> None:
+            found.append(outcome_of(plan, row.name, row.critic_name, seed))
+            look(row, plan)
 
-            def update(now: Progress, row: Row = row, seed: int = seed) -> None:
-                if callable(listen):
-                    listen(row, seed, now)
-
-            stop = drain(start(row, bench, seed, update if callable(listen) else listen), take)
-            # A fixed order makes sums over searches reproducible to the last bit.
-            outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
-            if stop is not None:
-                return outcomes, stop
+        progress = partial(listen, row, seed) if callable(listen) else listen
+        stop = drain(start(row.of(spec, seed, progress), row.critic_spec), take)
+        outcomes += in_order(found)
+        if stop is not None:
+            return outcomes, stop
     return outcomes, None
 
 
-class _Loaded:
-    """The components loaded in a worker process; calling it runs one row with one seed."""
-
-    def __init__(self, bench: Bench, workers: Workers) -> None:
-        self._bench, self._make_critic = replace(bench, policy=as_policy(workers.make_policy())), workers.make_critic
-        self._critic: tuple[str, Critic] | None = None
-
-    def __call__(self, job: tuple[Row, int], report: Callable[[Any], None]) -> BaseException | None:
-        row, seed = job
-        if row.critic_spec:
-            if self._critic is None or self._critic[0] != row.critic_spec:
-                # Load only one critic at a time, because a critic keeps a cache.
-                self._critic = None
-                self._critic = row.critic_spec, self._make_critic(row.critic_spec)()
-            row = replace(row, critic=self._critic[1])
-        return drain(start(row, self._bench, seed, report), report)
-
-
-def _measure_in_processes(
-    rows: Sequence[Row],
-    bench: Bench,
-    workers: Workers,
-    look: Callable[[Row, Plan], None],
-    listen: Callable[[Row, int, Progress], None] | bool,
-) -> tuple[list[Outcome], BaseException | None]:
+def check_rows(rows: Iterable[Row], spec: RunSpec) -> None:
+    """Check before the first run that each critic fits the system, and that each model has a price."""
     for row in rows:
-        if row.critic is not None and not row.critic_spec:
-            raise ConfigError(
-                f"{row.label}: expected the name of a critic, got an object, which worker processes cannot load; pass "
-                "a name, or use workers=1"
-            )
-    # Planners are usually listed from cheap to expensive. Long runs start first, so that no core is idle at the end.
-    runs = [(row, seed) for row in rows for seed in bench.seeds][::-1]
-    found: list[list[Outcome]] = [[] for _ in runs]
+        if row.critic is not None:
+            as_critic(row.critic).check_graph(spec.mas)
+        if spec.prices is not None and spec.policy is not None:
+            spec.prices.rate(spec.policy.name, charged_critic(row.planner, row.critic))
 
-    def take(index: int, message: Plan | Progress) -> None:
-        row, seed = runs[index]
-        if isinstance(message, Plan):
-            found[index].append(outcome_of(message, row.name, row.critic_name, seed))
-            look(row, message)
-        elif callable(listen):
-            listen(row, seed, message)
 
-    share = max(1, bench.concurrency // workers.processes)
-    prepare = partial(_Loaded, replace(bench, policy=None, workers=None, concurrency=share), workers)
-    jobs = [(replace(row, critic=None), seed) for row, seed in runs]
-    stop = run_jobs(jobs, prepare, workers.processes, take, workers.imports)
-    ordered = [sorted(outcomes, key=lambda outcome: outcome.problem_id) for outcomes in found[::-1]]
-    return [outcome for outcomes in ordered for outcome in outcomes], stop
+def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a run in a fixed order, which makes sums over them reproducible to the last bit."""
+    return sorted(outcomes, key=lambda outcome: outcome.problem_id)
 
 
 def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
@@ -326,38 +223,3 @@ def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | 
         except (KeyboardInterrupt, MASGymError) as error:
             # The run still yields its finished plans.
             stop = stop or error
-
-
-def start(row: Row, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Iterator[Plan]:
-    """Start searching every problem with one row and one seed, in this process or on a fleet."""
-    common: dict[str, Any] = {
-        "mas": bench.mas if bench.program is None and bench.recorded is None else None,
-        "program": bench.program,
-        "seed": seed,
-        "concurrency": bench.concurrency,
-        "training": bench.training,
-        "sampling": bench.sampling,
-        "budget": bench.budget,
-        "run_budget": bench.run_budget,
-        "prices": bench.prices,
-        "progress": listen,
-    }
-    if bench.remote is None:
-        from search.runs import run
-
-        common |= {"policy": bench.policy, "store": bench.store, "recorded": bench.recorded}
-        return run(row.planner, bench.task, critic=row.critic, **common)
-    from search.engine.ray_actors import run_ray
-
-    fleet, make_policy, make_critic = bench.remote
-    critic = None if row.critic is None else make_critic(row.critic_spec)
-    store = None if bench.store is None else str(bench.store)
-    return run_ray(
-        row.planner, bench.task, make_policy=make_policy, make_critic=critic, fleet=fleet, store=store, **common
-    )
-
-
-def calibration_store(store: str | Path) -> Path:
-    """Return the path of the file for calibration searches next to a store: ``runs.calibration.db`` for ``runs.db``."""
-    path = Path(store)
-    return path.with_suffix(f".calibration{path.suffix}")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
+from mas_gym.tasks.base import Problem
+from search.budget import Budget
+from search.compare.comparison_runs import Row, Start, measure, start_here
 from search.planners.registry import planner_spec
 from search.protocol import planner_name
-
-if TYPE_CHECKING:
-    from mas_gym.tasks.base import Problem
-
-from search.compare.comparison_runs import Bench, Row, calibration_store, measure
 from search.results.outcomes import Outcome
 from search.results.table import CalibratedSize
+from search.run_spec import RunSpec
 
 _ROUNDS = 8
 _LARGEST = 4096
@@ -56,22 +56,25 @@ class Match(NamedTuple):
         return cls(unit.strip(), number)
 
 
-def calibrate(row: Row, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Row, CalibratedSize]:
+def calibrate(
+    row: Row, spec: RunSpec, match: Match, problems: Sequence[Problem], start: Start = start_here
+) -> tuple[Row, CalibratedSize]:
     """Return a row resized to the cost closest to the target, and its calibration.
 
     The size is the planner's `search.Planner.size_setting`, such as the number of passes or
     simulations. Sizes are chosen only by cost, never by correctness. With a store, the searches are stored in a
-    separate file next to it (`calibration_store`), so that they are not repeated.
+    separate file next to it, such as ``runs.calibration.db``, so that they are not repeated.
 
     Raises:
         ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 tokens or USD.
     """
-    store = None if bench.store is None else calibration_store(bench.store)
-    bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
+    store = None if spec.store is None else Path(spec.store)
+    beside = None if store is None else store.with_suffix(f".calibration{store.suffix}")
+    spec = replace(spec, problems=problems, store=beside, run_budget=Budget())
     setting = row.planner.size_setting
 
     def spent(candidate: Row) -> float:
-        outcomes, stop = measure([candidate], bench)
+        outcomes, stop = measure([candidate], spec, start=start)
         if stop is not None:
             raise stop
         costs = [_COSTS[match.unit](outcome) for outcome in outcomes if outcome.error is None]

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
-from search.compare.comparison_runs import Bench, Row, drain, named_critics, start
+from search.compare.comparison_runs import drain, named_critics
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
 from search.progress import Progress
-from search.protocol import Critic
+from search.protocol import Critic, Planner
 from search.results.accuracy_at_k import SelectionCurve, selection_curve
 from search.results.intervals import Difference
 from search.results.table_formats import gap_cells, interval_cell, markdown_table, percent_cell
+from search.runs import start
+from search.spec_loading import load_spec
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
 
@@ -174,24 +177,20 @@ def select(
                 f"critic {name!r} compares samples with one another, so a single sample has no fixed value; "
                 "use search.compare with bon:K and several seeds"
             )
-    bench = Bench(items, source.mas, None, (0,), concurrency, store, recorded=source)
+    spec = load_spec(items, recorded=source, store=store, concurrency=concurrency, seed=0)
     sizes = list(ks) or [*(k for k in SIZES if k < most), most]
 
-    def found(row: Row) -> list[Plan]:
+    def found(label: str, planner: Planner, critic: Critic | None = None) -> list[Plan]:
+        listen = partial(progress, label) if callable(progress) else progress
         plans: list[Plan] = []
-
-        def update(now: Progress) -> None:
-            if callable(progress):
-                progress(row.label, now)
-
-        stop = drain(start(row, bench, 0, update if callable(progress) else progress), plans.append)
+        stop = drain(start(replace(spec, planner=planner, critic=critic, progress=listen)), plans.append)
         if stop is not None:
             raise stop
         return plans
 
-    plain = found(Row("majority", SelfConsistency(most)))
+    plain = found("majority", SelfConsistency(most))
     curves = [selection_curve(plain, "majority", sizes)]
     for name, (_, critic) in loaded.items():
-        row = Row("best", BestOfN(most), critic, name)
-        curves.append(selection_curve(found(row), "best", sizes, name))
+        searched = found(f"best + {name}", BestOfN(most), critic)
+        curves.append(selection_curve(searched, "best", sizes, name))
     return Selection((*curves, selection_curve(plain, "any", sizes)), len(items))

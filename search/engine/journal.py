@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import asdict, replace
 from time import perf_counter
 
@@ -35,8 +35,6 @@ class Journal:
     def __init__(
         self,
         setup: Setup,
-        *,
-        total: int | None = None,
         record: RunRecord | None = None,
         listener: Listener | None = None,
         **facts: object,
@@ -45,12 +43,12 @@ class Journal:
 
         Args:
             setup: The run's settings.
-            total: Number of problems; None if unknown.
             record: Stores finished searches.
             listener: Displays the progress.
             **facts: More fields for the log.
         """
         self._record, self._listener, self._setup = record, listener, setup
+        total = len(setup.problems) if isinstance(setup.problems, Sized) else None
         self._progress = Progress(total=total)
         self._updated = perf_counter()
         self.earlier = record.spent if record is not None else Usage()
@@ -125,6 +123,7 @@ def _log_start(setup: Setup, total: int | None, facts: JSONMapping) -> None:
             "seed": setup.seed,
             "training": setup.training,
             "problems": total,
+            "policy": setup.policy.name,
             **facts,
         }
         logger.info("run started: %s, seed %d", fields["planner"], setup.seed, extra={"fields": fields})

@@ -16,38 +16,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.usage_meters import Meter
-from mas_gym.systems.graph import MAS
-from mas_gym.tasks.base import Problem, Task, as_problems
+from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget, Cost
 from search.engine.journal import Journal
 from search.engine.run import Run
 from search.engine.scheduler import Scheduler
 from search.engine.searcher import DroppedError, Searched, Searcher
-from search.planners.registry import load_planner
-from search.prices import Prices, PricesSource, as_prices
-from search.progress import Listener, Progress, listener
-from search.protocol import Critic, Planner, as_critic
-from search.sampling import Sampling
-from search.setup import (
-    FROM_CONFIG,
-    FromConfig,
-    ProgramSource,
-    Setup,
-    check_training,
-    config_policies,
-    make_setup,
-    priced_setup,
-    read_system,
-)
-from search.store import Store
+from search.progress import Listener, listener
+from search.protocol import Critic, Planner
+from search.run_spec import RunSpec
+from search.setup import make_setup
+from search.spec_loading import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec
 from search.store.resume import open_record
 from search.store.run_identity import engine_identity
 from search.usage import Usage
@@ -56,86 +42,76 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 
-def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
+def run_ray(
     planner: Planner | str,
     problems: Iterable[Problem],
     *,
-    mas: MAS | str | None = None,
-    program: ProgramSource | None = None,
     make_policy: Callable[[], Policy | AsyncPolicy] | FromConfig | None = None,
     make_critic: Callable[[], Critic] | None = None,
-    seed: int = 42,
-    concurrency: int = 64,
-    training: bool = False,
-    sampling: Sampling | None = None,
-    budget: Budget | None = None,
-    run_budget: Budget | None = None,
-    prices: PricesSource | None = None,
-    store: Store | str | os.PathLike[str] | None = None,
-    run_name: str | None = None,
-    progress: bool | Callable[[Progress], None] = False,
     fleet: Fleet | None = None,
+    **settings: Unpack[FleetSettings],
 ) -> Run:
     """Search every problem on a fleet of actors and yield plans as searches finish.
 
-    Arguments that are not described here are those of `search.run`.
-
     Args:
+        planner: As for `search.run`.
         problems: As for `search.run`; if there are few, they are shared among all actors, including those that load
             later.
         make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``;
             ``"from-config"`` loads the policies in the config of ``mas``.
         make_critic: Loads the critic inside an actor.
-        concurrency: Maximum number of open searches in each actor.
-        run_budget: As for `search.run`; if the cost reported by the actors exceeds it, open searches are dropped.
         fleet: The number of actors, their resources, and their cluster.
+        settings: As for `search.run`. ``concurrency`` is the maximum number of open searches in each actor; if the cost
+            reported by the actors exceeds ``run_budget``, open searches are dropped.
 
     Raises:
         MissingDependencyError: Ray is not installed.
         TypeError: An argument cannot be pickled and sent to the actors (raised by Ray).
         EngineUnavailableError: More actors died than may be replaced; finished searches are in the store.
     """
-    problems = as_problems(problems)
-    check_training(problems, training)
-    algorithm = load_planner(planner) if isinstance(planner, str) else planner
-    system, loaded = read_system(mas, program)
+    spec = load_spec(problems, planner, FleetSettings, **settings)
     if make_policy is None or make_policy == FROM_CONFIG:
-        make_policy = partial(load_policy, config_policies(system, make_policy))
-    fleet, listen = fleet or Fleet(), listener(progress)
-    more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
-    setup = partial(make_setup, algorithm, system if loaded is None else None, program=loaded, **more)
-    if isinstance(problems, Sized):
-        concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
+        make_policy = partial(load_policy, config_policies(spec.mas, make_policy))
+    return start_on_fleet(spec, fleet or Fleet(), make_policy, make_critic)
+
+
+def start_on_fleet(
+    spec: RunSpec,
+    fleet: Fleet,
+    make_policy: Callable[[], Policy | AsyncPolicy],
+    make_critic: Callable[[], Critic] | None,
+) -> Run:
+    """Search every problem on a fleet, as `run_ray` does; the actors load the policy and the critic."""
+    listen = listener(spec.progress)
+    if isinstance(spec.problems, Sized):
+        spec = replace(spec, concurrency=max(1, min(spec.concurrency, math.ceil(len(spec.problems) / fleet.actors))))
     _connect(fleet.address)
-    # The task without its problems, used only for grading.
-    task = problems[:0] if isinstance(problems, Task) else None
-    costs = None if prices is None else as_prices(prices)
-    arguments = (setup, concurrency, task, make_policy, make_critic, costs)
-    pool = ActorPool(fleet, arguments, concurrency, stored=store is not None)
-    journal = partial(_journal, pool, setup, problems, store, run_name, listen, run_budget or Budget(), costs)
-    return Run(pool, iter(problems), journal)
+    pool = ActorPool(fleet, spec, make_policy, make_critic)
+    return Run(pool, iter(spec.problems), partial(_journal, pool, spec, listen))
 
 
-async def _journal(
-    pool: ActorPool,
-    make: Callable[[SimpleNamespace | None], Setup],
-    problems: Iterable[Problem],
-    store: Store | str | os.PathLike[str] | None,
-    run_name: str | None,
-    listen: Listener | None,
-    run_budget: Budget,
-    prices: Prices | None,
-) -> Journal:
+class FleetStart(NamedTuple):
+    """Starts comparison runs on a fleet; see `search.compare.comparison_runs.measure`."""
+
+    fleet: Fleet
+    make_policy: Callable[[], Policy | AsyncPolicy]
+    make_critic: Callable[[str], Callable[[], Critic]]
+
+    def start(self, spec: RunSpec, critic_spec: str) -> Run:
+        """Start a run; the actors load its policy and critic."""
+        critic = None if spec.critic is None else self.make_critic(critic_spec)
+        return start_on_fleet(replace(spec, policy=None, critic=None), self.fleet, self.make_policy, critic)
+
+
+async def _journal(pool: ActorPool, spec: RunSpec, listen: Listener | None) -> Journal:
     """Open the run's journal as soon as one actor has loaded and reported its policy and critic."""
     policy, critic = await pool.facts()
-    setup = make(None if critic is None else SimpleNamespace(**critic, score=list))
-    setup = priced_setup(setup, policy["name"], prices)
-    pool.limit(run_budget.priced(setup.rate), setup.budget)
-    engine = SimpleNamespace(**policy, meters=pool.meters)
-    record = open_record(store, setup, problems, engine, run_name) if store is not None else None
-    total = len(problems) if isinstance(problems, Sized) else None
-    journal = Journal(setup, total=total, record=record, listener=listen, policy=policy["name"], actors=pool.size)
-    return journal
+    engine: Any = SimpleNamespace(**policy, sample=list, meters=pool.meters)
+    guide: Any = None if critic is None else SimpleNamespace(**critic, score=list)
+    setup = make_setup(replace(spec, policy=engine, critic=guide))
+    pool.limit(setup.run_budget, setup.budget)
+    stored = None if spec.store is None else open_record(spec.store, setup, spec.problems, setup.policy, spec.run_name)
+    return Journal(setup, stored, listen, actors=pool.size)
 
 
 def _connect(address: str | None) -> None:
@@ -168,18 +144,17 @@ class Worker:
 
     def __init__(
         self,
-        setup: Callable[[Critic | None], Setup],
-        concurrency: int,
-        task: Iterable[Problem] | None,
+        spec: RunSpec,
         make_policy: Callable[[], Policy | AsyncPolicy],
         make_critic: Callable[[], Critic] | None,
-        prices: Prices | None,
     ) -> None:
         """Load the engines."""
-        self._policy = as_policy(make_policy())
-        self._critic = make_critic() if make_critic is not None else None
-        priced = priced_setup(setup(self._critic), self._policy.name, prices)
-        self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task)
+        policy = make_policy()
+        critic = None if make_critic is None else make_critic()
+        self._setup = make_setup(replace(spec, policy=policy, critic=critic))
+        self._scheduler = Scheduler(
+            self._setup, self._setup.policy, concurrency=spec.concurrency, task=self._setup.problems
+        )
 
     async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
         """Return facts about the policy and the critic, with their identities if the run has a store."""
@@ -187,11 +162,10 @@ class Worker:
         def stated(role: str, engine: Policy | AsyncPolicy | Critic) -> JSONObject:
             return engine_identity(role, engine) if stored else {"name": engine.name}
 
-        policy, critic = stated("policy", self._policy), self._critic
+        policy, critic = stated("policy", self._setup.policy), self._setup.critic
         if critic is None:
             return policy, None
-        known = as_critic(critic)
-        more = {"terminal_only": known.terminal_only, "free": known.free, "scores_actions": known.scores_actions}
+        more = {"terminal_only": critic.terminal_only, "free": critic.free, "scores_actions": critic.scores_actions}
         return policy, stated("critic", critic) | more
 
     async def search(self, problem: Problem) -> tuple[Searched, Costs]:
@@ -205,7 +179,7 @@ class Worker:
 
     async def costs(self) -> Costs:
         """Return the cost of this actor so far."""
-        return Costs(self._scheduler.usage, self._scheduler.calls, self._policy.meters)
+        return Costs(self._scheduler.usage, self._scheduler.calls, self._setup.policy.meters)
 
 
 @dataclass(frozen=True)
@@ -251,22 +225,32 @@ class ActorPool(Searcher):
         size: The number of actors.
     """
 
-    def __init__(self, fleet: Fleet, arguments: tuple[object, ...], concurrency: int, stored: bool) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        spec: RunSpec,
+        make_policy: Callable[[], Policy | AsyncPolicy],
+        make_critic: Callable[[], Critic] | None,
+    ) -> None:
         """Start the actors.
 
         Args:
             fleet: The number of actors and their resources.
-            arguments: Arguments of `Worker`.
-            concurrency: Maximum number of open searches of an actor.
-            stored: Whether the actors report the identities of their engines.
+            spec: The run; ``concurrency`` is the maximum number of open searches of an actor.
+            make_policy: Loads the policy inside an actor.
+            make_critic: Loads the critic inside an actor, if there is one.
         """
         import ray
 
+        # The task without its problems, used only for grading.
+        task = spec.problems[:0] if isinstance(spec.problems, Task) else ()
+        actors = replace(spec, problems=task, run_budget=Budget(), store=None, progress=False)
+        self._arguments, self._stored = (actors, make_policy, make_critic), spec.store is not None
         # Each actor prefetches slightly more problems than it searches at once.
-        self._ahead = concurrency + concurrency // 8 + 1
+        self._ahead = spec.concurrency + spec.concurrency // 8 + 1
         super().__init__(self._ahead * fleet.actors, Budget(), Budget())
         self._ray, self.size, self.meters = ray, fleet.actors, dict[str, Meter]()
-        self._fleet, self._arguments, self._stored = fleet, arguments, stored
+        self._fleet = fleet
         self._members: list[_Member] = []
         self._loading = set[asyncio.Task[None]]()
         self._changed = asyncio.Event()

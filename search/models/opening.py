@@ -10,10 +10,10 @@ from search.setup import Setup
 
 def open_models(setup: Setup, policy: PolicyBase, sample: Sample) -> Models:
     """Return the models of searches with a setup; ``sample`` samples from the policy."""
-    if setup.recording is not None:
+    if setup.recorded is not None:
         from search.models.recorded import RecordedModels
 
-        return RecordedModels(setup.recording)
+        return RecordedModels(setup.recorded)
     if setup.program is not None:
         from search.models.programs import ProgramModels
 

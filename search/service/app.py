@@ -81,7 +81,7 @@ def make_app(
         max_question: Longest question, in UTF-8 bytes; None: only the limits of body and context window apply.
     """
     pool = SearchPool(service)
-    bounds = [n for n in (max_question, service.policy.max_prompt_bytes) if n is not None]
+    bounds = [n for n in (max_question, pool.setup.policy.max_prompt_bytes) if n is not None]
     front = _Front(pool, model, seed, key, max_body, min(bounds, default=None))
 
     @contextlib.asynccontextmanager
@@ -144,7 +144,7 @@ class _Front:
     ) -> None:
         self.pool, self.model, self.seed, self.key = pool, model, seed, key
         self.max_body, self.max_question = max_body, max_question
-        self._read = pool.service.mas.final_text
+        self._read = pool.setup.mas.final_text
         self.stopping = False
         self._open: set[Asked] = set()
         self.counts: Counter[str] = Counter()
@@ -210,9 +210,7 @@ class _Front:
             raise _stopping()
         seed = self.seed if asked.seed is None else asked.seed
         try:
-            running = self.pool.submit(
-                asked.question, seed, asked.sampling(self.pool.service.sampling), announce, limits
-            )
+            running = self.pool.submit(asked.question, seed, asked.sampling(self.pool.setup.sampling), announce, limits)
         except PoolFullError:
             raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
         self._open.add(running)
@@ -282,7 +280,7 @@ class _Front:
     def _check_program(self, plan: Plan) -> None:
         """Raise `ApiError` if the best run of an agent program returned no answer."""
         best = plan.best
-        if best is not None and self.pool.service.program is not None:
+        if best is not None and self.pool.setup.program is not None:
             _, failed, error = best.text.rpartition(FAILED)
             if failed and not self._read(best.text):
                 raise ApiError(500, f"the program failed: {error}", kind="server_error")

@@ -12,29 +12,26 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from queue import Full, Queue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.policies.batch_queue import as_policy
 from mas_gym.tasks import Problem
+from mas_gym.tasks.base import Grader, Kind
+from mas_gym.tasks.grading.graders import Ungraded
+from mas_gym.tasks.grading.numbers import Decimal
+from mas_gym.tasks.task_classes import ProblemTask
 from search.budget import Budget
-from search.protocol import as_planner
+from search.engine.journal import Journal
+from search.engine.scheduler import Scheduler
+from search.engine.searcher import Searched
+from search.run_spec import RunSpec
 from search.sampling import Sampling
 from search.service.canary import Canary, make_canary
-
-if TYPE_CHECKING:
-    from mas_gym.programs import Program
-    from mas_gym.systems.graph import MAS
-    from mas_gym.tasks.base import Grader, Kind
-    from mas_gym.tasks.grading.numbers import Decimal
-    from search import Critic, Planner
-    from search.engine.searcher import Searched
-    from search.usage import Usage
-
+from search.setup import make_setup
+from search.usage import Usage
 
 PROBLEM_ID = "question"
 """Problem id shared with `mas-gym solve`, so that both return the same answer for the same seed."""
@@ -53,43 +50,25 @@ class PoolFullError(Exception):
 
 @dataclass(frozen=True)
 class Service:
-    """The setup shared by all searches of a service.
+    """What all searches of a service share.
 
     Attributes:
-        planner: The search algorithm.
-        mas: The system.
-        policy: Writes the messages.
-        critic: Scores states; None for planners that need no critic.
+        spec: The settings of the searches; it has no problems, and clients may set sampling, seed and a lower budget.
         kind: Kind of answer.
-        budget: Limits of one search.
-        concurrency: Maximum number of open searches.
         queue: Maximum number of waiting searches.
-        program: The agent program behind ``mas``; None for a MAS.
         grader: Grades the answers after they are sent; None for no grading.
         references: The problems for which answers are graded; None grades every answer, without a reference.
         canary: Share of the requests to repeat without early stops after the answer is sent.
-        sampling: How the agents sample if a client sets no values.
         decimal: The decimal sign of answers, where it could also separate thousands.
     """
 
-    planner: Planner
-    mas: MAS
-    policy: Policy | AsyncPolicy
-    critic: Critic | None = None
+    spec: RunSpec
     kind: Kind = "number"
-    budget: Budget | None = None
-    concurrency: int = 32
     queue: int = 256
-    program: Program | None = None
     grader: Grader | None = None
     references: Iterable[Problem] | None = None
     canary: float = 0.0
-    sampling: Sampling = field(default_factory=Sampling)
     decimal: Decimal = "."
-
-    def __post_init__(self) -> None:
-        """Adapt the policy."""
-        object.__setattr__(self, "policy", as_policy(self.policy))
 
 
 class _Grades:
@@ -182,24 +161,15 @@ class SearchPool:
 
     def __init__(self, service: Service) -> None:
         """Start without searches."""
-        from mas_gym.tasks.grading.graders import Ungraded
-        from mas_gym.tasks.task_classes import ProblemTask
-        from search.engine.journal import Journal
-        from search.engine.scheduler import Scheduler
-        from search.setup import make_setup, priced_setup
-
         self.service = service
-        mas = service.mas if service.program is None else None
-        setup = make_setup(service.planner, mas, service.critic, program=service.program, budget=service.budget)
-        # Without prices, this rejects planners that need prices.
-        setup = priced_setup(setup, service.policy.name, None)
-        self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
         task = ProblemTask.of([], grader=Ungraded(decimal=service.decimal))
-        self.canary = make_canary(service.canary, as_planner(service.planner), setup.critic)
+        self.setup = make_setup(replace(service.spec, problems=task))
+        self._journal = Journal(self.setup, concurrency=self.setup.concurrency)
+        self.canary = make_canary(service.canary, service.spec.planner, self.setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
-        self._scheduler = Scheduler(setup, as_policy(service.policy), concurrency=service.concurrency, task=task)
+        self._scheduler = Scheduler(self.setup, self.setup.policy, concurrency=self.setup.concurrency, task=task)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mas-gym-service", daemon=True)
         self._thread.start()
@@ -235,14 +205,14 @@ class SearchPool:
         Raises:
             PoolFullError: The queue is full.
         """
-        if len(self._open) >= self.service.concurrency + self.service.queue:
+        if len(self._open) >= self.setup.concurrency + self.service.queue:
             raise PoolFullError
         kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
         problem = Problem(PROBLEM_ID, question, "", kind)
-        sampling = sampling.for_system(self.service.mas)
+        sampling = sampling.for_system(self.setup.mas)
         changes: dict[str, object] = {"seed": seed, "sampling": sampling}
         if budget is not None:
-            changes["budget"] = (self.service.budget or Budget()).tightened(budget)
+            changes["budget"] = self.setup.budget.tightened(budget)
         asked = Asked(question, changed)
         asked.future = self._start(problem, self._ended, asked.advance, **changes)
         if self.canary is not None and self.canary.chosen(question, seed):
@@ -274,7 +244,7 @@ class SearchPool:
         plan = future.result().plan
         if plan.stopped is None:
             canary.add("unstopped")
-        elif self._scheduler.closed or len(self._open) >= self.service.concurrency:
+        elif self._scheduler.closed or len(self._open) >= self.setup.concurrency:
             canary.add("dropped", stopped=plan.stopped)
         else:
             self._start(problem, partial(canary.compare, plan), seed=seed, sampling=sampling, planner=canary.planner)
@@ -285,7 +255,7 @@ class SearchPool:
             problem, plan, *_ = future.result()
             self._journal.ended(problem, plan, {})
             if self.grades is not None and plan.best is not None:
-                self.grades.submit(problem.question, self.service.mas.final_text(plan.best.text))
+                self.grades.submit(problem.question, self.setup.mas.final_text(plan.best.text))
 
     def close(self) -> None:
         """Cancel every search and wait for the scheduler's thread."""

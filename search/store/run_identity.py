@@ -77,7 +77,7 @@ def _stated(role: str, part: object) -> object:
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:
     """Return facts that do not determine a run's results."""
-    named = problems if isinstance(problems, Task) else setup.recording
+    named = problems if isinstance(problems, Task) else setup.recorded
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),

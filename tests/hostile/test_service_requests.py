@@ -29,6 +29,7 @@ import mas_gym
 import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
+from search.run_spec import RunSpec
 from search.service import foreign, is_loopback, waiting_connections
 from search.service.app import make_app
 from search.service.search_pool import Service
@@ -39,7 +40,8 @@ Reply = tuple[int, Any]
 
 
 def app_of(policy: Any = None, **options: Any) -> Any:
-    service = Service(search.load_planner("sc:2"), mas_gym.load_mas("rpsv"), policy or hash_policy(), concurrency=4)
+    planner = search.load_planner("sc:2")
+    service = Service(RunSpec((), mas_gym.load_mas("rpsv"), policy or hash_policy(), planner, concurrency=4))
     return make_app(service, **options)
 
 
