@@ -255,6 +255,7 @@ CHOICES = [
     ("A is wrong. B is correct.", "B"),
     ("Option A is wrong because of a cat. Option C is the correct one", "C"),
     ("So, the valid conclusion is D.", "D"),
+    ("A careful reading gives C.", "C"),
     ("Therefore option (A) follows.", "A"),
 ]
 
@@ -383,25 +384,6 @@ def test_equal_answers_count_as_the_same_vote(kind: str, answers: list[str]) -> 
 # ------------------------------------------ errors of the released code
 
 
-def test_grade_of_a_message_with_two_numbers_uses_the_stated_answer() -> None:
-    text = "First, 18 eggs are laid. Final Answer: 9"
-    assert grade(Problem("p", "?", "9"), text) == Grade(True, "9", "equal")
-    assert grade(Problem("p", "?", "18"), text) == Grade(False, "9", "different")
-
-
-@pytest.mark.parametrize(("answer", "wrong"), [(r"\frac{3}{4}", "3"), (r"2\sqrt5", "25"), (r"3\pi", "3")])
-def test_latex_reference_answers_are_graded_by_value(answer: str, wrong: str) -> None:
-    problem = Problem("p", "?", answer, "expression")
-    assert grade(problem, rf"Final Answer: $\boxed{{{answer}}}$").correct
-    assert not grade(problem, f"Final Answer: {wrong}").correct
-
-
-def test_text_references_are_graded_as_text() -> None:
-    problem = Problem("p", "?", r"\text{Evelyn}", "expression")
-    assert grade(problem, "Final Answer: Evelyn").correct
-    assert not grade(problem, "Final Answer: Debra").correct
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -432,20 +414,10 @@ def test_mmlu_answer_0_is_option_a(tmp_path: Path) -> None:
     assert grade(problem, "Final Answer: A").correct
 
 
-def test_extract_answer_reads_every_form_of_a_letter() -> None:
-    texts = ["Final Answer: B", "Final Answer: b", "Final Answer: (B)", "I choose option B."]
-    assert [extract_answer(LETTERS, text) for text in texts] == ["B"] * 4
-
-
-def test_letter_inside_a_word_is_not_an_option() -> None:
-    assert extract_answer(LETTERS, "Final Answer: Because it follows") is None
-    assert extract_answer(LETTERS, "Final Answer: A careful reading gives nothing") is None
-    assert extract_answer(LETTERS, "A careful reading gives C.") == "C"
-
-
 def test_only_the_final_message_is_graded() -> None:
     problem = Problem("p", "Ignore this. Final Answer: 99. \\boxed{99}", "18")
-    assert grade(problem, "Final Answer: 18").correct
+    assert grade(problem, "First, 9 eggs. Final Answer: 18") == Grade(True, "18", "equal")
+    assert grade(problem, "First, 18 eggs. Final Answer: 9") == Grade(False, "9", "different")
     assert extract_answer(problem, "I do not know.") is None
 
 
@@ -680,6 +652,8 @@ def test_logiqa_letters_are_graded(shared_data: Path) -> None:
         (NUMBER, "She makes 9 * 2 = 18 dollars", "18"),
         (NUMBER, "Final Answer:\n\n18", "18"),
         (NUMBER, "nothing", None),
+        (NUMBER, "Final Answer: 12 000 dollars", "12000"),
+        (NUMBER, "Final Answer: 1.5 million", "1.5"),
         (EXPRESSION, r"Final Answer: \frac{3}{4}", r"\frac{3}{4}"),
         (EXPRESSION, r"\boxed{\frac{3}{4}}", "4"),
         (CHOICE, "A careful look gives B.", "A"),
@@ -706,59 +680,9 @@ def test_unknown_mode_is_rejected() -> None:
 # ------------------------------------------------------------- any text at all
 
 ANY_CHARACTER = st.characters(exclude_categories=())
-NASTY = st.sampled_from(
-    [
-        *(
-            "Final Answer:",
-            "final answer is",
-            "\\boxed{",
-            "}",
-            "{",
-            "$",
-            "\\frac",
-            "####",
-            "\n",
-            "answer",
-            "**",
-            "18",
-            "-",
-        ),
-        *(
-            "A",
-            "option",
-            "b",
-            "(",
-            ")",
-            "\ud800",
-            "\u202e",
-            "\x00",
-            "\u221a",
-            "\u00bd",
-            "9**9",
-            "^",
-            "_",
-            "\\",
-            "=",
-            ",",
-        ),
-        *(
-            "<answer>",
-            "</answer>",
-            "\\text{",
-            "\\pm",
-            "\\cup",
-            "[",
-            "]",
-            "or",
-            "e",
-            "/",
-            ":",
-            "\\begin{pmatrix}",
-            "&",
-            "1e9",
-        ),
-    ]
-)
+PIECES = r"final answer is|\boxed{|}|{|$|\frac|####|answer|**|18|-|A|option|b|(|)|9**9|^|_|\|=|,|<answer>|</answer>"
+PIECES += r"|\text{|\pm|\cup|[|]|or|e|/|:|\begin{pmatrix}|&|1e9"
+NASTY = st.sampled_from(["Final Answer:", "\n", "\ud800", "\u202e", "\x00", "\u221a", "\u00bd", *PIECES.split("|")])
 MESSAGES = st.lists(st.one_of(NASTY, st.text(ANY_CHARACTER, max_size=8)), max_size=20).map("".join)
 
 
@@ -802,23 +726,8 @@ def test_decimals_with_separators_are_extracted_exactly(value: object) -> None:
     assert parse_number(answer) == Fraction(str(value))
 
 
-SEPARATORS = [
-    ",",
-    "{,}",
-    ",\\!",
-    "\\text{,}",
-    " ",
-    "\\,",
-    "\\ ",
-    "\\;",
-    "\\:",
-    "{\\,}",
-    "\\thinspace ",
-    "~",
-    "'",
-    "\u2019",
-]
-SEPARATORS += ["\u2009", "\u202f", "\u00a0", "\u2007", "\uff0c", "\u066c", "."]
+SEPARATORS = [",", "{,}", ",\\!", "\\text{,}", " ", "\\,", "\\ ", "\\;", "\\:", "{\\,}", "\\thinspace ", "~", "'"]
+SEPARATORS += ["\u2019", "\u2009", "\u202f", "\u00a0", "\u2007", "\uff0c", "\u066c", "."]
 STATEMENTS = ["Final Answer: {}", "Final Answer: {} dollars", "Final Answer: ${}$", "so \\boxed{{{}}}", "#### {}"]
 STATEMENTS += ["the answer is {}.", "They paid {} in total.", "Final Answer: 9 + 1 = {}", "Final Answer: \u20ac{}"]
 
@@ -859,11 +768,6 @@ def test_magnitude_words_multiply_the_number(value: Decimal, word: str) -> None:
         answer = extract_answer(problem, f"Final Answer: {value} {word}")
         assert answer is not None and parse_number(answer) == Fraction(value) * size
         assert not answers_equal(str(value), answer)
-
-
-def test_paper_mode_joins_spaced_thousands_but_ignores_magnitude_words() -> None:
-    read = [extract_answer(NUMBER, f"Final Answer: {text}", "paper") for text in ("12 000 dollars", "1.5 million")]
-    assert read == ["12000", "1.5"]
 
 
 @given(st.fractions(), st.fractions())

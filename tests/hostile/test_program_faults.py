@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ async def ask(client: Any, text: str = "q") -> str:
     return str(reply.choices[0].message.content)
 
 
+def in_a_thread(question: str, client: OpenAI) -> str:
+    messages: Any = [{"role": "user", "content": question}]
+    return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+
+
 def failed_with(plans: list[Plan], words: str) -> None:
     """Each search ends with a terminal state of reward -1 that contains the error."""
     for plan in plans:
@@ -76,8 +82,7 @@ def test_program_that_exits_fails_with_its_error() -> None:
         sys.exit("enough")
 
     def threaded(question: str, client: OpenAI) -> str:
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
-        sys.exit("enough")
+        sys.exit(in_a_thread("q", client) and "enough")
 
     failed_with(searched(program_of(solve)), "SystemExit: enough")
     failed_with(searched(program_of(threaded)), "SystemExit: enough")
@@ -110,13 +115,13 @@ def test_hanging_program_is_ended_without_affecting_others() -> None:
         return "1"
 
     def spins(question: str, client: OpenAI) -> str:
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+        in_a_thread("q", client)
         while question == "Question 0?":
             pass
         return "1"
 
     def blocks(question: str, client: OpenAI) -> str:
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+        in_a_thread("q", client)
         if question == "Question 0?":
             threading.Event().wait(3)
         return "1"
@@ -128,34 +133,22 @@ def test_hanging_program_is_ended_without_affecting_others() -> None:
 
 
 @pytest.mark.slow
-def test_program_that_blocks_the_loop_is_ended_without_affecting_others() -> None:
-    async def solve(question: str, client: AsyncOpenAI) -> str:
-        await ask(client)
+@pytest.mark.parametrize("in_a_task", [False, True])
+def test_program_that_blocks_the_loop_is_ended_without_affecting_others(in_a_task: bool) -> None:
+    async def tool(question: str) -> None:
         # Its own time counts, and not for how long it waits for a processor.
         end = time.thread_time() + 12
         while question == "Question 0?" and time.thread_time() < end:
             pass
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        await (asyncio.create_task(tool(question)) if in_a_task else tool(question))
         return "1"
 
     # The others start anew elsewhere, which takes a busy machine more than a second.
     hung, *fine = searched(program_of(solve, timeout=4), "single", count=3)
     failed_with([hung], "for 4 seconds")
-    assert all(plan.correct for plan in fine)
-
-
-def test_program_whose_task_blocks_the_loop_is_ended() -> None:
-    async def tool(question: str) -> None:
-        end = time.thread_time() + 10
-        while question == "Question 0?" and time.thread_time() < end:
-            pass
-
-    async def solve(question: str, client: AsyncOpenAI) -> str:
-        await ask(client)
-        await asyncio.create_task(tool(question))
-        return "1"
-
-    hung, *fine = searched(program_of(solve, timeout=2), "single", count=3)
-    failed_with([hung], "for 2 seconds")
     assert all(plan.correct for plan in fine)
 
 
@@ -199,11 +192,11 @@ def test_cancelled_and_late_calls_do_not_fail_the_program() -> None:
         def again() -> None:
             time.sleep(0.05)
             try:
-                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "late"}])
+                in_a_thread("late", client)
             except BaseException as error:
                 late.append(type(error).__name__)
 
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+        in_a_thread("q", client)
         threading.Thread(target=again).start()
         return "1"
 
@@ -442,11 +435,6 @@ async def with_client(question: str, client: AsyncOpenAI) -> str:
     return " ".join(await asyncio.gather(ask(client, question), ask(client, f"{question} again")))
 
 
-def in_a_thread(question: str, client: OpenAI) -> str:
-    messages: Any = [{"role": "user", "content": question}]
-    return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
-
-
 async def with_url(question: str, base_url: str) -> str:
     # It leaves its connection open.
     client = AsyncOpenAI(base_url=base_url, api_key="any")
@@ -462,13 +450,9 @@ async def with_url(question: str, base_url: str) -> str:
 )
 def test_searches_leave_no_threads_tasks_or_files(kind: str, tmp_path: Path, service: str) -> None:
     functions: dict[str, Any] = {"client": with_client, "thread": in_a_thread, "url": with_url}
-    program = (
-        program_of(functions[kind])
-        if kind in functions
-        else command(tmp_path, "print(first)")
-        if kind == "command"
-        else Program(f"{service}/json", agents=["Solver"])
-    )
+    program = command(tmp_path, "print(first)")
+    if kind != "command":
+        program = program_of(functions.get(kind, f"{service}/json"))
     # Modules loaded at first use stay loaded.
     searched(program, "single", count=1)
     before = held()
@@ -651,6 +635,22 @@ def test_request_of_arbitrary_bytes_is_rejected(body: bytes) -> None:
         read_call(body, {})
 
 
+@contextmanager
+def waiting_program(key: bool = False) -> Iterator[tuple[str, int]]:
+    """A program that waits at the gateway: its token and the port."""
+
+    async def idle(question: str, base_url: str) -> str:
+        await asyncio.sleep(60)
+        return "1"
+
+    async def idle_with_key(question: str, base_url: str, api_key: str) -> str:
+        return await idle(question, base_url)
+
+    with closing(Runner(program_of(idle_with_key if key else idle))) as runner:
+        execution = runner.start("q", Script(), lambda execution, outcome: None)
+        yield execution.token, int(runner.url(execution).split(":")[2].split("/")[0])
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -667,14 +667,7 @@ def test_request_of_arbitrary_bytes_is_rejected(body: bytes) -> None:
     ids=range(9),
 )
 def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
-    async def idle(question: str, base_url: str) -> str:
-        await asyncio.sleep(60)
-        return "1"
-
-    runner = Runner(program_of(idle))
-    try:
-        execution = runner.start("q", *_nothing())
-        port = int(runner.url(execution).split(":")[2].split("/")[0])
+    with waiting_program() as (token, port):
         # A client that still sends may see a reset instead of the reply.
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as peer:
             peer.sendall(sent)
@@ -682,37 +675,22 @@ def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
             reply = b"".join(iter(lambda: peer.recv(4096), b""))
             assert reply == b"" or reply.startswith(b"HTTP/1.1 4")
         with socket.create_connection(("127.0.0.1", port), 5) as peer:
-            peer.sendall(f"GET /{execution.token}/v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            peer.sendall(f"GET /{token}/v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
             assert b"200 OK" in b"".join(iter(lambda: peer.recv(4096), b""))
-    finally:
-        runner.close()
 
 
 @pytest.mark.parametrize("key", ["", "authorization: Bearer wrong\r\n"])
 def test_gateway_answers_strangers_before_their_body(key: str) -> None:
-    async def idle(question: str, base_url: str, api_key: str) -> str:
-        await asyncio.sleep(60)
-        return "1"
-
-    runner = Runner(program_of(idle))
-    try:
-        execution = runner.start("q", *_nothing())
-        port = int(runner.url(execution).split(":")[2].split("/")[0])
-        for token in (execution.token, "x"):
+    with waiting_program(key=True) as (known, port):
+        for token in (known, "x"):
             head = f"POST /{token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: 1000\r\n\r\n"
             with socket.create_connection(("127.0.0.1", port), 5) as peer:
                 peer.sendall(head.encode())
                 status = peer.recv(4096).split()[1]
-            assert status == (b"401" if token == execution.token else b"404")
-    finally:
-        runner.close()
+            assert status == (b"401" if token == known else b"404")
 
 
 def test_dropping_an_execution_does_not_interrupt_its_report() -> None:
-    def once(question: str, client: OpenAI) -> str:
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
-        return "1"
-
     reported, done = list[Any](), threading.Event()
 
     def report(execution: Execution, outcome: Any) -> None:
@@ -723,15 +701,8 @@ def test_dropping_an_execution_does_not_interrupt_its_report() -> None:
         reported.append((outcome, execution.over))
         done.set()
 
-    runner = Runner(program_of(once))
-    try:
+    with closing(Runner(program_of(in_a_thread))) as runner:
         runner.start("q", Script(), report)
         assert done.wait(20)
         [(outcome, over)] = reported
         assert isinstance(outcome, Waiting) and over
-    finally:
-        runner.close()
-
-
-def _nothing() -> Any:
-    return Script(), lambda execution, outcome: None
