@@ -34,7 +34,7 @@ class SharedSettings(TypedDict, total=False):
     """Arguments of `search.run`, `search.compare` and `run_ray`; see `search.run_spec.RunSpec`."""
 
     mas: MAS | str | None
-    program: Program | str | Callable[..., Any] | None
+    program: Program | str | Callable[..., object] | None
     sampling: Sampling | None
     budget: Budget | None
     run_budget: Budget | None
@@ -109,7 +109,7 @@ def load_spec(
 
 
 def read_system(
-    mas: MAS | str | None, program: Program | str | Callable[..., Any] | None
+    mas: MAS | str | None, program: Program | str | Callable[..., object] | None
 ) -> tuple[MAS, Program | None]:
     """Load a system, or a program and the system that represents it in search; ``mas`` may describe the program.
 
