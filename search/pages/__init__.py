@@ -1,13 +1,8 @@
 """HTML pages of finished searches, such as an interactive page of a search tree.
 
-The input is plain data. Tables, intervals and plots are in `search.results`.
+Tables, intervals and plots are in `search.results`.
 """
 
-from search.pages.tree_page import TreeNodes, TreePage, tree_page, write_tree_page
+from search.pages.tree_page import tree_page, write_tree_page
 
-__all__ = [
-    "TreeNodes",
-    "TreePage",
-    "tree_page",
-    "write_tree_page",
-]
+__all__ = ["tree_page", "write_tree_page"]
