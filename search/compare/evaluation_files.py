@@ -26,7 +26,7 @@ from mas_gym.logs.transcript import truth
 from mas_gym.tasks.data_rows import BadRow, RawRow, first_of
 from mas_gym.tasks.files import read_file
 from mas_gym.tasks.json_rows import json_rows
-from search.results.stored_tables import settings
+from search.results.run_info import settings
 from search.store import open_store
 
 _SQLITE = b"SQLite format 3\0"
@@ -238,8 +238,9 @@ def _store(path: Path, metric: str) -> Iterator[Evaluation]:
             scores: dict[str, list[Score]] = {}
             for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
                 label = f"{planner} + {critic}" if critic else planner
-                outcomes = store.outcomes(run.run, planner, critic)
-                scores.setdefault(label, []).extend(Score(one.problem_id, float(one.correct)) for one in outcomes)
+                for one in store.outcomes(run.run, planner, critic):
+                    score = Score(one.problem_id, None if one.correct is None else float(one.correct))
+                    scores.setdefault(label, []).append(score)
             for label, found in scores.items():
                 yield _evaluation(label, _metric(path, ("correct",), metric), found, str(path))
 
