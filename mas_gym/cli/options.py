@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -301,7 +301,7 @@ class AgentSource:
         return read_policy(self.policy_spec(system), self.cache)
 
 
-def _set(options: dict[str, Any]) -> dict[str, Any]:
+def _set(options: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

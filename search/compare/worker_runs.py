@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.parallel_jobs import run_jobs
@@ -82,7 +82,7 @@ class _Loaded:
         self._spec, self._make_critic = replace(spec, policy=workers.make_policy()), workers.make_critic
         self._critic: tuple[str, Critic] | None = None
 
-    def __call__(self, job: tuple[Row, int], report: Callable[[Any], None]) -> BaseException | None:
+    def __call__(self, job: tuple[Row, int], report: Callable[[Plan | Progress], None]) -> BaseException | None:
         row, seed = job
         if row.critic_spec:
             if self._critic is None or self._critic[0] != row.critic_spec:
