@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from html import escape
 from typing import NamedTuple
 
 from mas_gym.errors import SearchError
-from mas_gym.policies.base import mean_logprob
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Grade
-from search.pages.templates import render
-from search.pages.tree_page import TreeNodes, TreePage, write_tree_page
 from search.tree import Proposal, Tree
 from search.usage import Usage
 
@@ -136,111 +130,21 @@ class Plan:
         """Return whether one of the first ``k`` candidates is correct (Hit@k)."""
         return any(candidate.correct for candidate in self.candidates[:k])
 
-    def page(
-        self,
-        facts: Mapping[str, str] | None = None,
-        reference: str | None = None,
-        grade: Callable[[str], Grade | None] | None = None,
-    ) -> TreePage:
-        """Return the search tree as an argument for `search.pages.tree_page`.
-
-        Args:
-            facts: Facts for the page header, in addition to the usage.
-            reference: The reference answer; None if the problem has none; nothing is then shown as right or wrong.
-            grade: Grades the final text of terminal nodes that are not candidates, such as those dropped by a beam. The
-                nodes are unmarked if it is None or returns None.
-
-        Raises:
-            SearchError: The plan has no tree.
-        """
-        if self.tree is None or self.mas is None:
-            reason = self.error or "it was read without trees, or its planner builds none"
-            raise SearchError(
-                f"{self.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}"
-            )
-        facts = facts or {"problem": self.problem_id, self.mas.kind: self.mas.name}
-        nodes = list(self.tree)
-        visited = any(node.visits for node in nodes)
-        graded = self._grades(grade if reference is not None else None)
-        # Logs may have no token counts.
-        counted = self.usage.generated_tokens > 0 or self.usage.agent_calls == 0
-        columns = TreeNodes(
-            parent=[node.parent for node in nodes],
-            speaker=[node.state.speaker for node in nodes],
-            text=[node.state.text for node in nodes],
-            recipients=[list(node.state.recipients) for node in nodes],
-            visits=[node.visits for node in nodes] if visited else None,
-            q=[node.q for node in nodes] if visited else None,
-            value=[node.value for node in nodes],
-            logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
-            tokens=[node.tokens for node in nodes] if counted else None,
-            arm=[node.arm for node in nodes] if self.tree.arms else None,
-            answer=[graded[i][0] if i in graded else None for i in range(len(nodes))],
-            correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
-        )
-        usage = self.usage
-        tokens = f"{usage.generated_tokens:,}" if counted else "\N{EN DASH}"
-        costs = {"AC": f"{usage.agent_calls:,}", "TOK": tokens, "RC": f"{usage.reward_calls:,}"}
-        return TreePage(
-            question=nodes[0].state.question,
-            agents=[agent.name for agent in self.mas.agents],
-            sees_question=list(self.mas.sees_question),
-            nodes=columns,
-            chosen=self.best.node if self.best is not None else None,
-            answer=self.answer,
-            correct=self.correct if reference is not None else None,
-            reference=reference,
-            facts={**facts, **costs},
-            program=self.mas.program,
-            requests=self.requests,
-            title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
-        )
-
-    def write_page(
-        self,
-        path: str | os.PathLike[str],
-        facts: Mapping[str, str] | None = None,
-        *,
-        reference: str | None = None,
-        grade: Callable[[str], Grade | None] | None = None,
-    ) -> Path:
-        """Write the search tree as a self-contained HTML page; return its path.
-
-        Args:
-            path: The file.
-            facts: As for `page`.
-            reference: The reference answer, shown next to the chosen answer.
-            grade: Grades the final texts of terminal nodes that are not candidates.
-
-        Raises:
-            SearchError: The plan has no tree, because the search failed or was read from a store without trees.
-        """
-        return write_tree_page(self.page(facts, reference, grade), Path(path))
-
-    def _grades(self, grade: Callable[[str], Grade | None] | None) -> dict[int, tuple[str | None, bool | None]]:
-        """Return answer and correctness by terminal node."""
-        assert self.tree is not None and self.mas is not None
-        found = {one.node: (one.answer, one.correct) for one in self.candidates if one.node is not None}
-        if grade is not None:
-            once = cache(grade)
-            for node, state in enumerate(self.tree.states):
-                # A message without a recipient ended the episode without an answer.
-                text = self.mas.final_text(state.text) if state.recipients else ""
-                if node not in found and self.tree.is_terminal(node) and (result := once(text)) is not None:
-                    found[node] = result.extracted, result.correct
-        return found
-
     def _repr_html_(self) -> str:
+        """Return what a notebook shows: the answer, the messages that led to it, and the cost."""
         steps = [] if self.best is None else self.best.state.path()[1:]
-        return render(
-            "plan.html",
-            problem=self.problem_id,
-            answer=self.error or (self.answer if self.answer is not None else "none"),
-            outcome=self.outcome,
-            steps=[(self.mas.node_name(one.speaker) if self.mas else str(one.speaker), one.text) for one in steps],
-            usage=self.usage,
-            candidates=len(self.candidates),
+        said = [(self.mas.node_name(one.speaker) if self.mas else str(one.speaker), one.text) for one in steps]
+        row = '<tr><td>{}</td><td style="text-align:left;white-space:pre-wrap">{}</td></tr>\n'
+        lines = "".join(row.format(escape(who), escape(text)) for who, text in said)
+        answer = escape(self.error or (self.answer if self.answer is not None else "none"))
+        usage = self.usage
+        costs = f"AC {usage.agent_calls:,}, TOK {usage.generated_tokens:,}, RC {usage.reward_calls:,}"
+        page = (
+            f"<p><b>{escape(self.problem_id)}</b>: {answer} ({self.outcome})</p>\n<table>\n{lines}</table>\n"
+            f"<p><small>{costs}, {len(self.candidates)} candidates</small></p>\n"
         )
+        # Models can emit lone surrogates, which a notebook cannot save.
+        return page.encode("utf-8", "replace").decode("utf-8")
 
 
 ProposalOf = Callable[[MASState], Proposal | None]

@@ -590,7 +590,7 @@ def test_pages_and_critic_texts_show_recipients() -> None:
     from search.pages.tree_page import tree_page
 
     plan = handed("mcts:6,3,recipients=uniform", mas="handoff")
-    page = tree_page(plan.page())
+    page = tree_page(plan)
     assert "NumberTheorist" in page
     texts = {state_text(load_mas("handoff"), state) for state in plan.tree.states}
     assert len(texts) == len(plan.tree)

@@ -28,6 +28,7 @@ from mas_gym.programs.schemas import instance
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.tasks.base import Problem
 from search import open_store
+from search.pages import write_tree_page
 from search.report.report import write_report
 
 SEARCH = {"type": "function", "function": {"name": "search_web", "parameters": {"type": "object"}}}
@@ -87,7 +88,7 @@ def test_tree_page_shows_requests_and_tool_results(tmp_path: Path) -> None:
     assert fresh.requests.keys() == set(path)
     roles = [[message.role for message in fresh.requests[node]] for node in reversed(path)]
     assert roles == [["system", "user"], ["system", "user", "assistant", "tool"]]
-    page = stored.write_page(tmp_path / "tree.html").read_text(encoding="utf-8")
+    page = write_tree_page(stored, tmp_path / "tree.html").read_text(encoding="utf-8")
     assert FOUND.replace("<", "\\u003c").replace(">", "\\u003e") in page and FOUND not in page
     data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
     shown = {role: data["texts"][text] for role, text in data["requests"][str(max(path))]}
@@ -98,7 +99,7 @@ def test_tree_page_shows_requests_and_tool_results(tmp_path: Path) -> None:
 def test_tree_page_of_a_program_labels_its_last_recipient_as_end(tmp_path: Path) -> None:
     [plan] = search.run("single", problems(1), program=Program(researches, agents=["Researcher"]), policy=Caller())
     with Browser(tmp_path / "profile") as browser:
-        page = browser.page(plan.write_page(tmp_path / "tree.html").as_uri())
+        page = browser.page(write_tree_page(plan, tmp_path / "tree.html").as_uri())
         assert page.js("document.querySelector('#detail h2').textContent").startswith("Researcher → end")
 
 

@@ -1,4 +1,4 @@
-"""Intervals, tables, pictures and the tree page, from plain data."""
+"""Intervals, tables, pictures and the tree page."""
 
 import base64
 import csv
@@ -9,6 +9,9 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,15 @@ from rich.console import Console
 
 import search
 from benchmarks import intervals
-from mas_gym.errors import ConfigError, DataError
+from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 from mas_gym.policies.scripted import ScriptedPolicy
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.loading import load_mas
+from mas_gym.systems.state import Action
 from mas_gym.tasks import Problem, ProblemTask
 from search.compare import Comparison
-from search.pages import TreeNodes, TreePage, tree_page, write_tree_page
+from search.pages import tree_page, write_tree_page
 from search.results.intervals import (
     FEWEST_PROBLEMS,
     accuracy_interval,
@@ -40,6 +46,7 @@ from search.results.outcomes import Outcome
 from search.results.plots import save_tradeoff, tradeoff_figure
 from search.results.summary import ResultRow, summarize
 from search.results.table_formats import report, to_csv, to_json, to_latex, to_markdown
+from search.tree import Tree
 
 shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, max_size=60)
 
@@ -453,20 +460,32 @@ HOSTILE = [
 ]
 
 
-def hostile_view() -> TreePage:
-    size = len(HOSTILE) + 1
-    nodes = TreeNodes(
-        parent=[-1] + [0] * (size - 1),
-        speaker=[-1] + [0] * (size - 1),
-        text=["", *HOSTILE],
-        recipients=[[]] + [[1]] * (size - 1),
-        visits=[1] * size,
-        q=[None, math.nan, math.inf] + [0.5] * (size - 3),
-        correct=[None, True, False] + [None] * (size - 3),
-    )
-    evil = HOSTILE[0]
-    facts = {HOSTILE[2]: evil}
-    return TreePage(evil, [evil, "B"], [True, False], nodes, 1, evil, False, HOSTILE[2], facts, title=evil)
+def planned(question: str, agents: Sequence[str], texts: Sequence[str], chain: bool = False) -> search.Plan:
+    """A plan with a tree of messages, all replies to the question or each a reply to the one before."""
+    parts = [{"name": name, "system_prompt": "-"} for name in agents]
+    mas = load_mas({"name": "toy", "agents": parts, "edges": [], "program": True, "max_turns": 10_000})
+    dynamics = Dynamics(mas)
+    tree = Tree(dynamics.initial_state(question, 0))
+    for node, text in enumerate(texts):
+        parent = node if chain else 0
+        end = mas.sink if node == len(texts) - 1 or not chain else 0
+        tree.add(parent, dynamics.transition(tree.states[parent], Action(text, end)), terminal=end == mas.sink)
+    last = search.Candidate(tree.states[-1], node=len(tree) - 1, answer="1")
+    return search.Plan((last,), tree, answer="1", mas=mas)
+
+
+def hostile_plan() -> search.Plan:
+    plan, evil = planned(HOSTILE[0], [HOSTILE[0], "B"], HOSTILE), HOSTILE[0]
+    tree = plan.tree
+    assert tree is not None
+    tree.visits[:] = [0] + [1] * len(HOSTILE)
+    tree.totals[:] = [0.0, math.nan, math.inf] + [0.5] * (len(HOSTILE) - 2)
+    ends = [search.Candidate(tree.states[node], None, node, evil, node == 1) for node in (2, 1)]
+    return replace(plan, candidates=tuple(ends), answer=evil, correct=False)
+
+
+def hostile_page() -> str:
+    return tree_page(hostile_plan(), {HOSTILE[2]: HOSTILE[0], "problem": HOSTILE[0]}, HOSTILE[2])
 
 
 def page_data(page: str) -> dict[str, object]:
@@ -477,8 +496,7 @@ def page_data(page: str) -> dict[str, object]:
 
 
 def test_page_contains_every_message_escaped_in_its_script() -> None:
-    view = hostile_view()
-    page = tree_page(view)
+    page = hostile_page()
     data = page_data(page)
     texts, nodes = data["texts"], data["nodes"]
     assert isinstance(texts, list)
@@ -490,7 +508,7 @@ def test_page_contains_every_message_escaped_in_its_script() -> None:
 
 
 def test_page_loads_no_resources_and_allows_its_script_by_hash() -> None:
-    page = tree_page(hostile_view())
+    page = hostile_page()
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src &#39;sha256-{digest}&#39;" in page
@@ -499,44 +517,26 @@ def test_page_loads_no_resources_and_allows_its_script_by_hash() -> None:
     assert "http" not in script.replace("http-equiv", "")
 
 
-@pytest.mark.parametrize(
-    ("nodes", "message"),
-    [
-        (TreeNodes([], [], [], []), "non-empty"),
-        (TreeNodes([-1, 0], [-1], ["", ""], [[], []]), "equal length"),
-        (TreeNodes([0], [-1], [""], [[]]), "root"),
-        (TreeNodes([-1, 1], [-1, 0], ["", "a"], [[], [1]]), "node 1: expected a parent"),
-    ],
-)
-def test_page_rejects_objects_that_are_not_trees(nodes: TreeNodes, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        tree_page(TreePage("q", ["A"], [True], nodes))
-
-
-def chain(length: int) -> TreePage:
-    nodes = TreeNodes(
-        parent=list(range(-1, length - 1)),
-        speaker=[-1] + [0] * (length - 1),
-        text=[f"message {i}" for i in range(length)],
-        recipients=[[0]] * length,
-        q=[0.5] * length,
-    )
-    return TreePage("q", ["A"], [True], nodes, chosen=length - 1, answer="1")
-
-
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize(
-    ("view", "title"),
+    ("made", "title"),
     [
-        pytest.param(hostile_view(), HOSTILE[0], id="hostile"),
-        pytest.param(chain(10_000), "Search tree", id="deep", marks=pytest.mark.slow),
+        pytest.param(hostile_plan, HOSTILE[0], id="hostile"),
+        pytest.param(
+            partial(planned, "q", ["A"], [f"message {i}" for i in range(9_999)], chain=True),
+            "deep",
+            id="deep",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_browser_renders_the_page_and_executes_no_message(view: TreePage, title: str, tmp_path: Path) -> None:
-    page = write_tree_page(view, tmp_path / "tree.html")
+def test_browser_renders_the_page_and_executes_no_message(
+    made: Callable[[], search.Plan], title: str, tmp_path: Path
+) -> None:
+    page = write_tree_page(made(), tmp_path / "tree.html", {"problem": title}, HOSTILE[2])
     flags = [
         "--headless",
         "--no-sandbox",

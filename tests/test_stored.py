@@ -14,6 +14,7 @@ from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks import ProblemTask
 from search import open_store
+from search.pages import write_tree_page
 from search.planners import MCTS
 from search.results.stored_tables import settings
 from search.results.table_formats import count
@@ -102,13 +103,13 @@ def test_plan_writes_its_page_and_displays_in_notebooks(store: Path, tmp_path: P
         run = next(run.run for run in opened.runs() if run.facts["planner"] == "mcts:4,2")
         plan = next(opened.plans(run))
         bare = next(opened.plans(run, trees=False))
-    page = plan.write_page(tmp_path / "tree.html")
+    page = write_tree_page(plan, tmp_path / "tree.html")
     text = page.read_text()
     assert plan.tree is not None and plan.tree[1].state.text in text and '"correct": true' not in text
     assert plan.outcome in ("right", "wrong")
     assert plan.answer in plan._repr_html_() and plan.outcome in plan._repr_html_()
     with pytest.raises(SearchError, match="without"):
-        bare.write_page(tmp_path / "none.html")
+        write_tree_page(bare, tmp_path / "none.html")
 
 
 def test_outcomes_are_computed_from_plans() -> None:

@@ -143,6 +143,8 @@ def _critic_cost(plan: Plan) -> list[str]:
 
 def write_page(plan: Plan, spec: RunSpec, row: Row, path: Path, policy: str, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file name, or the reason why there is no page."""
+    from search.pages.tree_page import write_tree_page
+
     if plan.tree is None:
         note(f"{row.name} builds no tree, so {path} was not written", "yellow")
         return
@@ -157,7 +159,7 @@ def write_page(plan: Plan, spec: RunSpec, row: Row, path: Path, policy: str, gra
     problem = spec.problems.problem(plan.problem_id)
     # A judge's verdicts cost calls that are not part of a search.
     grade = partial(spec.problems.grade, problem) if graded and problem.kind != "judge" else None
-    plan.write_page(path, facts, reference=problem.answer if graded else None, grade=grade)
+    write_tree_page(plan, path, facts, problem.answer if graded else None, grade)
     note(f"wrote {path}")
 
 

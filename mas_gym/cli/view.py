@@ -426,7 +426,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
     }
     from search.pages.tree_page import tree_page
 
-    return tree_page(plan.page(facts, problem.answer, _grade(run.config["grading"], problem)))
+    return tree_page(plan, facts, problem.answer, _grade(run.config["grading"], problem))
 
 
 def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:

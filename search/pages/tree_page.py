@@ -7,137 +7,122 @@ output cannot run as code. A content security policy allows only the page's own 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
-from mas_gym.errors import DataError
+from mas_gym.errors import SearchError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.whole_files import write_file
+from mas_gym.policies.base import mean_logprob
+from mas_gym.systems.graph import MAS
+from mas_gym.tasks.base import Grade
 from search.pages.templates import render
+from search.plan import Plan
+from search.tree import Tree
 
 SCHEMA = 1
+TextGrader = Callable[[str], Grade | None]
+"""Grades a final text; returns None if it cannot."""
 
 
-@dataclass
-class TreeNodes:
-    """The nodes of a tree as columns of equal length; node 0 is the root and parents precede their children.
+def tree_page(
+    plan: Plan, facts: Mapping[str, str] | None = None, reference: str | None = None, grade: TextGrader | None = None
+) -> str:
+    """Return a plan's search tree as an HTML page.
 
-    Attributes:
-        parent: Index of the parent, -1 for the root.
-        speaker: Agent that wrote the node's message; -1 for the root.
-        text: The message; empty for the root.
-        recipients: Nodes that received the message.
-        visits: Visit counts (N); the column is None for planners without visits.
-        q: Mean backed-up value, None if unknown; the column is None for planners without it.
-        value: The critic's value, None if not scored.
-        logprob: Mean log-probability per token, None if unknown.
-        tokens: Generated tokens.
-        arm: Name of the model that wrote the message; the column is None for a policy with one model.
-        answer: Answer parsed from a terminal message; None for other messages.
-        correct: Whether a terminal message is right; None if not graded.
-    """
-
-    parent: Sequence[int]
-    speaker: Sequence[int]
-    text: Sequence[str]
-    recipients: Sequence[Sequence[int]]
-    visits: Sequence[int | float] | None = None
-    q: Sequence[float | None] | None = None
-    value: Sequence[float | None] | None = None
-    logprob: Sequence[float | None] | None = None
-    tokens: Sequence[int] | None = None
-    arm: Sequence[str] | None = None
-    answer: Sequence[str | None] | None = None
-    correct: Sequence[bool | None] | None = None
-
-    def columns(self) -> dict[str, Sequence[object]]:
-        """Return the columns that are present, by name."""
-        return {name: column for name, column in vars(self).items() if column is not None}
-
-
-@dataclass
-class TreePage:
-    """The contents of a tree page.
-
-    Attributes:
-        question: The question.
-        agents: Agent names, in index order.
-        sees_question: For each agent, whether it sees the question.
-        nodes: The tree.
-        chosen: Node of the chosen answer, None if there is none.
-        answer: The chosen answer.
-        correct: Whether the chosen answer is right; None if not graded.
-        reference: The right answer, if it may be shown.
-        facts: Further names and values for the head of the page, such as planner and usage.
-        title: Title of the page.
-        program: Whether a program wrote the prompts, so that the agents' inputs are unknown.
-        requests: The program's prompt (role and text of each message) for a node's message, by node, if known.
-    """
-
-    question: str
-    agents: Sequence[str]
-    sees_question: Sequence[bool]
-    nodes: TreeNodes
-    chosen: int | None = None
-    answer: str | None = None
-    correct: bool | None = None
-    reference: str | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
-    title: str = "Search tree"
-    program: bool = False
-    requests: Mapping[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
-
-
-def tree_page(view: TreePage) -> str:
-    """Return the page as HTML.
+    Args:
+        plan: The plan.
+        facts: Facts for the page header, such as planner and seed, in addition to the usage.
+        reference: The reference answer; None if the problem has none; nothing is then shown as right or wrong.
+        grade: Grades the final text of terminal nodes that are not candidates, such as those dropped by a beam. The
+            nodes are unmarked if it is None or returns None.
 
     Raises:
-        DataError: Columns differ in length, a parent does not come before its child, or a node index is out of range.
+        SearchError: The plan has no tree, because the search failed or was read from a store without trees.
     """
-    _check(view)
-    return render("tree.html", title=view.title, data=_data(view))
+    if plan.tree is None or plan.mas is None:
+        reason = plan.error or "it was read without trees, or its planner builds none"
+        raise SearchError(f"{plan.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}")
+    facts = facts or {"problem": plan.problem_id, plan.mas.kind: plan.mas.name}
+    title = ", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree"
+    return render("tree.html", title=title, data=_data(plan, plan.tree, plan.mas, facts, reference, grade))
 
 
-def write_tree_page(view: TreePage, path: Path) -> Path:
+def write_tree_page(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    facts: Mapping[str, str] | None = None,
+    reference: str | None = None,
+    grade: TextGrader | None = None,
+) -> Path:
     """Write `tree_page` to a file; return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, tree_page(view))
-    return path
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, tree_page(plan, facts, reference, grade))
+    return file
 
 
-def _check(view: TreePage) -> None:
-    columns = view.nodes.columns()
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) != 1 or not lengths["parent"]:
-        raise DataError(f"expected non-empty node columns of equal length, got {lengths}")
-    size = lengths["parent"]
-    if view.nodes.parent[0] != -1:
-        raise DataError(f"expected node 0 to be the root with parent -1, got parent {view.nodes.parent[0]}")
-    for node in range(1, size):
-        if not 0 <= view.nodes.parent[node] < node:
-            raise DataError(f"node {node}: expected a parent in [0, {node}), got {view.nodes.parent[node]}")
-    if view.chosen is not None and not 0 <= view.chosen < size:
-        raise DataError(f"expected the chosen node in [0, {size}), got {view.chosen}")
-
-
-def _data(view: TreePage) -> JSONObject:
-    columns = {name: _plain(column) for name, column in view.nodes.columns().items()}
-    pool: dict[str, int] = {}
-    columns["text"] = [pool.setdefault(text, len(pool)) for text in view.nodes.text]
-    requests = {
-        node: [(role, pool.setdefault(text, len(pool))) for role, text in messages]
-        for node, messages in view.requests.items()
+def _data(
+    plan: Plan, tree: Tree, mas: MAS, facts: Mapping[str, str], reference: str | None, grade: TextGrader | None
+) -> JSONObject:
+    """Return the contents of the page, with the columns of the nodes; columns that are missing are unknown."""
+    marked, usage, nodes = reference is not None, plan.usage, list(tree)
+    graded = _graded(plan, tree, mas, grade if marked else None)
+    visited = any(node.visits for node in nodes)
+    # Logs may have no token counts.
+    counted = usage.generated_tokens > 0 or usage.agent_calls == 0
+    texts: dict[str, int] = {}
+    columns: dict[str, Sequence[object] | None] = {
+        "parent": [node.parent for node in nodes],
+        "speaker": [node.state.speaker for node in nodes],
+        "text": [texts.setdefault(node.state.text, len(texts)) for node in nodes],
+        "recipients": [list(node.state.recipients) for node in nodes],
+        "visits": [node.visits for node in nodes] if visited else None,
+        "q": [node.q for node in nodes] if visited else None,
+        "value": [node.value for node in nodes],
+        "logprob": [mean_logprob(node.logprob, node.tokens) for node in nodes],
+        "tokens": [node.tokens for node in nodes] if counted else None,
+        "arm": [node.arm for node in nodes] if tree.arms else None,
+        "answer": [graded.get(node.id, (None, None))[0] for node in nodes],
+        "correct": [graded.get(node.id, (None, None))[1] if marked else None for node in nodes],
     }
-    document = {name: value for name, value in vars(view).items() if name not in ("nodes", "title")}
-    return document | {
+    requests = {
+        node: [(role, texts.setdefault(text, len(texts))) for role, text in messages]
+        for node, messages in plan.requests.items()
+    }
+    tokens = f"{usage.generated_tokens:,}" if counted else "\N{EN DASH}"
+    costs = {"AC": f"{usage.agent_calls:,}", "TOK": tokens, "RC": f"{usage.reward_calls:,}"}
+    return {
+        "question": nodes[0].state.question,
+        "agents": [agent.name for agent in mas.agents],
+        "sees_question": list(mas.sees_question),
+        "chosen": None if plan.best is None else plan.best.node,
+        "answer": plan.answer,
+        "correct": plan.correct if marked else None,
+        "reference": reference,
+        "facts": list({**facts, **costs}.items()),
+        "program": mas.program,
         "requests": requests,
         "schema": SCHEMA,
-        "facts": list(view.facts.items()),
-        "texts": list(pool),
-        "nodes": columns,
+        "texts": list(texts),
+        "nodes": {name: [_finite(cell) for cell in column] for name, column in columns.items() if column is not None},
     }
 
 
-def _plain(column: Sequence[object]) -> list[object]:
-    return [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in column]
+def _graded(plan: Plan, tree: Tree, mas: MAS, grade: TextGrader | None) -> dict[int, tuple[str | None, bool | None]]:
+    """Return answer and correctness by terminal node."""
+    found = {one.node: (one.answer, one.correct) for one in plan.candidates if one.node is not None}
+    if grade is not None:
+        once = cache(grade)
+        for node, state in enumerate(tree.states):
+            # A message without a recipient ended the episode without an answer.
+            text = mas.final_text(state.text) if state.recipients else ""
+            if node not in found and tree.is_terminal(node) and (result := once(text)) is not None:
+                found[node] = result.extracted, result.correct
+    return found
+
+
+def _finite(cell: object) -> object:
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
