@@ -142,10 +142,10 @@ def test_calibration_is_shown_by_depth(store: Path) -> None:
     assert depth_bins([ScoredState(1, 0.5, 1.0)]) == {1: [(0.5, 1.0, 1)]}
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
-        plan, (_, values) = next(opened.plans(run.run)), next(opened.values(run.run))
+        plan, (_, document) = next(opened.plans(run.run)), next(opened.documents(run.run))
     assert plan.tree is not None
     scored, expected = ScoredStates(), ScoredStates()
-    scored.add_tree(values)
+    scored.add_tree(document)
     for node in list(plan.tree)[1:]:
         below = [bool(c.correct) for c in plan.candidates if c.node is not None and node.id in plan.tree.path(c.node)]
         if below and node.value is not None:

@@ -16,15 +16,15 @@ import pytest
 from search_worlds import chain, change_document, execute, noise, problems, talker
 
 import search
+from mas_gym.cli.status import active_time
 from mas_gym.errors import StoreError
 from mas_gym.tasks import Grade, Problem
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search import Plan, open_store
 from search.compare.reliability import ScoredStates
-from search.results.outcomes import outcome_of, sums_of
+from search.results.outcomes import outcome_of, totals_of
 from search.store import regrade, row_conversion
-from search.store.read_results import TreeValues
-from search.store.row_conversion import seal_run
+from search.store.row_conversion import Document, StoredCandidate, seal_run
 from search.store.table_schema import CHECKSUM, FORMAT, digest
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
@@ -75,11 +75,21 @@ def store(whole: Path, tmp_path: Path) -> Path:
     return path
 
 
-def values_of(plan: Plan) -> TreeValues:
-    nodes = () if plan.tree is None else tuple(plan.tree)
-    candidates = [(c.node, bool(c.correct)) for c in plan.candidates if c.node is not None]
-    columns = zip(*((node.parent, node.state.speaker, node.value) for node in nodes), strict=True)
-    return TreeValues(*columns, candidates) if nodes else TreeValues((), (), (), ())
+def scored(document: Document) -> dict[int, list[Any]]:
+    states = ScoredStates()
+    states.add_tree(document)
+    return dict(states.bins())
+
+
+def document_of(plan: Plan) -> Document:
+    nodes = [] if plan.tree is None else list(plan.tree)
+    columns = {
+        "parent": [node.parent for node in nodes],
+        "speaker": [node.state.speaker for node in nodes],
+        "value": [node.value for node in nodes],
+    }
+    found = [StoredCandidate(c.node, c.score, c.answer, c.correct) for c in plan.candidates if c.node is not None]
+    return Document(columns, found, (), {})
 
 
 @pytest.mark.parametrize("grading", [None, "odd"])
@@ -97,31 +107,28 @@ def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None)
     assert len({one.correct for one in found}) == 2
 
 
-def test_sums_of_a_store_equal_the_sums_over_its_outcomes(whole: Path) -> None:
+def test_totals_of_a_store_equal_the_sums_over_its_outcomes(whole: Path) -> None:
     with open_store(whole) as store:
-        found = [
-            (store.sums(info.run), sums_of(info.config["seed"], list(store.outcomes(info.run))))
-            for info in store.runs()
-        ]
-    for sums, expected in found:
+        found = [(store.totals(info.run), totals_of(list(store.outcomes(info.run)))) for info in store.runs()]
+    for totals, expected in found:
         names = ("agent_calls", "generated_tokens", "reward_calls", "critic_tokens", "grader_tokens", "seconds")
-        assert [getattr(sums.usage, name) for name in names] == pytest.approx(
+        assert [getattr(totals.usage, name) for name in names] == pytest.approx(
             [getattr(expected.usage, name) for name in names]
         )
-        assert sums._replace(usage=expected.usage) == expected
-    assert any(sums.failures for sums, _ in found) and len({right for sums, _ in found for _, right in sums.right}) == 2
+        assert totals._replace(usage=expected.usage, spans=()) == expected
+    assert any(one.failures for one, _ in found) and len({right for one, _ in found for _, right in one.grades}) == 2
 
 
 def test_run_has_values_if_its_planner_uses_a_critic(whole: Path) -> None:
     with open_store(whole) as store:
         runs = store.runs()
         found = [store.has_values(info.run) for info in runs]
-        trees = [[tree for _, tree in store.values(info.run)] for info in runs]
-    assert found == [any(value is not None for tree in some for value in tree.values) for some in trees]
+        trees = [[document.tree for _, document in store.documents(info.run)] for info in runs]
+    assert found == [any(value is not None for tree in some if tree for value in tree["value"]) for some in trees]
     assert found == [True, True, True, True, False]
 
 
-def test_totals_count_overlapping_time_once_and_exclude_pauses(store: Path) -> None:
+def test_status_counts_overlapping_time_once_and_excludes_pauses(store: Path) -> None:
     spans = [(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (100.0, 101.5), (0.5, 1.0)]
     connection = FORMAT.connect(store, create=False)
     with closing(connection):
@@ -134,8 +141,7 @@ def test_totals_count_overlapping_time_once_and_exclude_pauses(store: Path) -> N
                 connection.execute(f"UPDATE searches SET checksum = {CHECKSUM} WHERE id = ?", (key,))
     with open_store(store) as opened:
         for info in opened.runs():
-            found = opened.totals(info.run)
-            assert (found.active, found.last) == (pytest.approx(6.5, abs=1e-3), pytest.approx(101.5, abs=1e-3))
+            assert active_time(opened.totals(info.run).spans) == pytest.approx((6.5, 101.5), abs=1e-3)
 
 
 def test_totals_of_a_run_without_searches_are_zero(store: Path) -> None:
@@ -146,8 +152,8 @@ def test_totals_of_a_run_without_searches_are_zero(store: Path) -> None:
         for (run,) in connection.execute("SELECT run FROM runs").fetchall():
             seal_run(connection, run)
     with open_store(store) as opened:
-        found = opened.totals(opened.runs()[0].run)
-    assert (found.right, found.active, found.last) == (0, 0.0, None)
+        assert opened.totals(opened.runs()[0].run) == totals_of([])._replace(spans=[])
+    assert active_time([]) == (0.0, None)
 
 
 def test_outcomes_depend_on_the_selected_grading(whole: Path) -> None:
@@ -158,15 +164,14 @@ def test_outcomes_depend_on_the_selected_grading(whole: Path) -> None:
         assert all(plan.stopped for plan in plans)
 
 
-def test_tree_values_equal_those_of_rebuilt_plans(whole: Path) -> None:
+def test_documents_have_the_values_of_rebuilt_plans(whole: Path) -> None:
     seen = 0
     with open_store(whole) as store:
         for info in store.runs():
-            plans, states = list(store.plans(info.run, failed=True)), ScoredStates()
-            for plan, (outcome, tree) in zip(plans, store.values(info.run), strict=True):
-                assert tree == values_of(plan) and outcome == outcome_of(plan, "", "", info.config["seed"])
-                states.add_tree(tree)
-            seen += sum(one.states for bins in states.bins().values() for one in bins)
+            plans = list(store.plans(info.run))
+            for plan, (row, document) in zip(plans, store.documents(info.run), strict=True):
+                assert row["problem"] == plan.problem_id and scored(document) == scored(document_of(plan))
+                seen += sum(one.states for bins in scored(document).values() for one in bins)
     assert seen > 20
 
 
@@ -174,7 +179,7 @@ def test_damaged_candidates_are_reported(store: Path) -> None:
     change(store, lambda found: found["candidates"][0].__setitem__(3, not found["candidates"][0][3]))
     with open_store(store) as opened:
         assert len(list(opened.outcomes("stopped"))) == 5
-        for read in (partial(opened.outcomes, grading="odd"), opened.values):
+        for read in (partial(opened.outcomes, grading="odd"), opened.documents):
             found = []
             with pytest.raises(
                 StoreError, match=r"searches are damaged: 'toy/2' \(its tree, candidates, curve or requests"
@@ -188,7 +193,7 @@ def test_damaged_candidates_are_reported(store: Path) -> None:
 
 
 @pytest.mark.parametrize(("column", "value"), [("value", 0.125), ("parent", "a"), ("recipients", [7])])
-@pytest.mark.parametrize("reader", ["values", "plans"])
+@pytest.mark.parametrize("reader", ["documents", "plans"])
 def test_damaged_nodes_are_reported_on_reading(store: Path, column: str, value: object, reader: str) -> None:
     change(store, lambda found: found["tree"][column].__setitem__(1, value))
     with open_store(store) as opened:
@@ -197,7 +202,7 @@ def test_damaged_nodes_are_reported_on_reading(store: Path, column: str, value: 
         with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \("):
             for one in getattr(opened, reader)("stopped"):
                 found.append(one)
-        assert len(found) == sum(one.error is None or reader == "values" for one in whole) - 1
+        assert len(found) == sum(one.error is None for one in whole) - 1
 
 
 FORGED: list[Callable[[Any], object]] = [

@@ -52,7 +52,7 @@ def spec(**settings: Any) -> RunSpec:
 
 
 def untimed(outcomes: list[Outcome]) -> list[Outcome]:
-    return [replace(outcome, seconds=0.0) for outcome in outcomes]
+    return [outcome._replace(seconds=0.0) for outcome in outcomes]
 
 
 def dies_at(path: Path, question: str) -> ScriptedPolicy:

@@ -52,7 +52,6 @@ def blame(
     """
     from search import open_store
     from search.compare.blame import SURE, blame_failures, critic_values, stored_values
-    from search.compare.imported_transcripts import plans_with_outcomes
 
     check_folder(json)
     least = SURE if threshold is None else threshold
@@ -61,7 +60,7 @@ def blame(
     with open_store(store) as opened:
         for info in [opened.find(one) for one in run] if run else opened.runs():
             agents = [agent.name for agent in info.mas.agents]
-            found = blame_failures(plans_with_outcomes(opened, info.run), values, least)
+            found = blame_failures(opened.plans(info.run), values, least)
             if replay is not None and found:
                 found = _replayed(found, opened, info, replay, mas, policy, least)
             if not found:

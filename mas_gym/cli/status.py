@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from search import RunInfo
-    from search.store.read_results import Totals
+    from search.results.outcomes import Totals
 
 _DASH = "\N{EN DASH}"
 _RESULTS = ("Task", "MAS", "Policy", "Hit@1", "TOK", "AC", "RC", "Prompt", "Cached")
@@ -43,7 +45,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
     words = "Rates are per active time, with at least one search running; seconds are per successful search."
     console.print(words + " Cost: charges of the servers, including retries." * paid, style="dim")
     for run, figures in found:
-        for reason, number in by_cause(figures.reasons):
+        for reason, number in by_cause(figures.failures):
             console.print(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow")
     if damaged:
         # The log lists the runs.
@@ -52,28 +54,44 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
 
 def _results(run: RunInfo, figures: Totals) -> tuple[str, ...]:
     task = "/".join(str(run.facts[key]) for key in ("task", "split") if run.facts.get(key))
-    sound, searches = figures.sound, run.searches - run.failed
-    costs = (sound.generated_tokens, sound.agent_calls, sound.reward_calls, sound.prompt_tokens)
+    usage, searches = figures.usage, run.searches - run.failed
+    costs = (usage.generated_tokens, usage.agent_calls, usage.reward_calls, usage.prompt_tokens)
     means = [f"{cost / searches:,.1f}" if searches else _DASH for cost in costs]
     # Logs without token counts.
-    if sound.agent_calls and not sound.generated_tokens:
+    if usage.agent_calls and not usage.generated_tokens:
         means[0] = _DASH
-    cached = _percent(sound.cached_tokens, sound.prompt_tokens)
+    cached = _percent(usage.cached_tokens, usage.prompt_tokens)
     policy = str(run.config["policy"]["name"])
-    return (task, run.system, policy, _percent(figures.right, run.searches), *means, cached)
+    grades = [right for _, right in figures.grades if right is not None]
+    return (task, run.system, policy, _percent(sum(grades), len(grades)), *means, cached)
 
 
 def _pace(run: RunInfo, figures: Totals, paid: bool) -> tuple[str, ...]:
     wanted = run.facts.get("problems")
     done = f"{run.searches:,}" + (f"/{wanted:,}" if wanted else "")
-    sound, active = run.searches - run.failed, figures.active
-    tokens = figures.tokens if figures.tokens or not figures.sound.agent_calls else None
+    sound, (active, last) = run.searches - run.failed, active_time(figures.spans)
+    tokens = figures.tokens if figures.tokens or not figures.usage.agent_calls else None
     rates = [f"{n / active:,.1f}" if active and n is not None else _DASH for n in (60 * run.searches, tokens)]
-    each = f"{figures.sound.seconds / sound:,.1f}" if sound else _DASH
-    ago = _DASH if figures.last is None else f"{clock(max(0.0, time.time() - figures.last))} ago"
+    each = f"{figures.usage.seconds / sound:,.1f}" if sound else _DASH
+    ago = _DASH if last is None else f"{clock(max(0.0, time.time() - last))} ago"
     money = run.facts.get("money")
     cost = [_DASH if money is None else f"{money:,.4f}"] if paid else []
     return (done, f"{run.failed:,}", clock(active), *rates, each, ago, *cost)
+
+
+def active_time(spans: Iterable[tuple[str, float]]) -> tuple[float, float | None]:
+    """Return the seconds with at least one search running, and the end of the last search in Unix time.
+
+    Args:
+        spans: The end of each search, in ISO format, and its seconds.
+    """
+    ends = [(datetime.fromisoformat(end).timestamp(), seconds) for end, seconds in spans]
+    length, last = 0.0, -math.inf
+    for start, end in sorted((end - seconds, end) for end, seconds in ends):
+        if end > last:
+            length += end - max(start, last)
+            last = end
+    return length, None if last == -math.inf else last
 
 
 def _percent(part: int, whole: int) -> str:

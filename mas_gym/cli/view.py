@@ -31,8 +31,8 @@ from mas_gym.tasks.base import GRADING_MODES
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
-    from search.report.store_pages import Cell, StoredRow
-    from search.results.outcomes import Outcome, RunSums
+    from search.report.store_pages import StoredRow
+    from search.results.outcomes import Outcome, Totals
     from search.store.regrading import Regraded
 
 PLOT = "/plot/"
@@ -193,14 +193,14 @@ class _ReadRun(NamedTuple):
 
     mark: str
     info: RunInfo
-    sums: RunSums
+    totals: Totals
 
 
-class _Cells(NamedTuple):
+class _Searches(NamedTuple):
     """A run's data for the problems page: its fingerprint when it was read, and texts and outcome of each search."""
 
     mark: str
-    cells: dict[str, Cell]
+    outcomes: dict[str, Outcome]
     questions: dict[str, str]
     references: dict[str, str]
 
@@ -218,7 +218,7 @@ class Pages:
         self._lock, self._drawing = threading.Lock(), threading.Lock()
         self._stamp: object = None
         self._runs: dict[str, _ReadRun] = {}
-        self._cells: dict[str, _Cells] = {}
+        self._searches: dict[str, _Searches] = {}
         self._rows: list[StoredRow] = []
         self._texts: dict[str, str] = {}
         self._damage: dict[str, str] = {}
@@ -248,11 +248,11 @@ class Pages:
             first, second = (_row(rows, query.get(name, "")) for name in ("a", "b"))
             if first is None:
                 raise ConfigError(f"expected a row of the index page, got {query.get('a', '')[:80]!r}; start at /")
-            second = None if second is None or second is first else self._with_cells(second)
+            second = None if second is None or second is first else self._with_outcomes(second)
             from search.report.store_pages import ListingQuery, problems_page
 
             shown, words = query.get("show", "all"), query.get("q", "").strip()
-            return problems_page(self._path.name, ListingQuery(self._with_cells(first), second, shown, words, page))
+            return problems_page(self._path.name, ListingQuery(self._with_outcomes(first), second, shown, words, page))
         if place.startswith("/tree/"):
             with open_store(self._path) as store:
                 return _tree(store, place.removeprefix("/tree/"), query.get("problem", ""))
@@ -298,49 +298,46 @@ class Pages:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
-        from search.results.outcomes import sums_of
+        from search.results.outcomes import totals_of
 
         self._damage.pop(run.run, None)
         try:
-            sums = store.sums(run.run)
+            totals = store.totals(run.run)
         except StoreError as error:
             self._damage[run.run] = str(error)
-            sums = sums_of(run.config["seed"], _intact(store, run.run))
-        self._runs[run.run] = _ReadRun(mark, run, sums)
+            totals = totals_of(_intact(store, run.run))
+        self._runs[run.run] = _ReadRun(mark, run, totals)
 
-    def _with_cells(self, row: StoredRow) -> StoredRow:
+    def _with_outcomes(self, row: StoredRow) -> StoredRow:
         """Return a row of the index with the outcome and question of each search."""
-        cells: dict[str, dict[int, Cell]] = {}
+        outcomes: dict[str, dict[int, Outcome]] = {}
         questions: dict[str, str] = {}
         references: dict[str, str] = {}
         with self._lock:
-            read = [run for run in self._runs.values() if run.info.run[:_KEY] in row.runs.values()]
-            for run in read:
-                known = self._cells.get(run.info.run)
+            for run in [run for run in self._runs.values() if run.info.run[:_KEY] in row.runs.values()]:
+                known = self._searches.get(run.info.run)
                 if known is None or known.mark != run.mark:
-                    known = self._cells[run.info.run] = self._read_cells(run)
-                for problem, cell in known.cells.items():
-                    cells.setdefault(problem, {})[run.info.config["seed"]] = cell
+                    known = self._searches[run.info.run] = self._read_searches(run)
+                for problem, outcome in known.outcomes.items():
+                    outcomes.setdefault(problem, {})[outcome.seed] = outcome
                 questions |= known.questions
                 references |= known.references
-        return replace(row, cells=cells, questions=questions, references=references)
+        return replace(row, outcomes=outcomes, questions=questions, references=references)
 
-    def _read_cells(self, run: _ReadRun) -> _Cells:
+    def _read_searches(self, run: _ReadRun) -> _Searches:
         from search import open_store
-        from search.report.store_pages import Cell
 
-        found = _Cells(run.mark, {}, {}, {})
-        try:
-            with open_store(self._path) as store:
+        found = _Searches(run.mark, {}, {}, {})
+        with open_store(self._path) as store:
+            found.outcomes.update({one.problem_id: one for one in _intact(store, run.info.run)})
+            try:
                 for row in store.rows(run.info.run):
-                    right = bool(row["correct"]) and row["error"] is None
-                    found.cells[row["problem"]] = Cell(row["answer"], right, row["error"])
                     # Runs of one task share texts; different tasks may use the same id for different questions.
                     for texts, name in ((found.questions, "question"), (found.references, "reference")):
                         text = row[name][:_QUESTION]
                         texts[row["problem"]] = self._texts.setdefault(text, text)
-        except StoreError as error:
-            self._damage[run.info.run] = str(error)
+            except StoreError as error:
+                self._damage[run.info.run] = str(error)
         return found
 
     def plot(self, place: str) -> str:
@@ -368,7 +365,7 @@ class Pages:
                     named = zip(group.runs, group.labels, strict=True)
                     outcomes = [outcome for run, names in named for outcome in _intact(store, run.run, *names)]
                     found = table_of(self._path, group, outcomes).rows
-                self._plots[key] = svg(tradeoff_figure([row for row in found if row.tokens.mean > 0]))
+                self._plots[key] = svg(tradeoff_figure([row for row in found if row.drawable]))
             return self._plots[key]
 
 
@@ -392,9 +389,9 @@ def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Group the runs of each planner and critic; rows of one setting are adjacent and sorted by increasing cost."""
     from search.report.store_pages import StoredRow
     from search.results.stored_tables import settings
-    from search.results.summary import row_of_sums
+    from search.results.summary import row_of_totals
 
-    read = {run.info.run: run for run in runs if run.sums.right}
+    read = {run.info.run: run for run in runs if run.totals.grades}
 
     found: list[StoredRow] = []
     for setting in settings(run.info for run in read.values()):
@@ -404,7 +401,7 @@ def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
         rows = []
         for (planner, critic), members in groups.items():
             keys = {one.info.config["seed"]: one.info.run[:_KEY] for one in members}
-            result = row_of_sums(planner, critic, [one.sums for one in members])
+            result = row_of_totals(planner, critic, [(one.info.config["seed"], one.totals) for one in members])
             rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys))
         found += sorted(rows, key=lambda row: (isnan(row.result.tokens.mean), row.result.tokens.mean))
     return found

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from mas_gym.errors import DataError
 from search.compare.transcripts import NOBODY, LabeledTranscript, read_labeled_file
 from search.plan import Plan
 from search.results.run_info import is_recorded
-from search.store import Store, open_store
+from search.store import open_store
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -55,21 +53,3 @@ def _labeled(name: str, samples: list[dict[str, object]], plan: Plan, agents: li
             named = f"{name} {facts['id'] or facts['place']}"
             found.append(LabeledTranscript(named, candidate.state.question, steps, wrong, speakers))
     return found
-
-
-def plans_with_outcomes(store: Store, run: str) -> Iterator[Plan]:
-    """Yield the plans of a run; the candidates of imported samples without an outcome have ``correct`` None.
-
-    An imported sample has no outcome if the log states neither whether it is correct nor a reference answer.
-    """
-    for problem, plan in store.searches(run):
-        samples = problem.metadata.get("samples") or []
-        if not problem.answer and any(one["recorded"] is None for one in samples):
-            known = zip(plan.candidates, samples, strict=True)
-            plan = replace(
-                plan,
-                candidates=tuple(
-                    replace(one, correct=None) if facts["recorded"] is None else one for one, facts in known
-                ),
-            )
-        yield plan

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search.store.read_results import TreeValues
+from search.store.row_conversion import Document
 
 BINS = 10
 
@@ -64,16 +64,17 @@ class ScoredStates:
         values.append(value)
         shares.append(right)
 
-    def add_tree(self, tree: TreeValues) -> None:
-        """Add the scored states of a search tree that have graded answers below them, grouped by speaker."""
-        parents = tree.parents
+    def add_tree(self, search: Document) -> None:
+        """Add the scored states of a stored search that have graded answers below them, grouped by speaker."""
+        tree = search.tree or {"parent": [], "speaker": [], "value": []}
+        parents = tree["parent"]
         graded, right = [0] * len(parents), [0] * len(parents)
-        for node, correct in tree.candidates:
-            while node > 0:
+        for node, _, _, correct in search.candidates:
+            while node > 0 and correct is not None:
                 graded[node] += 1
                 right[node] += correct
                 node = parents[node]
-        for speaker, value, below, found in zip(tree.speakers, tree.values, graded, right, strict=True):
+        for speaker, value, below, found in zip(tree["speaker"], tree["value"], graded, right, strict=True):
             if below and value is not None:
                 values, shares = self._groups[speaker]
                 values.append(value)

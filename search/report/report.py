@@ -108,7 +108,7 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[TextTable]:
     lines: list[tuple[str, ...]] = []
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
-        if one.error is None:
+        if one.error is None and one.correct is not None:
             groups.setdefault(f"{one.planner} + {one.critic}" if one.critic else one.planner, []).append(one)
     for label, group in groups.items():
         settled = [one for one in group if (one.stopped or "").startswith(("settled", "majority settled"))]
@@ -119,7 +119,7 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[TextTable]:
         expected = f"{100 * sum(claims) / len(claims):.1f}" if claims else ""
         for name, some in (("yes", settled), ("no", [one for one in group if id(one) not in stopped])):
             if some:
-                right, span = sum(one.correct for one in some), wilson([one.correct for one in some])
+                right, span = sum(one.hit(1) for one in some), wilson([one.hit(1) for one in some])
                 spent = sum(one.tokens for one in some) / len(some)
                 hit = f"{100 * right / len(some):.1f} ({100 * span.low:.1f} to {100 * span.high:.1f})"
                 share = f"{len(some):,} of {len(group):,}"

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
-from math import nan
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
 from search.compare import Comparison
 from search.compare.blame import Blame, blame_failures
-from search.compare.imported_transcripts import plans_with_outcomes
 from search.compare.reliability import Bin, ScoredStates
 from search.prices import Prices
 from search.report.log_report import LogOverview
-from search.results.intervals import Interval
 from search.results.outcomes import Outcome
 from search.results.run_info import is_recorded
 from search.results.stored_tables import Setting, cost_of, settings, table_of
-from search.results.summary import Spread
 
 if TYPE_CHECKING:
     from search import Store
@@ -56,7 +52,7 @@ class SettingReport:
 def read_reports(
     store: Store, runs: Iterable[str] = (), baseline: str = "", prices: Prices | None = None
 ) -> list[SettingReport]:
-    """Read the data of one report per setting; each search is read once.
+    """Read the data of one report per setting.
 
     Args:
         store: The store.
@@ -90,16 +86,14 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
         first = len(outcomes)
+        outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
         if store.has_values(run.run):
             of_row = states.setdefault(label, ScoredStates())
-            for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
-                outcomes.append(outcome)
-                of_row.add_tree(tree)
-        else:
-            outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
+            for _, document in store.documents(run.run):
+                of_row.add_tree(document)
         blames: Sequence[Blame] = ()
         if is_recorded(run.config):
-            logs[label] = LogOverview(agents[label], plans_with_outcomes(store, run.run))
+            logs[label] = LogOverview(agents[label], store.plans(run.run))
             blames = logs[label].blames
         elif any(one.candidates > 1 for one in outcomes[first:]):
             blames = blame_failures(store.plans(run.run))
@@ -108,22 +102,10 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
-        _without_accuracy(
-            table_of(store.path, setting, outcomes, baseline if known else ""),
-            {label for label, log in logs.items() if not log.labeled},
-        ),
+        table_of(store.path, setting, outcomes, baseline if known else ""),
         {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
         {label: counts for label, counts in blamed.items() if counts.keys() - {NOT_KNOWN}},
         agents,
         tuple(line for run in setting.runs for line in store.regraded(run.run)),
         logs,
     )
-
-
-def _without_accuracy(comparison: Comparison, labels: Set[str]) -> Comparison:
-    """Return a comparison in which rows have no accuracy."""
-    rows = tuple(
-        replace(row, hits={1: Spread(nan, None)}, interval=Interval(nan, nan), curve=()) if row.label in labels else row
-        for row in comparison.rows
-    )
-    return replace(comparison, rows=rows)

@@ -41,7 +41,7 @@ _RANKS = (1, 2, 3, 5, 8, 10)
 
 def figures_of(report: SettingReport) -> dict[str, Callable[[], Figure]]:
     """Return, by figure name, the function that draws the figure."""
-    rows = [row for row in report.comparison.rows if row.tokens.mean > 0]
+    rows = [row for row in report.comparison.rows if row.drawable]
     found: dict[str, Callable[[], Figure]] = {}
     if rows:
         found["accuracy-tokens"] = lambda: tradeoff_figure(rows)
@@ -59,7 +59,8 @@ def figures_of(report: SettingReport) -> dict[str, Callable[[], Figure]]:
 
 
 def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
-    return [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
+    named = [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
+    return [one for one in named if one.correct is not None]
 
 
 def _looks() -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
 if TYPE_CHECKING:
+    from search.results.outcomes import Outcome
     from search.results.summary import ResultRow
     from search.results.table_formats import TextTable
     from search.store.regrading import Regraded
@@ -32,14 +33,6 @@ _LEGEND = (
 )
 
 
-class Cell(NamedTuple):
-    """The outcome of one search: right, wrong, or failed with an error."""
-
-    answer: str | None
-    correct: bool
-    error: str | None
-
-
 @dataclass(frozen=True)
 class StoredRow:
     """A row of the index.
@@ -49,7 +42,7 @@ class StoredRow:
         setting: The setting shared with comparable rows.
         result: The row's numbers.
         runs: Run key by seed.
-        cells: Outcomes by problem id and seed; needed by the problems page.
+        outcomes: Outcomes by problem id and seed; needed by the problems page.
         questions: Beginning of each question by problem id; also needed by the problems page.
         references: Reference answer by problem id; also needed by the problems page.
     """
@@ -58,7 +51,7 @@ class StoredRow:
     setting: str
     result: ResultRow
     runs: Mapping[int, str]
-    cells: Mapping[str, Mapping[int, Cell]] = field(default_factory=dict)
+    outcomes: Mapping[str, Mapping[int, Outcome]] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)
     references: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,11 +80,13 @@ class ListingQuery(NamedTuple):
 
     def question(self, problem: str) -> str:
         """Return the beginning of a problem's question; if the rows have different questions, both."""
-        return " / ".join(dict.fromkeys(row.questions.get(problem, "") for row in self.rows if problem in row.cells))
+        return " / ".join(dict.fromkeys(row.questions.get(problem, "") for row in self.rows if problem in row.outcomes))
 
     def reference(self, problem: str) -> str:
         """Return a problem's reference answer; if the rows have different ones, both."""
-        return " / ".join(dict.fromkeys(row.references.get(problem, "") for row in self.rows if problem in row.cells))
+        return " / ".join(
+            dict.fromkeys(row.references.get(problem, "") for row in self.rows if problem in row.outcomes)
+        )
 
     def link(self, **changes: object) -> str:
         """Return the URL of this page with some choices changed."""
@@ -171,7 +166,7 @@ def _group(setting: str, group: Sequence[StoredRow], drawn: bool) -> dict[str, o
                 "cells": [shown["Critic"], ", ".join(map(str, row.result.seeds)), problems, *figures],
             }
         )
-    pictured = drawn and sum(row.result.tokens.mean > 0 for row in group) > 1
+    pictured = drawn and sum(row.result.drawable for row in group) > 1
     return {
         "setting": setting,
         "head": ["Critic", "Seeds", "Problems", *_FIGURES, "Failed"],
@@ -222,23 +217,23 @@ def _difference(choice: ListingQuery) -> dict[str, str] | None:
 
 
 def _problems(choice: ListingQuery) -> list[str]:
-    known = sorted({problem for row in choice.rows for problem in row.cells}, key=_natural)
+    known = sorted({problem for row in choice.rows for problem in row.outcomes}, key=_natural)
     text = choice.query.casefold()
     return [
         problem
         for problem in known
-        if _wanted([list(row.cells.get(problem, {}).values()) for row in choice.rows], choice.shown)
+        if _wanted([one for row in choice.rows for one in row.outcomes.get(problem, {}).values()], choice.shown)
         and (not text or text in problem.casefold() or text in choice.question(problem).casefold())
     ]
 
 
-def _wanted(rows: Sequence[Sequence[Cell]], shown: str) -> bool:
-    ended = [cell for row in rows for cell in row]
+def _wanted(outcomes: Sequence[Outcome], shown: str) -> bool:
+    grades = {one.correct for one in outcomes} - {None}
     if shown == "differing":
-        return len({cell.correct for cell in ended}) > 1
+        return len(grades) > 1
     if shown == "wrong":
-        return not any(cell.correct for cell in ended)
-    return shown == "all" or any(cell.error is not None for cell in ended)
+        return grades == {False}
+    return shown == "all" or any(one.error is not None for one in outcomes)
 
 
 def _natural(problem: str) -> list[tuple[int, str]]:
@@ -251,7 +246,7 @@ def _line(problem: str, choice: ListingQuery) -> dict[str, object]:
         "problem": problem,
         "question": _cut(choice.question(problem), _QUESTION),
         "reference": _cut(choice.reference(problem), _REFERENCE),
-        "outcomes": [_outcomes(problem, row) for row in choice.rows],
+        "outcomes": [_cells(problem, row) for row in choice.rows],
     }
 
 
@@ -259,17 +254,17 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _outcomes(problem: str, row: StoredRow) -> list[dict[str, object]]:
+def _cells(problem: str, row: StoredRow) -> list[dict[str, object]]:
     query = urlencode({"problem": problem}, errors="replace")
     return [
         {
-            "error": None if cell.error is None else cell.error[:_ERROR],
+            "error": None if one.error is None else one.error[:_ERROR],
             "seed": seed if len(row.runs) > 1 else None,
-            "correct": cell.correct,
+            "grade": {True: "right", False: "wrong", None: "unknown"}[one.correct],
             "link": f"/tree/{quote(row.runs[seed], safe='')}?{query}",
-            "answer": "no answer" if cell.answer is None else cell.answer[:_ANSWER],
+            "answer": "no answer" if one.answer is None else one.answer[:_ANSWER],
         }
-        for seed, cell in row.cells.get(problem, {}).items()
+        for seed, one in row.outcomes.get(problem, {}).items()
     ]
 
 

@@ -185,7 +185,9 @@ def _style(row: ResultRow, rows: Sequence[ResultRow]) -> str:
 
 def _best(rows: Sequence[ResultRow]) -> float:
     """Return the best Hit@1; if the rows ran on different problems, NaN, which equals no row's Hit@1."""
-    return max(row.hits[1].mean for row in rows) if len({row.problem_set for row in rows}) == 1 else math.nan
+    if len({row.problem_set for row in rows}) > 1:
+        return math.nan
+    return max((row.hits[1].mean for row in rows if row.shares), default=math.nan)
 
 
 def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
@@ -225,6 +227,8 @@ def _remarks(rows: Sequence[ResultRow]) -> list[str]:
     columns = dict(zip(COLUMNS, zip(*table_cells(rows), strict=True), strict=True))
     cut = len(frozenset().union(*(row.cut for row in rows)))
     said = f" Prompts of {cut:,} of the questions were cut to fit the context window." if cut else ""
+    unknown = len(frozenset().union(*(row.unknown for row in rows)))
+    said += f" Without {unknown:,} problems with no known outcome." if unknown else ""
     return [*(text for name, text in _RARE.items() if set(columns[name]) != {_DASH}), said]
 
 
@@ -372,7 +376,9 @@ def to_csv(rows: Sequence[ResultRow]) -> str:
             line["arms"] = json.dumps(line.get("arms", []))
     out = io.StringIO()
     if flat:
-        writer = csv.DictWriter(out, flat[0].keys(), lineterminator="\n")
+        # Rows have rare columns, such as ``cut``, only if they need them.
+        names = dict.fromkeys(name for line in sorted(flat, key=len, reverse=True) for name in line)
+        writer = csv.DictWriter(out, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
     return out.getvalue()

@@ -28,8 +28,6 @@ COLUMNS = {
 }  # fmt: skip
 """The columns of an exported run, with the names of their Arrow types."""
 
-ExportedSearch = tuple[Row, Document]
-
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
     """Yield a row for each state whose messages' best and worst mean rewards differ by at least ``least``.
@@ -86,7 +84,7 @@ def _rows(agents: Sequence[Agent], row: Row, content: Document) -> Iterator[dict
             yield {name: _plain(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
-def batches(searches: Iterable[ExportedSearch], info: RunInfo) -> Iterator[list[dict[str, Any]]]:
+def batches(searches: Iterable[tuple[Row, Document]], info: RunInfo) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of a run's searches by problem and node, a few thousand at a time."""
     agents = info.mas.agents
     rows = (row for search in searches for row in _rows(agents, *search))
@@ -107,7 +105,7 @@ def arrow_schema(info: RunInfo) -> Any:
     return pa.schema(kinds, metadata={"mas_gym": json.dumps(about, sort_keys=True)})
 
 
-def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path) -> int:
+def write_parquet(searches: Iterable[tuple[Row, Document]], info: RunInfo, path: Path) -> int:
     """Write one run as Parquet, completely or not at all, and return the number of rows."""
     pa = _pyarrow()
     from pyarrow import parquet
@@ -121,7 +119,7 @@ def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path)
     return count
 
 
-def to_dataset(searches: Iterable[ExportedSearch], info: RunInfo) -> Any:
+def to_dataset(searches: Iterable[tuple[Row, Document]], info: RunInfo) -> Any:
     """Return one run as a ``datasets.Dataset``."""
     pa, dataset = _pyarrow(), need("datasets", "a data set", "data").Dataset
     schema = arrow_schema(info)

@@ -21,9 +21,9 @@ from mas_gym.internal.database import transaction
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.tasks.base import Grade, Grader, Problem
 from search.plan import Plan
+from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo
-from search.store.read_results import Grades
-from search.store.row_conversion import document_of, search_rows, searches_of, snapshot
+from search.store.row_conversion import Row, document_of, read_columns, rows_of, searches_of, snapshot
 from search.store.row_conversion import problem_of as stored_problem
 from search.store.table_schema import FORMAT, Damage, checksum, explained
 
@@ -78,6 +78,8 @@ class Regrade(NamedTuple):
     failed: Mapping[str, str]
 
 
+Grades = Mapping[int | None, tuple[str | None, bool]]
+"""The answer in a node's message and whether it is right, by node; the chosen candidate comes first."""
 Node = tuple[int, str | None, bool, str]
 """A node with the answer in its message, whether it is correct, and the reason."""
 
@@ -155,7 +157,7 @@ def _graded(
 ) -> tuple[Change, list[Node]] | None:
     """Grade one search; return None if it failed or is omitted."""
     with snapshot(connection):
-        rows = search_rows(connection, [key], document=True)
+        rows = rows_of(read_columns(connection, [key], document=True))
         if not rows:
             raise Damage("its row is missing")
         [row] = rows
@@ -279,6 +281,25 @@ def apply_grades(plan: Plan, grades: Grades | None) -> Plan:
         for point in plan.anytime
     )
     return replace(plan, answer=first[0], correct=first[1], candidates=candidates, anytime=anytime)
+
+
+def graded_outcome(outcome: Outcome, row: Row, grades: Grades | None) -> Outcome:
+    """Return an outcome with other grades; unchanged if there are none, or if the search failed."""
+    if grades is None or outcome.error is not None:
+        return outcome
+    content = document_of(row)
+
+    def correct(node: int | None, before: bool | None) -> bool:
+        return grades[node][1] if node in grades else bool(before)
+
+    ranks = [rank for rank, one in enumerate(content.candidates, 1) if correct(one.node, one.correct)]
+    first = next(iter(grades.values()), (None, False))
+    return outcome._replace(
+        answer=first[0],
+        correct=first[1],
+        hit_rank=next(iter(ranks), None),
+        anytime=tuple((point.generated_tokens, correct(point.node, point.correct)) for point in content.anytime),
+    )
 
 
 def _nodes(text: str) -> Iterable[Node]:

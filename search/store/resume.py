@@ -28,10 +28,11 @@ from search.setup import Setup
 from search.store.row_conversion import (
     metadata_text,
     plan_of,
+    read_columns,
     read_run,
+    rows_of,
     seal_run,
     search_id,
-    search_rows,
     searches_of,
     snapshot,
     write_search,
@@ -187,10 +188,11 @@ class RunRecord:
         metadata_text(problem)
         try:
             with explained(self.path), snapshot(self._connection):
-                rows = search_rows(self._connection, [search_id(self.run, problem.id)], document=True)
-                if not rows or rows[0]["error"] is not None:
+                found = read_columns(self._connection, [search_id(self.run, problem.id)], document=True)
+                row = next(iter(rows_of(found)), None)
+                if row is None or row["error"] is not None:
                     return None
-                row, plan = rows[0], plan_of(rows[0], self._dynamics)
+                plan = plan_of(row, self._dynamics)
         except Damage as damage:
             logger.warning(
                 "store %s: the search of %s is damaged (%s) and is run again", self.path, ascii(problem.id), damage

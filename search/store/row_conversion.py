@@ -24,16 +24,18 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
-from search.store.table_schema import ROW, ROW_TYPES, Damage, as_text, checksum, digest, from_text
+from search.store.table_schema import ESCAPE, ROW, ROW_TYPES, Damage, as_text, checksum, digest, from_text
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
-from search.usage import AMOUNTS, Usage
+from search.usage import AMOUNTS, ArmUsage, Usage
 
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of its state and by its text."""
 
+Columns = Mapping[str, Sequence[Any]]
+"""The columns of ``searches`` for some searches; the documents only if they were requested."""
 Row = dict[str, Any]
-"""A row of ``searches`` by column; the document only if it was requested."""
+"""A row of ``searches`` by column."""
 
 _TEXTS = ("problem", "question", "reference", "answer", "error", "stopped")
 _NODES: dict[str, set[type]] = {
@@ -52,7 +54,7 @@ class StoredCandidate(NamedTuple):
     node: int
     score: float | None
     answer: str | None
-    correct: bool
+    correct: bool | None
 
 
 class StoredPoint(NamedTuple):
@@ -132,7 +134,7 @@ def write_search(connection: sqlite3.Connection, run: str, problem: Problem, pla
         "reference": problem.answer,
         "metadata": metadata_text(problem),
         "answer": plan.answer,
-        "correct": int(bool(plan.correct)),
+        "correct": None if plan.correct is None and plan.error is None else int(bool(plan.correct)),
         "stopped": plan.stopped,
         "error": plan.error,
         **asdict(plan.usage),
@@ -171,7 +173,7 @@ def _document(plan: Plan, seeds: Seeds) -> str:
     return json.dumps(
         {
             "tree": tree,
-            "candidates": [(one.node, one.score, one.answer, bool(one.correct)) for one in plan.candidates],
+            "candidates": [(one.node, one.score, one.answer, one.correct) for one in plan.candidates],
             "anytime": [(p.agent_calls, p.generated_tokens, p.node, p.answer, p.correct) for p in plan.anytime],
             "requests": requests,
             "prompts": list(texts),
@@ -220,8 +222,8 @@ def lost_searches(connection: sqlite3.Connection, run: str, found: int) -> str:
     return "" if wanted == found else f"expected {wanted} searches, found {found}"
 
 
-def search_rows(connection: sqlite3.Connection, searches: Sequence[int], *, document: bool = False) -> list[Row]:
-    """Return the rows of searches, in the order of their keys; a row that is missing is left out.
+def read_columns(connection: sqlite3.Connection, searches: Sequence[int], *, document: bool = False) -> Columns:
+    """Return the columns of ``searches`` for some searches, in the order of their keys; a missing row is left out.
 
     Args:
         connection: The store.
@@ -234,25 +236,33 @@ def search_rows(connection: sqlite3.Connection, searches: Sequence[int], *, docu
     names = (*ROW, "document") if document else ROW
     tables = "searches LEFT JOIN documents ON search = id" if document else "searches"
     query = f"SELECT {', '.join(names)} FROM {tables} WHERE id IN ({', '.join('?' * len(searches))})"
-    read = {values[0]: _row(names, values) for values in connection.execute(query, searches)}
-    return [read[search] for search in searches if search in read]
-
-
-def _row(names: Sequence[str], values: tuple[Any, ...]) -> Row:
-    if checksum(*values[:_CHECKED]) != values[_CHECKED]:
+    read = {values[0]: values for values in connection.execute(query, searches)}
+    rows = [read[search] for search in searches if search in read]
+    if any(checksum(*values[:_CHECKED]) != values[_CHECKED] for values in rows):
         raise Damage("its row does not match its checksum")
-    if not _fits_row(tuple(map(type, values[: _CHECKED + 1]))):
-        wrong = [name for name, value, types in zip(ROW, values, ROW_TYPES, strict=False) if type(value) not in types]
-        raise Damage(f"{wrong[0]}: expected another type")
-    row = dict(zip(names, values, strict=True))
-    for name in [name for name in _TEXTS if row[name] and "\x1a" in row[name]]:
-        row[name] = from_text(row[name])
-    datetime.fromisoformat(row["finished"])
-    if not _CURVE.fullmatch(row["curve"]):
+    found: dict[str, Sequence[Any]] = dict.fromkeys(names, ())
+    found |= zip(names, zip(*rows, strict=True), strict=False)
+    for name, types in ROW_TYPES.items():
+        if not types.issuperset(map(type, found[name])):
+            raise Damage(f"{name}: expected another type")
+    for name in _TEXTS:
+        if ESCAPE in "".join(filter(None, found[name])):
+            found[name] = [text and from_text(text) for text in found[name]]
+    for text in found["finished"]:
+        datetime.fromisoformat(text)
+    if not all(map(_CURVE.fullmatch, found["curve"])):
         raise Damage("its curve has values of wrong types")
-    row["curve"] = tuple(map(tuple, json.loads(row["curve"])))
-    row["arms"] = tuple(map(tuple, _entries(json.loads(row["arms"]), _fits_arms))) if row["arms"] != "[]" else ()
-    return row
+    found["arms"] = [() if text == "[]" else _arms(json.loads(text)) for text in found["arms"]]
+    return found
+
+
+def rows_of(columns: Columns) -> list[Row]:
+    """Return columns as rows."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _arms(entries: Any) -> tuple[ArmUsage, ...]:
+    return tuple(map(ArmUsage._make, _entries(entries, _fits_arms)))
 
 
 _CHECKED = len(ROW) - 1
@@ -266,9 +276,8 @@ def _fits(allowed: Sequence[Container[type]]) -> _Fits:
 
 
 _NUMBER = (int, float)
-_fits_row = _fits(ROW_TYPES)
 _fits_arms = _fits([(str,), *[(int,)] * 5])
-_fits_candidate = _fits([(int,), (*_NUMBER, NoneType), (str, NoneType), (bool,)])
+_fits_candidate = _fits([(int,), (*_NUMBER, NoneType), (str, NoneType), (bool, NoneType)])
 _fits_point = _fits([(int,), (int,), (int, NoneType), (str, NoneType), (bool, NoneType)])
 _fits_prompt = _fits([(str,), (int,)])
 
@@ -366,7 +375,7 @@ def plan_of(row: Row, dynamics: Dynamics | None) -> Plan:
         ),
         problem_id=row["problem"],
         answer=row["answer"],
-        correct=bool(row["correct"]),
+        correct=None if row["correct"] is None else bool(row["correct"]),
         usage=usage_of_row(row),
         stopped=row["stopped"],
         error=row["error"],

@@ -16,29 +16,40 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
-from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, shown
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
-from search.results.outcomes import Outcome, RunSums
+from search.results.outcomes import Outcome, Totals
 from search.results.run_info import RunInfo
-from search.store.exports import ExportedSearch, preferences, to_dataset, write_parquet
-from search.store.read_results import Totals, TreeValues, graded_outcome, outcome_of_row, run_sums, totals, tree_values
-from search.store.regrading import Grading, Regraded, apply_grades, find_grading, grades_of, gradings, regraded
+from search.store.exports import preferences, to_dataset, write_parquet
+from search.store.read_results import outcomes_of, totals
+from search.store.regrading import (
+    Grading,
+    Regraded,
+    apply_grades,
+    find_grading,
+    graded_outcome,
+    grades_of,
+    gradings,
+    regraded,
+)
 from search.store.row_conversion import (
+    Columns,
+    Document,
     Row,
     document_of,
     lost_searches,
     plan_of,
     problem_of,
+    read_columns,
     read_run,
+    rows_of,
     search_id,
-    search_rows,
     searches_of,
     snapshot,
     usage_of_row,
@@ -53,10 +64,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
 
-_AT_ONCE = 20
-"""Number of searches to read at once with content; small batches reduce garbage collection."""
+_DOCUMENTS_AT_ONCE = 20
+"""Number of searches to read at once with documents; small batches reduce garbage collection."""
 _ROWS_AT_ONCE = 200
-"""Number of searches to read at once without content."""
+"""Number of searches to read at once without documents."""
 
 
 class Store:
@@ -167,12 +178,12 @@ class Store:
         dynamics = Dynamics(info.mas) if trees else None
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(rows: list[Row]) -> Iterator[tuple[Problem, Plan]]:
-            grades = {} if digest is None else grades_of(self._connection, [row["id"] for row in rows], digest)
-            for row in rows:
+        def read(columns: Columns) -> Iterator[tuple[Problem, Plan]]:
+            grades = {} if digest is None else grades_of(self._connection, columns["id"], digest)
+            for row in rows_of(columns):
                 yield problem_of(row), apply_grades(plan_of(row, dynamics), grades.get(row["id"]))
 
-        for problem, plan in self._batches(info, read, _AT_ONCE if trees else _ROWS_AT_ONCE, document=trees):
+        for problem, plan in self._batches(info, read, document=trees):
             if failed or plan.error is None:
                 yield problem, plan
 
@@ -201,38 +212,20 @@ class Store:
         info = self.find(run)
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(rows: list[Row]) -> Iterator[tuple[Outcome, Row]]:
-            grades = {} if digest is None else grades_of(self._connection, [row["id"] for row in rows], digest)
-            for row in rows:
-                outcome = outcome_of_row(row, (planner, critic), info.config["seed"])
-                given = grades.get(row["id"])
-                yield outcome if given is None else graded_outcome(outcome, document_of(row), given), row
+        def read(columns: Columns) -> Iterable[tuple[Outcome, Usage | None]]:
+            found = outcomes_of(columns, planner, critic, info.config["seed"])
+            if digest is not None:
+                grades = grades_of(self._connection, columns["id"], digest)
+                rows = zip(found, rows_of(columns), strict=True)
+                found = [graded_outcome(one, row, grades.get(row["id"])) for one, row in rows]
+            return zip(found, repeat(None) if cost is None else map(usage_of_row, rows_of(columns)), strict=False)
 
-        size = _ROWS_AT_ONCE if digest is None else _AT_ONCE
         # A pricing error does not mean that the data is corrupt.
-        for outcome, row in self._batches(info, read, size, document=digest is not None):
-            yield _priced(outcome, row, cost)
-
-    def values(
-        self,
-        run: str | None = None,
-        planner: str = "",
-        critic: str = "",
-        cost: Callable[[Usage], float] | None = None,
-    ) -> Iterator[tuple[Outcome, TreeValues]]:
-        """Read the outcomes of one run's searches with the tree values; arguments and errors as for `outcomes`."""
-        info = self.find(run)
-
-        def read(rows: list[Row]) -> Iterator[tuple[Outcome, Row, TreeValues]]:
-            for row in rows:
-                outcome = outcome_of_row(row, (planner, critic), info.config["seed"])
-                yield outcome, row, tree_values(row, document_of(row))
-
-        for outcome, row, tree in self._batches(info, read, document=True):
-            yield _priced(outcome, row, cost), tree
+        for outcome, usage in self._batches(info, read, document=digest is not None):
+            yield outcome if cost is None or usage is None else outcome._replace(usd=cost(usage))
 
     def has_values(self, run: str | None = None) -> bool:
-        """Return whether any state in one run's trees has a value; if not, `outcomes` suffices in place of `values`.
+        """Return whether any state in one run's trees has a value.
 
         Raises:
             StoreError: As in `find`.
@@ -242,32 +235,34 @@ class Store:
             return bool(self._connection.execute(query, (self.find(run).run,)).fetchone()[0])
 
     def rows(self, run: str | None = None) -> Iterator[Row]:
-        """Read one run's rows of the table ``searches``, including failed searches, in order of problem id.
+        """Read one run's rows of the table ``searches``, including failed searches; otherwise as for `plans`."""
+        return self._batches(self.find(run), rows_of)
 
-        Args:
-            run: As in `find`.
+    def documents(self, run: str | None = None) -> Iterator[tuple[Row, Document]]:
+        """Read rows and documents of one run's searches, without rebuilding the trees; otherwise as for `plans`."""
 
-        Raises:
-            StoreError: As for `plans`.
-        """
-        return self._batches(self.find(run), list, _ROWS_AT_ONCE)
+        def read(columns: Columns) -> Iterator[tuple[Row, Document]]:
+            return ((row, document_of(row)) for row in rows_of(columns) if row["error"] is None)
+
+        return self._batches(self.find(run), read, document=True)
+
+    def message_seeds(self, run: str | None = None) -> Iterator[tuple[str, list[int | None]]]:
+        """Read each search's problem and, by node, the seed of the message, None if it has none; errors as `plans`."""
+        return ((row["problem"], found.tree["seed"]) for row, found in self.documents(run) if found.tree is not None)
+
+    def problems(self, run: str | None = None) -> Iterator[Problem]:
+        """Read the problems of one run's searches, including failed ones; otherwise as for `plans`."""
+        return self._batches(self.find(run), lambda columns: map(problem_of, rows_of(columns)))
 
     def totals(self, run: str | None = None) -> Totals:
-        """Return sums over the searches of one run, computed by SQL; arguments and errors as for `rows`."""
-        return self._summed(self.find(run), totals)
-
-    def sums(self, run: str | None = None) -> RunSums:
-        """Return the grades and sums of one run for a table, computed by SQL; arguments and errors as for `rows`."""
+        """Return the sums over the searches of one run, including failed ones; otherwise as for `plans`."""
         info = self.find(run)
-        return self._summed(info, lambda connection, run: run_sums(connection, run, info.config["seed"]))
-
-    def _summed(self, info: RunInfo, read: Callable[[Connection, str], T | None]) -> T:
         with explained(self.path):
             try:
                 with snapshot(self._connection):
                     query = "SELECT count(*) FROM searches WHERE run = ?"
                     [held] = self._connection.execute(query, (info.run,)).fetchone()
-                    lost, found = lost_searches(self._connection, info.run, held), read(self._connection, info.run)
+                    lost, found = lost_searches(self._connection, info.run, held), totals(self._connection, info.run)
             except Damage as damage:
                 lost, found = str(damage), None
         if found is None:
@@ -277,22 +272,6 @@ class Store:
         if lost or found is None:
             raise self._damaged([], lost)
         return found
-
-    def message_seeds(self, run: str | None = None) -> Iterator[tuple[str, list[int | None]]]:
-        """Read the seed that each message of one run's trees was sampled with, by problem and node.
-
-        Yields:
-            The problem's id, and for each node of its tree the seed; None for the root and for messages without a seed.
-
-        Raises:
-            StoreError: As for `plans`.
-        """
-
-        def read(row: Row) -> tuple[str, list[int | None]]:
-            tree = document_of(row).tree
-            return row["problem"], [] if tree is None else tree["seed"]
-
-        return self._batches(self.find(run), lambda rows: map(read, rows), document=True)
 
     def gradings(self, run: str | None = None) -> list[Grading]:
         """Return the gradings of one run (`mas-gym regrade`), oldest first.
@@ -312,14 +291,6 @@ class Store:
         with explained(self.path):
             return regraded(self._connection, self.find(run))
 
-    def problems(self, run: str | None = None) -> Iterator[Problem]:
-        """Read the problems of one run, with their reference answers, in order of id.
-
-        Raises:
-            StoreError: As for `plans`.
-        """
-        return self._batches(self.find(run), lambda rows: map(problem_of, rows), _ROWS_AT_ONCE)
-
     def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
         """Read the search of one problem, with the problem.
 
@@ -330,26 +301,20 @@ class Store:
         info = self.find(run)
         try:
             with explained(self.path), snapshot(self._connection):
-                for row in search_rows(self._connection, [search_id(info.run, problem_id)], document=True):
+                found = read_columns(self._connection, [search_id(info.run, problem_id)], document=True)
+                for row in rows_of(found):
                     return problem_of(row), plan_of(row, Dynamics(info.mas))
         except Damage as damage:
             raise self._damaged([f"{problem_id!a} ({damage})"]) from damage
         raise UnknownNameError(f"store {self.path}: the run {info.label} has no search for problem {problem_id!r}")
 
-    def _batches(
-        self,
-        info: RunInfo,
-        read: Callable[[list[Row]], Iterable[T]],
-        size: int = _AT_ONCE,
-        *,
-        document: bool = False,
-    ) -> Iterator[T]:
+    def _batches(self, info: RunInfo, read: Callable[[Columns], Iterable[T]], *, document: bool = False) -> Iterator[T]:
         """Read every intact search of a run in batches; read batches with corrupt searches one search at a time.
 
         Raises:
             StoreError: Searches are corrupt; raised at the end, with their names.
         """
-        lost = []
+        lost, size = [], _DOCUMENTS_AT_ONCE if document else _ROWS_AT_ONCE
         with explained(self.path):
             names, wrong = searches_of(self._connection, info.run)
             keys = list(names)
@@ -358,10 +323,10 @@ class Store:
                 some = waiting.pop()
                 try:
                     with snapshot(self._connection):
-                        rows = search_rows(self._connection, some, document=document)
-                        if len(rows) < len(some):
+                        columns = read_columns(self._connection, some, document=document)
+                        if len(columns["id"]) < len(some):
                             raise Damage("its row is missing")
-                        items = list(read(rows))
+                        items = list(read(columns))
                 except Damage as damage:
                     if len(some) > 1:
                         waiting += [[key] for key in reversed(some)]
@@ -466,7 +431,7 @@ class Store:
             StoreError: As for `plans`; no file is written.
         """
         info = self.find(run)
-        return write_parquet(self._trees(info), info, Path(path))
+        return write_parquet(self.documents(info.run), info, Path(path))
 
     def dataset(self, run: str | None = None) -> Any:
         """Return the nodes of one run's trees as a ``datasets.Dataset``.
@@ -476,17 +441,7 @@ class Store:
             StoreError: As for `plans`.
         """
         info = self.find(run)
-        return to_dataset(self._trees(info), info)
-
-    def _trees(self, info: RunInfo) -> Iterator[ExportedSearch]:
-        def read(rows: list[Row]) -> Iterator[ExportedSearch]:
-            return ((row, document_of(row)) for row in rows if row["error"] is None)
-
-        return self._batches(info, read, document=True)
-
-
-def _priced(outcome: Outcome, row: Row, cost: Callable[[Usage], float] | None) -> Outcome:
-    return outcome if cost is None else replace(outcome, usd=cost(usage_of_row(row)))
+        return to_dataset(self.documents(info.run), info)
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:

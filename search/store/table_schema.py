@@ -24,7 +24,7 @@ CREATE TABLE searches (
     id INTEGER PRIMARY KEY,         -- digest of run and problem
     run TEXT NOT NULL REFERENCES runs,
     problem TEXT NOT NULL,
-    correct INTEGER NOT NULL,
+    correct INTEGER,                -- NULL if not known
     candidates INTEGER NOT NULL,    -- how many were ranked
     hit_rank INTEGER,               -- rank of the first that is correct
     agent_calls INTEGER NOT NULL,
@@ -77,20 +77,18 @@ CREATE TABLE grades (
 
 
 _TYPES = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
-_COLUMNS = [
-    (name, frozenset((_TYPES[kind],) if required else (_TYPES[kind], type(None))))
+
+ROW_TYPES = {
+    name: frozenset((_TYPES[kind],) if required else (_TYPES[kind], type(None)))
     for name, kind, required in re.findall(
         r"^    (\w+) ([A-Z]+)( NOT NULL| PRIMARY KEY)?",
         TABLES.partition("TABLE searches (")[2].partition("\n)")[0],
         re.MULTILINE,
     )
-]
+}
+"""The columns of ``searches``, with the types of their values; the last one is the checksum of the others."""
 
-ROW = tuple(name for name, _ in _COLUMNS)
-"""The columns of ``searches``; the last one is the checksum of the others."""
-
-ROW_TYPES = tuple(types for _, types in _COLUMNS)
-"""The types of their values."""
+ROW = tuple(ROW_TYPES)
 
 CHECKSUM = f"checksum({', '.join(ROW[:-1])})"
 """The SQL expression of the checksum of a row of ``searches``."""
@@ -116,8 +114,8 @@ def checksum(*row: Any) -> bytes:
 
 
 def as_text(text: str) -> str:
-    """Return a text that SQLite can store: each lone surrogate is written as U+001A and four hexadecimal digits."""
-    return _UNSTORABLE.sub(lambda found: f"\x1a{ord(found[0]):04x}", text)
+    """Return a text that SQLite can store: each lone surrogate is written as `ESCAPE` and four hexadecimal digits."""
+    return _UNSTORABLE.sub(lambda found: f"{ESCAPE}{ord(found[0]):04x}", text)
 
 
 def from_text(stored: str) -> str:
@@ -125,13 +123,14 @@ def from_text(stored: str) -> str:
     return _STORED.sub(lambda found: chr(int(found[1], 16)), stored)
 
 
-_UNSTORABLE = re.compile("[\ud800-\udfff\x1a]")
-_STORED = re.compile("\x1a([0-9a-f]{4})")
+ESCAPE = "\x1a"
+_UNSTORABLE = re.compile(f"[\ud800-\udfff{ESCAPE}]")
+_STORED = re.compile(f"{ESCAPE}([0-9a-f]{{4}})")
 
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=11,
+    schema=12,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",

@@ -317,7 +317,7 @@ class _Builder:
         for one, path in zip(samples, paths, strict=True):
             node = self._grow(tree, known, path, one.more["answer"])
             answer, correct = self._outcome(grader, tree.states[node].text, one, reference, totals)
-            candidate = Candidate(tree.states[node], one.more["score"], node, answer, bool(correct))
+            candidate = Candidate(tree.states[node], one.more["score"], node, answer, correct)
             facts = {"id": one.sample, "place": one.place, "recorded": one.more["correct"], "facts": one.more["facts"]}
             labels = [message.label for message in path]
             if any(label is not None for label in labels):

@@ -108,7 +108,7 @@ def totals(store: search.Store) -> list[Any]:
 
 
 def values(store: search.Store) -> list[Any]:
-    return [(i.run, found) for i in store.runs() for found in store.values(i.run)]
+    return [(i.run, found) for i in store.runs() for _, found in store.documents(i.run)]
 
 
 def exported(store: search.Store) -> list[Any]:

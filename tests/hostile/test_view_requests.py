@@ -22,7 +22,7 @@ from mas_gym.cli.view import Pages, make_server
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from search.pages.templates import DRAWING_POLICY, page_policy
-from search.results.outcomes import RunSums
+from search.results.outcomes import Outcome, Totals
 
 EVIL = "</title><script>alert(1)</script>\x1b[2J\u202e\"'&"
 PROBLEMS = 8
@@ -239,13 +239,13 @@ def test_early_disconnects_do_not_affect_others(port: int) -> None:
 
 def test_repeated_request_reads_the_store_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "runs.db", []
-    sums = search.Store.sums
+    totals = search.Store.totals
 
-    def counted(self: search.Store, run: str | None = None) -> RunSums:
+    def counted(self: search.Store, run: str | None = None) -> Totals:
         read.append(run)
-        return sums(self, run)
+        return totals(self, run)
 
-    monkeypatch.setattr(search.Store, "sums", counted)
+    monkeypatch.setattr(search.Store, "totals", counted)
     for seed in range(2):
         fill(file, seed)
     pages = Pages(file)
@@ -295,11 +295,10 @@ def test_damaged_search_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
 
 
 def test_problem_list_is_paginated() -> None:
-    from search.report.store_pages import PAGE, Cell, ListingQuery, StoredRow, problems_page
-    from search.results.outcomes import Outcome
+    from search.report.store_pages import PAGE, ListingQuery, StoredRow, problems_page
     from search.results.summary import summarize
 
     [result] = summarize([Outcome("single", "", 1, "p", correct=True, tokens=1)])
-    cells = {f"task/{'9' * (i % 5000)}{i}": {1: Cell("7", True, None)} for i in range(2000)}
-    page = problems_page("x", ListingQuery(StoredRow("key", "setting", result, {1: "run"}, cells), page=3))
+    outcomes = {f"task/{'9' * (i % 5000)}{i}": {1: Outcome("single", "", 1, "p", True)} for i in range(2000)}
+    page = problems_page("x", ListingQuery(StoredRow("key", "setting", result, {1: "run"}, outcomes), page=3))
     assert page.count("<tr><th>") == PAGE + 1
