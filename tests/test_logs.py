@@ -447,7 +447,7 @@ def test_recorded_outcomes_take_precedence_over_grades(tmp_path: Path) -> None:
     assert (done.disagree, done.ungraded) == (1, 1)
     found = plans(tmp_path / "runs.db")
     assert {question: plan.correct for question, plan in found.items()} == {
-        "What is 2 + 3?": False, "Open?": False, "Closed?": True,
+        "What is 2 + 3?": False, "Open?": None, "Closed?": True,
     }  # fmt: skip
     assert found["Closed?"].answer == "7"
 

@@ -16,7 +16,7 @@ from mas_gym.tasks import ProblemTask
 from search import open_store
 from search.pages import write_tree_page
 from search.planners import MCTS
-from search.results.stored_tables import settings
+from search.results.run_info import settings
 from search.results.table_formats import count
 
 LOGS = Path(__file__).parents[1] / "examples" / "logs"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from search import RunInfo, Store
     from search.report.store_pages import StoredRow
     from search.results.outcomes import Outcome, Totals
-    from search.store.regrading import Regraded
+    from search.store.stored_grades import Regraded
 
 PLOT = "/plot/"
 """The address of pictures, followed by the key of a row."""
@@ -350,7 +350,8 @@ class Pages:
         from search import open_store
         from search.report.report_figures import svg
         from search.results.plots import tradeoff_figure
-        from search.results.stored_tables import settings, table_of
+        from search.results.run_info import settings
+        from search.results.stored_tables import table_of
 
         rows, _, _ = self._listing()
         first = _row(rows, place.removeprefix(PLOT))
@@ -388,7 +389,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Group the runs of each planner and critic; rows of one setting are adjacent and sorted by increasing cost."""
     from search.report.store_pages import StoredRow
-    from search.results.stored_tables import settings
+    from search.results.run_info import settings
     from search.results.summary import row_of_totals
 
     read = {run.info.run: run for run in runs if run.totals.grades}

@@ -26,7 +26,7 @@ from mas_gym.logs.transcript import truth
 from mas_gym.tasks.data_rows import BadRow, RawRow, first_of
 from mas_gym.tasks.files import read_file
 from mas_gym.tasks.json_rows import json_rows
-from search.results.stored_tables import settings
+from search.results.run_info import settings
 from search.store import open_store
 
 _SQLITE = b"SQLite format 3\0"

@@ -14,12 +14,12 @@ from search.compare.reliability import Bin, ScoredStates
 from search.prices import Prices
 from search.report.log_report import LogOverview
 from search.results.outcomes import Outcome
-from search.results.run_info import is_recorded
-from search.results.stored_tables import Setting, cost_of, settings, table_of
+from search.results.run_info import Setting, is_recorded, settings
+from search.results.stored_tables import cost_of, table_of
 
 if TYPE_CHECKING:
     from search import Store
-    from search.store.regrading import Regraded
+    from search.store.stored_grades import Regraded
 
 
 NOT_KNOWN = "not known"

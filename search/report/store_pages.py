@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from search.results.outcomes import Outcome
     from search.results.summary import ResultRow
     from search.results.table_formats import TextTable
-    from search.store.regrading import Regraded
+    from search.store.stored_grades import Regraded
 
 from search.pages.templates import render
 

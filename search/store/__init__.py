@@ -9,7 +9,7 @@
 | `row_conversion` | writes and reads the rows of runs and searches |
 | `table_schema` | defines the tables and their checksums |
 | `read_results` | reads the results for tables, without the trees |
-| `regrading` | grades stored searches again |
+| `regrading`, `stored_grades` | grade stored searches again; read these grades |
 | `transcript_import` | writes recorded transcripts as runs |
 | `recorded_runs` | opens runs to search them again |
 | `stored_states` | yields the states of runs with the recorded outcomes |

@@ -25,19 +25,9 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
 from search.results.outcomes import Outcome, Totals
-from search.results.run_info import RunInfo
+from search.results.run_info import RunInfo, one_setting
 from search.store.exports import preferences, to_dataset, write_parquet
 from search.store.read_results import outcomes_of, totals
-from search.store.regrading import (
-    Grading,
-    Regraded,
-    apply_grades,
-    find_grading,
-    graded_outcome,
-    grades_of,
-    gradings,
-    regraded,
-)
 from search.store.row_conversion import (
     Columns,
     Document,
@@ -53,6 +43,16 @@ from search.store.row_conversion import (
     searches_of,
     snapshot,
     usage_of_row,
+)
+from search.store.stored_grades import (
+    Grading,
+    Regraded,
+    apply_grades,
+    find_grading,
+    graded_outcome,
+    grades_of,
+    gradings,
+    regraded,
 )
 from search.store.table_schema import FORMAT, Damage, explained
 from search.usage import Usage
@@ -409,7 +409,7 @@ class Store:
             StoreError: As for `plans`.
         """
         from search.prices import as_prices
-        from search.results.stored_tables import cost_of, one_setting, table_of
+        from search.results.stored_tables import cost_of, table_of
 
         known = None if prices is None else as_prices(prices)
         chosen = [self.find(run) for run in ([runs] if isinstance(runs, str) else runs)]
