@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -450,6 +452,41 @@ def test_recorded_outcomes_take_precedence_over_grades(tmp_path: Path) -> None:
         "What is 2 + 3?": False, "Open?": None, "Closed?": True,
     }  # fmt: skip
     assert found["Closed?"].answer == "7"
+
+
+def test_run_without_outcomes_is_unknown_in_tables_pages_and_status(tmp_path: Path) -> None:
+    rows = [said(("A", f"Final Answer: {n}"), question=f"Question {n % 3}?", tokens=9) for n in range(9)]
+    rows[0]["messages"][0]["tokens"] = 7
+    store, dash = tmp_path / "runs.db", "\N{EN DASH}"
+    search.import_transcripts(write(tmp_path / "log.jsonl", *rows), store)
+    with search.open_store(store) as opened:
+        table, [info] = opened.compare(), opened.runs()
+        [outcome, *_] = opened.outcomes()
+        [report] = read_reports(opened)
+        write_report(opened, tmp_path / "report.html")
+        problem = next(opened.problems()).id
+    [row] = table.rows
+    assert outcome.correct is None and math.isnan(row.hits[1].mean) and row.unknown and not row.shares
+    assert row.problems == 3 and json.loads(table.to_json())["rows"][0]["hit@1"] is None
+    assert ",nan," in table.to_csv() and "3 problems with no known outcome" in str(table)
+    [line] = [line for line in table.to_markdown().splitlines() if line.startswith("| recorded:log")]
+    assert line.split(" | ")[2:4] == [dash, dash]
+    assert report.comparison.rows == table.rows
+    status = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", str(store)]).output
+    assert next(line for line in status.splitlines() if "recorded:log" in line).split()[-6] == dash
+    pages = Pages(store)
+    [key] = re.findall(r'name="a" value="([^"]+)"', pages.page("/", {}))
+    listed, wrong = (pages.page("/problems", {"a": key, "show": shown}) for shown in ("all", "wrong"))
+    assert listed.count('class="unknown"') == 3 and 'class="wrong"' not in listed and "0 problems" in wrong
+    page = pages.page(f"/tree/{info.run}", {"problem": problem})
+    [data] = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    found = json.loads(data)
+    assert found["correct"] is None and set(found["nodes"]["correct"]) == {None}
+    result = regrade(store, info, FunctionGrader(lambda problem, text: True, KindGrader()), "all")
+    assert (result.known, result.before, result.after) == (0, 0, 3)
+    with search.open_store(store) as opened:
+        assert [one.hits[1].mean for one in opened.compare(grading="all").rows] == [1.0]
+    assert f">{dash}</td>" in Pages(store).page("/", {}).partition("Regraded runs")[2]
 
 
 def test_imported_scores_rank_candidates_and_values_are_kept(tmp_path: Path) -> None:

@@ -89,12 +89,16 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
     return grader, as_kind, kind, label
 
 
+_GRADES = {True: "right", False: "wrong", None: "unknown"}
+
+
 def _show_regrade(result: Regrade, most: int, label: str) -> None:
     console = stdout()
-    share = [100 * count / result.searches if result.searches else 0.0 for count in (result.before, result.after)]
-    head = f"{_name(result.run)}: {result.searches:,} searches, Hit@1 {share[0]:.1f} before, {share[1]:.1f} by {label}"
-    right = sum(change.new_correct > change.correct for change in result.changes)
-    wrong = sum(change.new_correct < change.correct for change in result.changes)
+    counts = ((result.before, result.known), (result.after, result.searches))
+    before, after = (f"{100 * right / known:.1f}" if known else "unknown" for right, known in counts)
+    head = f"{_name(result.run)}: {result.searches:,} searches, Hit@1 {before} before, {after} by {label}"
+    right = sum(change.new_correct and change.correct is not True for change in result.changes)
+    wrong = sum(not change.new_correct and change.correct is not False for change in result.changes)
     same = len(result.changes) - right - wrong
     console.print(one_line(head), style="bold")
     console.print(f"{right:,} newly right, {wrong:,} newly wrong, {same:,} with another answer and the same grade")
@@ -104,7 +108,7 @@ def _show_regrade(result: Regrade, most: int, label: str) -> None:
         rows = []
         for change in listed:
             pairs = ((change.answer, change.correct), (change.new_answer, change.new_correct))
-            cells = [part for answer, correct in pairs for part in (brief(answer), "right" if correct else "wrong")]
+            cells = [part for answer, correct in pairs for part in (brief(answer), _GRADES[correct])]
             rows.append([one_line(cell) for cell in (change.problem_id, *cells)])
         console.print(table(("Problem", "Answer before", "", "Answer now", ""), rows, words=5))
         if len(result.changes) > most:

@@ -135,7 +135,11 @@ def regrade_tables(lines: Sequence[Regraded]) -> list[TextTable]:
 
     head = ("Run", "Graded again by", "Searches", "Hit@1 before", "Hit@1 now")
     rows = [
-        (one.run, one.label, f"{one.searches:,}", *(f"{100 * n / one.searches:.1f}" for n in (one.before, one.after)))
+        (
+            *(one.run, one.label, f"{one.searches:,}"),
+            f"{100 * one.before / one.known:.1f}" if one.known else "\N{EN DASH}",
+            f"{100 * one.after / one.searches:.1f}",
+        )
         for one in lines
     ]
     return [TextTable(head, rows, "Regraded runs")] if rows else []

@@ -19,6 +19,7 @@ from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
 from search.recorded_world import RecordedWorld, world_of
 from search.results.run_info import RunInfo, is_recorded
+from search.store.row_conversion import problem_of
 from search.store.store import Store
 from search.store.table_schema import digest
 
@@ -62,13 +63,12 @@ class Recorded(Sequence[Problem]):
         self.name = self.info.name or self.info.run[:8]
         self._model = Dynamics(self.mas)
         state = blake2b(digest_size=16)
-        ended: set[str] = set()
+        self._problems = []
         for row in self._store.rows(self.info.run):
             if row["error"] is None:
-                ended.add(row["problem"])
                 state.update(row["content"] + digest(row["question"], row["reference"]))
+                self._problems.append(_plain(problem_of(row)))
         self._content = state.hexdigest()
-        self._problems = [_plain(one) for one in self._store.problems(self.info.run) if one.id in ended]
         if not self._problems:
             raise ConfigError(f"{self.path}: expected searches without errors in the run {self.name}, found none")
         self._known = {one.id: one for one in self._problems}

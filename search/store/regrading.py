@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
     problem_id: str
     answer: str | None
-    correct: bool
+    correct: bool | None
     new_answer: str | None
     new_correct: bool
 
@@ -45,6 +45,7 @@ class Regrade(NamedTuple):
         run: The run.
         grading: The digest that identifies the stored grades.
         searches: Number of graded searches.
+        known: Number of these with a known outcome in the run.
         before: Number of these that were correct in the run.
         after: Number of these that are correct now.
         changes: The changed searches, by problem id.
@@ -54,6 +55,7 @@ class Regrade(NamedTuple):
     run: RunInfo
     grading: str
     searches: int
+    known: int
     before: int
     after: int
     changes: tuple[Change, ...]
@@ -120,8 +122,10 @@ def regrade(
             f"store {path}: damaged searches were not graded: {', '.join(lost[:10]) or wrong}; graded {len(found):,} "
             "searches"
         )
-    before, after = (sum(bool(change[place]) for change in found) for place in (2, 4))
-    return Regrade(run, grading, len(found), before, after, tuple(c for c in found if c[1:3] != c[3:]), failed)
+    changed = tuple(one for one in found if (one.answer, one.correct) != (one.new_answer, one.new_correct))
+    known = [one.correct for one in found if one.correct is not None]
+    after = sum(one.new_correct for one in found)
+    return Regrade(run, grading, len(found), len(known), sum(known), after, changed, failed)
 
 
 def _graded(
@@ -156,4 +160,5 @@ def _graded(
         grade = grades[text]
         graded.append((node, grade.extracted, bool(grade.correct), grade.reason))
     best = graded[0] if content.candidates else (0, None, False, "")
-    return Change(stored.id, row["answer"], bool(row["correct"]), best[1], best[2]), graded
+    before = None if row["correct"] is None else bool(row["correct"])
+    return Change(stored.id, row["answer"], before, best[1], best[2]), graded

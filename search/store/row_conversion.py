@@ -57,16 +57,6 @@ class StoredCandidate(NamedTuple):
     correct: bool | None
 
 
-class StoredPoint(NamedTuple):
-    """A point of the anytime curve as stored."""
-
-    agent_calls: int
-    generated_tokens: int
-    node: int | None
-    answer: str | None
-    correct: bool | None
-
-
 class Document(NamedTuple):
     """The document of a search.
 
@@ -74,13 +64,13 @@ class Document(NamedTuple):
         tree: The columns of `search.Tree.to_dict` without the root, and ``speaker``, ``seed`` and ``terminal`` (the
             terminal nodes); None if the search failed without a tree.
         candidates: The candidates, the chosen one first.
-        anytime: The anytime curve.
+        anytime: The anytime curve, without the states.
         requests: For a program, role and text of the prompt of each message of the chosen path, by node.
     """
 
     tree: JSONObject | None
     candidates: Sequence[StoredCandidate]
-    anytime: Sequence[StoredPoint]
+    anytime: Sequence[AnytimePoint]
     requests: Mapping[int, Sequence[tuple[str, str]]]
 
 
@@ -331,7 +321,8 @@ def document_of(row: Row) -> Document:
         int(node): [(role, prompts[place]) for role, place in _entries(messages, _fits_prompt)]
         for node, messages in found["requests"].items()
     }
-    return Document(tree, list(map(StoredCandidate._make, candidates)), list(map(StoredPoint._make, anytime)), requests)
+    points = [AnytimePoint(calls, tokens, None, *point) for calls, tokens, *point in anytime]
+    return Document(tree, list(map(StoredCandidate._make, candidates)), points, requests)
 
 
 def _checked_tree(tree: JSONObject) -> int:
@@ -370,8 +361,7 @@ def plan_of(row: Row, dynamics: Dynamics | None) -> Plan:
         candidates=tuple(Candidate(states[c.node], c.score, c.node, c.answer, c.correct) for c in content.candidates),
         tree=tree,
         anytime=tuple(
-            AnytimePoint(*point[:2], None if point.node is None else states[point.node], point.node, *point[3:])
-            for point in content.anytime
+            point if point.node is None else point._replace(state=states[point.node]) for point in content.anytime
         ),
         problem_id=row["problem"],
         answer=row["answer"],

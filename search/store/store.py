@@ -408,10 +408,14 @@ class Store:
             ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
             StoreError: As for `plans`.
         """
-        from search.prices import as_prices
         from search.results.stored_tables import cost_of, table_of
 
-        known = None if prices is None else as_prices(prices)
+        known = None
+        if prices is not None:
+            # Only priced tables need the YAML parser.
+            from search.prices import as_prices
+
+            known = as_prices(prices)
         chosen = [self.find(run) for run in ([runs] if isinstance(runs, str) else runs)]
         setting = one_setting(chosen or self.runs())
         outcomes = [

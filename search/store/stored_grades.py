@@ -44,6 +44,7 @@ class Regraded(NamedTuple):
         run: The run's planner, critic and seed.
         label: The grading's name.
         searches: Number of searches that the grading covers.
+        known: Number of these searches with a known outcome in the run.
         before: Number of these searches that were correct in the run.
         after: Number of these searches that are correct in the grading.
     """
@@ -51,6 +52,7 @@ class Regraded(NamedTuple):
     run: str
     label: str
     searches: int
+    known: int
     before: int
     after: int
 
@@ -67,13 +69,14 @@ def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
         "WHERE s.run = ? AND grades.grading = ?"
     )
     for grading in gradings(connection, run.run):
-        before, after = 0, 0
+        known, before, after = 0, 0, 0
         for correct, *row in connection.execute(query, (run.run, grading.grading)):
             if not _whole(row):
                 raise StoreError(f"the grades by {grading.label!a} are damaged; grade again with: mas-gym regrade")
             first = next(iter(_nodes(row[2])), None)
-            before, after = before + bool(correct), after + (first is not None and bool(first[2]))
-        found.append(Regraded(run.label, grading.label, grading.searches, before, after))
+            known, before = known + (correct is not None), before + bool(correct)
+            after += first is not None and bool(first[2])
+        found.append(Regraded(run.label, grading.label, grading.searches, known, before, after))
     return found
 
 
