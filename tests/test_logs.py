@@ -480,9 +480,20 @@ def test_second_import_skips_stored_transcripts(store: Path, tmp_path: Path) -> 
     copy = write(tmp_path / "copy.jsonl", *SAMPLES)
     other, twin = (write(tmp_path / name, SAMPLES[3]) for name in ("other.jsonl", "twin.jsonl"))
     more = search.import_transcripts([copy, other, twin], store, format="chat")
-    assert (more.transcripts, more.skipped) == (1, (str(copy), str(twin)))
+    assert (more.transcripts, more.skipped) == (2, (str(copy),))
     with pytest.raises(StoreError, match="another name"):
         search.import_transcripts(write(tmp_path / "third.jsonl", SAMPLES[0]), store, name="log")
+
+
+def test_samples_in_separate_equal_files_are_imported_once_each(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{n}.jsonl", said(("A", "Final Answer: 5"), answer="5")) for n in range(3)]
+    store = tmp_path / "runs.db"
+    first = search.import_transcripts([*files[:2], files[0]], store)
+    assert (first.transcripts, first.questions, first.skipped) == (2, 1, ())
+    again = search.import_transcripts(files[:2], store)
+    assert (again.run, len(again.skipped)) == (None, 2)
+    more = search.import_transcripts(files, store)
+    assert (more.transcripts, len(more.skipped)) == (1, 2)
 
 
 def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,10 @@ def _show_transcript(one: Transcript) -> None:
 
 
 def _show(found: Imported, store: Path) -> None:
-    for path in found.skipped:
+    for path in found.skipped[:_SHOWN]:
         note(f"{one_line(path)}: skipped, because its contents were imported before")
+    if len(found.skipped) > _SHOWN:
+        note(f"and {len(found.skipped) - _SHOWN:,} more files skipped")
     if found.run is None:
         return
     note(

@@ -71,7 +71,7 @@ class Imported:
         dropped: Number of omissions from transcripts, by reason.
         ungraded: Number of transcripts with neither a recorded outcome nor a reference answer; they count as wrong.
         disagree: Number of recorded outcomes that differ from the answer's grade; the recorded outcomes are used.
-        skipped: The files that had already been imported or duplicate another file.
+        skipped: The files that had already been imported.
     """
 
     run: str | None = None
@@ -122,15 +122,20 @@ def import_transcripts(
     if not paths:
         raise ConfigError("expected at least one file to import, got none")
     settings = {"format": format, "kind": kind, **_reader_digest(format)}
-    digests = {one: _digest(one) for one in paths}
+    digests = {one: _digest(one) for one in {one.resolve(): one for one in reversed(paths)}.values()}
     FORMAT.connect(path, create=True).close()
     held = _held(path, settings)
-    first = {digests[one]: one for one in reversed(paths) if digests[one] not in held}
-    fresh = [one for one in dict.fromkeys(paths) if first.get(digests[one]) == one]
-    skipped = tuple(str(one) for one in dict.fromkeys(paths) if one not in fresh)
+    fresh, skipped = [], tuple[str, ...]()
+    for one in (one for one in dict.fromkeys(paths) if one in digests):
+        # Samples in separate files may be equal, so files are counted.
+        if held[digests[one]]:
+            held[digests[one]] -= 1
+            skipped += (str(one),)
+        else:
+            fresh.append(one)
     if not fresh:
         return Imported(skipped=skipped)
-    identity = {**settings, "files": sorted({digests[one] for one in fresh})}
+    identity = {**settings, "files": sorted(digests[one] for one in fresh)}
     mark = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
     staged = path.with_name(f"{path.name}-import-{mark}")
     with closing(STAGING.connect(staged, create=True)) as connection:
@@ -174,16 +179,16 @@ def _reader_digest(format: str | None) -> dict[str, str]:
     return {"reader": _digest(file)} if file.is_file() else {}
 
 
-def _held(path: Path, settings: JSONMapping) -> set[str]:
-    """Return the digests of files in complete runs that were read with the same settings."""
+def _held(path: Path, settings: JSONMapping) -> Counter[str]:
+    """Return how often the digest of a file occurs in complete runs that were read with the same settings."""
     with closing(Store(path)) as store:
-        return {
+        return Counter(
             digest
             for run in store.runs()
             if is_recorded(run.config) and run.searches >= run.facts.get("problems", math.inf)
             if _same(run.config["planner"]["fields"], settings)
             for digest in run.config["planner"]["fields"]["files"]
-        }
+        )
 
 
 def _same(old: JSONMapping, new: JSONMapping) -> bool:
