@@ -256,7 +256,8 @@ def test_report_of_a_log_shows_agents_agreement_and_failures(team: Path, tmp_pat
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "160 of 40 questions" in page and "143 right, 17 wrong" in page
     assert "<td>planner</td><td>160</td><td>\N{EN DASH}</td><td>10</td>" in page
-    assert page.count("Probable first error") == 1 and "most frequent answer" in page
+    assert "planner 10, solver 7" in page and "most frequent answer" in page
+    assert page.count('<article class="failure">') == page.count('<li class="blamed">') == 10
 
 
 def test_siblings_say_nothing_where_right_samples_never_share_messages(tmp_path: Path) -> None:

@@ -157,24 +157,13 @@ def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least
         assert clearest.turn is not None
         case = f"{one_line(clearest.sample.problem_id)}: {one_line(clearest.texts[clearest.turn])}"
         rows.append(
-            [one_line(agents[agent]), Text(str(len(group)), justify="right"), _evidence(clearest), brief(case, 80)]
+            [one_line(agents[agent]), Text(str(len(group)), justify="right"), clearest.evidence, brief(case, 80)]
         )
     named = sum(map(len, groups.values()))
     unknown = Text(str(len(found) - named), justify="right")
     rows.append([Text("not known", style="dim"), unknown, "", ""])
     title = f"{one_line(label)}: {len(found)} failed samples, an agent named for {named}"
     stdout().print(table(("Agent", "Failed", "Evidence", "Clearest case"), rows, title, words=4))
-
-
-def _evidence(one: Blame) -> str:
-    """Return the evidence in words: the outcomes before and after the message."""
-    if one.source not in ("siblings", "replay") or one.turn is None:
-        return one.source
-    before, after = one.sample.after[one.turn], one.sample.after[one.turn + 1]
-    if one.source == "siblings":
-        before = type(before)(before.right - after.right, before.total - after.total)
-        return f"{before.right} of {before.total} right without it, {after.right} of {after.total} with it"
-    return f"replay: {before.right} of {before.total} right before it, {after.right} of {after.total} after it"
 
 
 def _show_remedy(found: Sequence[Blame], run: RunInfo, store: Path, least: float, replayed: int | None) -> None:
