@@ -139,7 +139,7 @@ class LogOverview:
     def _missing(self, label: str, unlabeled: int, counted: bool, unknown: int) -> list[TextTable]:
         lines = []
         if unlabeled:
-            remedy = "add answer or correct to the rows, or regrade with mas-gym regrade --task"
+            remedy = "mas-gym import --task FILE.csv, with the columns question and answer"
             lines.append(("outcomes", remedy, f"{unlabeled:,} transcripts"))
         if not counted:
             lines.append(("token counts", "log the tokens of each message", "all messages"))

@@ -30,7 +30,7 @@ from mas_gym.internal.database import transaction
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
-from mas_gym.logs import BrokenLine, LoggedMessage, read_transcripts
+from mas_gym.logs import BrokenLine, LoggedMessage, Transcript, read_transcripts
 from mas_gym.logs.reader import check_format
 from mas_gym.plugins import Spec, names_a_file
 from mas_gym.systems.dynamics import Dynamics
@@ -94,6 +94,7 @@ def import_transcripts(
     format: str | None = None,
     name: str | None = None,
     kind: Kind | None = None,
+    references: Iterable[Problem] = (),
     listen: Callable[[str, int, int], None] = lambda step, done, total: None,
 ) -> Imported:
     """Write recorded transcripts into a store as one run.
@@ -106,6 +107,8 @@ def import_transcripts(
         format: As for `mas_gym.logs.read_transcripts`.
         name: Name of the run; by default the name of the file, or of the files' folder.
         kind: Grading kind for answers without a recorded outcome; by default inferred from the reference answers.
+        references: Problems whose answers are used for transcripts of the same question without a reference answer,
+            such as a task.
         listen: Called with ``"read"``, the number of bytes read and the total, then with ``"write"``, the number of
             questions written and the total.
 
@@ -121,7 +124,8 @@ def import_transcripts(
     paths = [Path(one) for one in ([files] if isinstance(files, str | os.PathLike) else files)]
     if not paths:
         raise ConfigError("expected at least one file to import, got none")
-    settings = {"format": format, "kind": kind, **_reader_digest(format)}
+    known = {_words(problem.question): problem for problem in references}
+    settings = {"format": format, "kind": kind, **_reader_digest(format), **_references_digest(known)}
     digests = {one: _digest(one) for one in {one.resolve(): one for one in reversed(paths)}.values()}
     FORMAT.connect(path, create=True).close()
     held = _held(path, settings)
@@ -144,8 +148,11 @@ def import_transcripts(
             size = sum(one.stat().st_size for one in fresh)
             with STAGING.explained(staged), transaction(connection):
                 staging.fill(
-                    read_transcripts(
-                        fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
+                    (
+                        _answered(one, known)
+                        for one in read_transcripts(
+                            fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
+                        )
                     ),
                     kind,
                 )
@@ -179,6 +186,23 @@ def _reader_digest(format: str | None) -> dict[str, str]:
     return {"reader": _digest(file)} if file.is_file() else {}
 
 
+def _words(question: str) -> str:
+    return " ".join(question.split())
+
+
+def _references_digest(known: Mapping[str, Problem]) -> dict[str, str]:
+    if not known:
+        return {}
+    text = json.dumps([[question, one.answer, one.kind] for question, one in sorted(known.items())])
+    return {"references": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+
+
+def _answered(one: Transcript, known: Mapping[str, Problem]) -> Transcript:
+    """Return a transcript with the reference answer of its question, unless it has one."""
+    problem = known.get(_words(one.question)) if one.reference is None else None
+    return one if problem is None else replace(one, reference=problem.answer, kind=problem.kind)
+
+
 def _held(path: Path, settings: JSONMapping) -> Counter[str]:
     """Return how often the digest of a file occurs in complete runs that were read with the same settings."""
     with closing(Store(path)) as store:
@@ -194,7 +218,7 @@ def _held(path: Path, settings: JSONMapping) -> Counter[str]:
 def _same(old: JSONMapping, new: JSONMapping) -> bool:
     """Return whether files were read with equivalent settings; a detected format counts as equal to a named one."""
     formats = {old["format"], new["format"]} - {None}
-    return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader"))
+    return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader", "references"))
 
 
 def _write(
