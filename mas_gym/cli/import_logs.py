@@ -26,7 +26,10 @@ _TEXT = 600
 @opt.with_task(**dict.fromkeys(("number", "grader", "judge", "allow_code", "sandbox", "grading", "option"), False))
 def import_logs(
     source: opt.TaskSource,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Log files, optionally compressed with gzip.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Log files or folders of them, optionally compressed with gzip."),
+    ],
     store: Annotated[Path | None, typer.Option("--store", help="Run store to write.")] = None,
     format: Annotated[
         str | None,
@@ -76,7 +79,9 @@ def import_logs(
 
 def _preview(files: list[Path], format: str | None) -> None:
     from mas_gym.logs import read_transcripts, recognize
+    from mas_gym.logs.reader import log_files
 
+    files = log_files(files)
     broken: list[BrokenLine] = []
     first = next(read_transcripts(files, format, broken=broken.append), None)
     _show_broken(broken, len(broken))

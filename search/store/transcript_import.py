@@ -31,7 +31,7 @@ from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.logs import BrokenLine, LoggedMessage, Transcript, read_transcripts
-from mas_gym.logs.reader import check_format
+from mas_gym.logs.reader import check_format, log_files
 from mas_gym.plugins import Spec, names_a_file
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, RETURNED
@@ -53,6 +53,7 @@ from search.tree import Proposal, Tree
 from search.usage import Usage
 
 _LONGEST = 100
+_LISTED = 100
 _NO_PROMPT = "(not recorded)"
 
 
@@ -102,7 +103,7 @@ def import_transcripts(
     Files with contents that were already imported into the store are skipped. An interrupted import is resumed.
 
     Args:
-        files: One or several files, as for `mas_gym.logs.read_transcripts`.
+        files: One or several files or folders, as for `mas_gym.logs.read_transcripts`.
         store: The store, which is created if it is missing.
         format: As for `mas_gym.logs.read_transcripts`.
         name: Name of the run; by default the name of the file, or of the files' folder.
@@ -121,7 +122,7 @@ def import_transcripts(
     if kind is not None:
         choice("kind", kind, KINDS)
     path = store.path if isinstance(store, Store) else Path(store)
-    paths = [Path(one) for one in ([files] if isinstance(files, str | os.PathLike) else files)]
+    paths = log_files(files)
     if not paths:
         raise ConfigError("expected at least one file to import, got none")
     known = {_words(problem.question): problem for problem in references}
@@ -244,7 +245,8 @@ def _write(
         "problems": wanted,
         "started": datetime.now(UTC).isoformat(),
         "transcripts": staging.count("samples"),
-        "files": {str(one): digests[one] for one in files},
+        # The facts are rewritten with each batch.
+        "files": {str(one): digests[one] for one in files[:_LISTED]},
         "broken": broken,
         "dropped": dropped,
     }
