@@ -12,6 +12,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
@@ -27,7 +28,7 @@ REPLAYS = 8
 """The suggested number of continuations."""
 
 
-@opt.with_task(cache=False, temperature=False, top_p=False, max_tokens=False)
+@grouped(cache=False, temperature=False, top_p=False, max_tokens=False)
 def blame(
     store: opt.StorePath,
     agents: opt.AgentSource,

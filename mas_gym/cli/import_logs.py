@@ -9,6 +9,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stderr, stdout
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, check_kind
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import cut, one_line
@@ -23,7 +24,7 @@ _SHOWN = 10
 _TEXT = 600
 
 
-@opt.with_task(**dict.fromkeys(("number", "grader", "judge", "allow_code", "sandbox", "grading", "option"), False))
+@grouped(**dict.fromkeys(("number", "grader", "judge", "allow_code", "sandbox", "grading", "option"), False))
 def import_logs(
     source: opt.TaskSource,
     files: Annotated[
