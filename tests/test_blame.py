@@ -15,6 +15,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
+from mas_gym.programs import Program
 from mas_gym.tasks import Problem
 from search.compare.blame import SURE, Blame, blame_failures
 from search.compare.replay import replay
@@ -22,6 +23,7 @@ from search.compare.sibling_outcomes import Outcomes, fall_probability, repeated
 from search.store import open_store
 from tests.search_worlds import chain
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 AGENTS = ("planner", "solver", "writer")
 
 
@@ -170,6 +172,62 @@ def test_blame_command_replays_with_the_policy(tmp_path: Path) -> None:
     assert {one["source"] for one in run["samples"]} == {"replay"}
 
 
+PROGRAM = """
+from openai import OpenAI
+
+def solve(question: str, client: OpenAI) -> str:
+    said = []
+    for agent in ("agent0", "agent1", "agent2"):
+        messages = [{"role": "system", "content": f"You are the {agent}."}]
+        messages += [{"role": "user", "content": text} for text in (question, *said)]
+        said.append(client.chat.completions.create(model="any", messages=messages).choices[0].message.content)
+    return said[-1].removeprefix("Final Answer: ")
+"""
+
+
+def team_of_three(request: SamplingRequest, seed: int) -> str:
+    """As `team_of_two`, with an agent 2 that repeats the answer of agent 1."""
+    return request.messages[-1].content if request.agent == "agent2" else team_of_two(request, seed)
+
+
+def test_replay_of_a_program_continues_its_executions_from_each_message(tmp_path: Path) -> None:
+    (tmp_path / "my_agents.py").write_text(PROGRAM, encoding="utf-8")
+    program = Program(f"{tmp_path}/my_agents.py:solve")
+    policy = ScriptedPolicy(team_of_three)
+    questions = [Problem(f"p{n}", f"Question {n}?", "7", "number") for n in range(12)]
+    list(search.run("single", questions, program=program, policy=policy, store=tmp_path / "runs.db"))
+    names, found = blamed(tmp_path / "runs.db")
+    assert found and all(one.agent() is None for one in found)
+    settled = replay(found, questions, names, program, policy, search.Sampling(), n=8, seed=43)
+    assert {names[one.agent()] for one in settled if one.agent() is not None} == {"agent0"}
+    assert all(one.source == "replay" and one.confidence > SURE for one in settled)
+    (tmp_path / "others.py").write_text(PROGRAM.replace("agent1", "agent3"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="--program"):
+        replay(found, questions, names, Program(f"{tmp_path}/others.py:solve"), policy, search.Sampling(), n=2, seed=43)
+
+
+def test_blame_command_names_the_program_and_replays_it(tmp_path: Path) -> None:
+    store, program = tmp_path / "runs.db", f"{EXAMPLES}/programs/plain_openai.py:solve"
+    problems = mas_gym.load_task("arithmetic", split="dev")[:6]
+    list(search.run("single", problems, program=program, policy=load_policy("tiny"), store=store))
+    done = command("blame", store)
+    assert done.exit_code == 0 and "--replay 8 --program PROGRAM" in " ".join(done.output.split())
+    refused = command("blame", store, "--replay", 2)
+    assert refused.exit_code == 2 and "--program" in refused.output
+    done = command("blame", store, "--replay", 2, "--program", program, "--json", tmp_path / "blame.json")
+    assert done.exit_code == 0, done.output
+    [run] = json.loads((tmp_path / "blame.json").read_text(encoding="utf-8"))["runs"]
+    assert {one["source"] for one in run["samples"]} == {"replay"}
+
+
+def test_replay_with_another_model_than_that_of_the_run_is_an_error(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(team_of_two)
+    questions = [Problem(f"p{n}", f"Question {n}?", "7", "number") for n in range(6)]
+    list(search.run("single", questions, mas=chain(2), policy=policy, store=tmp_path / "runs.db"))
+    done = command("blame", tmp_path / "runs.db", "--replay", 2)
+    assert done.exit_code == 2 and "--policy" in done.output and policy.name in done.output
+
+
 def test_replay_of_imported_transcripts_without_a_system_is_an_error(team: Path) -> None:
     done = command("blame", team, "--threshold", 0.999, "--replay", 2)
     assert done.exit_code == 2 and "--mas" in done.output
@@ -198,7 +256,8 @@ def test_report_of_a_log_shows_agents_agreement_and_failures(team: Path, tmp_pat
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "160 of 40 questions" in page and "143 right, 17 wrong" in page
     assert "<td>planner</td><td>160</td><td>\N{EN DASH}</td><td>10</td>" in page
-    assert page.count("Probable first error") == 1 and "most frequent answer" in page
+    assert "planner 10, solver 7" in page and "most frequent answer" in page
+    assert page.count('<article class="failure">') == page.count('<li class="blamed">') == 10
 
 
 def test_siblings_say_nothing_where_right_samples_never_share_messages(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ import rewardmodels
 import search
 from mas_gym.errors import ConfigError, DataError
 from rewardmodels import LabeledTree, collect, load_critic, stored_trees
+from rewardmodels.data.dataset import export, load_data
+from rewardmodels.data.question_digests import question_digest
 from rewardmodels.model.feature_critic import FEATURES, features_of
+from rewardmodels.model.training_questions import trained_questions
 from rewardmodels.training.train_feature_critic import train_features
 from search.store import recorded_states
 
@@ -129,7 +132,7 @@ def test_train_command_accepts_a_log(log: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0 and "auc" in result.output, result.output
     assert "eval --recorded" in " ".join(result.output.split())
     result = command("train", "masprm", "--store", log, "--base", "features", "--out", tmp_path / "process")
-    assert f"mas-gym blame {log}" in "".join(result.output.split("\n")), result.output
+    assert "mas-gym blame LATER.db" in " ".join(result.output.split()), result.output
     assert "cannot be combined" in said(
         command("train", "orm", "--store", log, "--base", "features", "--set", "seed=1")
     )
@@ -156,6 +159,34 @@ def test_evaluation_on_training_questions_is_rejected_with_the_remedy(log: Path,
     assert "--split held-out" in said(evaluated("part"))
     done = evaluated("part", "--split", "held-out")
     assert done.exit_code == 0, done.output
+
+
+def test_blame_with_a_critic_on_its_training_questions_is_rejected_with_the_remedy(log: Path, tmp_path: Path) -> None:
+    def blamed(folder: str, *words: object) -> Any:
+        return command("blame", log, "--critic", tmp_path / folder, *words)
+
+    words = ("train", "masprm", "--store", log, "--base", "features", "--out")
+    assert command(*words, tmp_path / "all").exit_code == 0
+    assert "--split held-out" in said(blamed("all"))
+    assert "--split train" in said(blamed("all", "--split", "held-out"))
+    assert "--critic" in said(command("blame", log, "--split", "held-out"))
+    trained = command(*words, tmp_path / "part", "--split", "train")
+    assert f"mas-gym blame {log} --split held-out" in "".join(trained.output.split("\n")), trained.output
+    done = blamed("part", "--split", "held-out")
+    assert done.exit_code == 0, done.output
+
+
+def test_critics_trained_in_python_record_their_questions(log: Path, tmp_path: Path) -> None:
+    asked = {question_digest(one.tree.states[0].question) for one in trees(log)}
+    data = collect(trees(log), "outcomes")
+    export(data, tmp_path / "data")
+    assert load_data(tmp_path / "data").questions == data.questions == asked
+    trained = rewardmodels.train(data, tmp_path / "orm", kind="orm", head="bce", epochs=1)
+    assert trained_questions(str(trained.folder)) == asked
+    rows = list(recorded_states(search.Recorded(log), True))
+    train_features(rows, tmp_path / "features", "orm")
+    assert trained_questions(f"{tmp_path}/features") == asked
+    assert trained_questions(f"ensemble:{tmp_path}/features#force=true,tiny-orm") == asked
 
 
 @pytest.mark.slow

@@ -1,4 +1,9 @@
-"""Formats of logs: a small file in each documented shape is recognized and read, and damage is reported."""
+"""Formats of logs: a small file of each tool, or in the documented shape, is recognized and read; damage is reported.
+
+The files in data/logs were written by the tools, with rule-based models: inspect-ai 0.3.285 (three solvers, one
+question, two epochs in the archive), langgraph 1.2.24 with langchain-core 1.8.3 (three nodes), smolagents 1.26.0 (a
+tool-calling agent), crewai 1.15.30 (three tasks), openai 3.57.0 (replies of chat.completions with added names).
+"""
 
 import json
 import zipfile
@@ -15,6 +20,15 @@ from mas_gym.errors import DataError
 from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognize
 
 ASKED, SAID = "What is 1 + 1?", "Final Answer: 2"
+RECORDED = Path(__file__).parent / "data" / "logs"
+SHOP = "Shop 0 has 3 boxes with 4 pens each and gives 1 pens away. How many pens are left?"
+TEAM = ("planner", "solver", "writer")
+
+
+def recorded(name: str) -> Any:
+    """Return the content of a file that a tool wrote; of a file of lines, their list."""
+    text = (RECORDED / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else json.loads(text)
 
 
 class Case(NamedTuple):
@@ -29,6 +43,7 @@ class Case(NamedTuple):
         reference: The reference answer.
         correct: The outcome.
         dropped: A kind of content that is left out.
+        asked: The question.
     """
 
     format: str
@@ -39,6 +54,7 @@ class Case(NamedTuple):
     reference: str | None = None
     correct: bool | None = None
     dropped: str = ""
+    asked: str = ASKED
 
 
 def agent_message(source: str, content: object, kind: str = "TextMessage", **more: object) -> dict[str, object]:
@@ -60,36 +76,6 @@ UPDATES = [
     {"planner": {"messages": [{"type": "ai", "content": "Add."}]}},
     {"solver": {"messages": [{"type": "ai", "content": SAID}]}, "router": None},
 ]
-STEPS = [
-    {"system_prompt": "Use tools."},
-    {"task": ASKED, "task_images": None},
-    {"plan": "Add.", "model_output_message": {"role": "assistant", "content": "Add."}},
-    {
-        "step_number": 1, "timing": {}, "model_input_messages": None, "error": None, "is_final_answer": True,
-        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "final_answer", "arguments": {"a": 2}}}],
-        "model_output": SAID, "observations": "2", "token_usage": {"input_tokens": 5, "output_tokens": 3},
-    },
-]  # fmt: skip
-CREW_LOG = [
-    {"timestamp": "t", "task_name": "plan", "task": ASKED, "agent": "planner", "status": "started", "output": None},
-    {"timestamp": "t", "task_name": "plan", "task": ASKED, "agent": "planner", "status": "completed", "output": "Add."},
-    {"timestamp": "t", "task_name": "solve", "task": "Solve.", "agent": "solver", "status": "started"},
-    {
-        "timestamp": "t",
-        "task_name": "solve",
-        "task": "Solve.",
-        "agent": "solver",
-        "status": "completed",
-        "output": SAID,
-    },
-]
-CREW_OUTPUT = {
-    "raw": SAID, "pydantic": None, "json_dict": None, "token_usage": {"total_tokens": 12},
-    "tasks_output": [
-        {"description": ASKED, "name": "plan", "expected_output": "A plan", "raw": "Add.", "agent": "planner"},
-        {"description": "Solve.", "name": "solve", "expected_output": "A number", "raw": SAID, "agent": "solver"},
-    ],
-}  # fmt: skip
 BATCH = [
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions",
      "body": {"model": "small", "messages": [{"role": "user", "content": ASKED}]}},
@@ -104,6 +90,7 @@ BATCH_RESPONSES = [
         "output": [{"type": "reasoning", "summary": []},
                    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": SAID}]}]}}},
 ]  # fmt: skip
+UNNAMED = "name of a message's node, which a state does not contain (stream_mode='updates' does)"
 MARK = "\u043a\u0438"
 SHEPHERD = f"{ASKED} Step 1: 1 + 1 = 2 {MARK}\n{SAID} {MARK}"
 
@@ -204,10 +191,36 @@ CASES = {
     "langgraph modes": Case(
         "langgraph", [["updates", one] for one in UPDATES], lines=True, speakers=("planner", "solver")
     ),
+    "langgraph states and updates": Case(
+        "langgraph",
+        recorded("langgraph-updates-and-values.jsonl"),
+        lines=True,
+        speakers=TEAM,
+        last="There are 11 pens left.\nFinal Answer: 11",
+        asked=SHOP,
+    ),
+    "langgraph streamed states": Case(
+        "langgraph",
+        recorded("langgraph-values.jsonl"),
+        lines=True,
+        last="There are 11 pens left.\nFinal Answer: 11",
+        asked=SHOP,
+        dropped=UNNAMED,
+    ),
     "langgraph state": Case(
         "langgraph",
-        {"values": {"messages": [{"type": "human", "content": ASKED}, *({"type": "ai", "content": SAID},) * 2]}},
-        dropped="name of a message's node, which a state does not contain (stream_mode='updates' does)",
+        recorded("langgraph-state.json"),
+        last="There are 11 pens left.\nFinal Answer: 11",
+        asked=SHOP,
+        dropped=UNNAMED,
+    ),
+    "openai chat": Case(
+        "chat",
+        recorded("openai-chat.json"),
+        speakers=TEAM,
+        last="There are 11 pens left.\nFinal Answer: 11",
+        reference="11",
+        asked=SHOP,
     ),
     "openlit": Case("otel", OPENLIT, speakers=("solver",)),
     "otel reasoning": Case("otel", REASONING, speakers=("solver",)),
@@ -215,6 +228,16 @@ CASES = {
     "phoenix table": Case("phoenix", PHOENIX, lines=True, speakers=("solver",)),
     "langfuse download": Case("langfuse", LANGFUSE, speakers=("solver",)),
     "inspect": Case(
+        "inspect",
+        recorded("inspect.json"),
+        speakers=TEAM,
+        last="There are 38 pens left.\nFinal Answer: 38",
+        reference="38",
+        correct=True,
+        asked=SHOP.replace("Shop 0 has 3 boxes with 4", "Shop 7 has 10 boxes with 4").replace("1 pens", "2 pens"),
+        dropped="user's message with the question",
+    ),
+    "inspect tools": Case(
         "inspect",
         {"version": 2, "eval": {"model": "m"}, "plan": {}, "samples": [inspect_sample(1, "C")]},
         speakers=("Assistant", "add"),
@@ -230,7 +253,7 @@ CASES = {
         reference="2",
         correct=False,
     ),
-    "lm-eval choice": Case("lm-eval", [choice_row(1, 2, 2)], lines=True, last="blue", correct=True),
+    "lm-eval choice": Case("lm-eval", [choice_row(1, 2, 2)], lines=True, last="blue", correct=True, asked="Which one?"),
     "verifiers": Case(
         "verifiers",
         [
@@ -255,15 +278,22 @@ CASES = {
         lines=True,
         correct=False,
     ),
-    "crewai log": Case("crewai", CREW_LOG, speakers=("planner", "solver")),
-    "crewai output": Case("crewai", CREW_OUTPUT, speakers=("planner", "solver")),
+    "crewai log": Case("crewai", recorded("crewai-log.json"), speakers=TEAM, last="11", asked=SHOP),
+    "crewai output": Case("crewai", recorded("crewai-output.json"), speakers=TEAM, last="11", asked=SHOP),
     "smolagents": Case(
         "smolagents",
-        {"output": 2, "state": "success", "steps": STEPS},
-        speakers=("Agent", "final_answer"),
-        last="2",
+        recorded("smolagents-result.json"),
+        speakers=("Agent", "times", "final_answer"),
+        last="11",
+        asked=SHOP,
     ),
-    "smolagents memory": Case("smolagents", STEPS, speakers=("Agent", "final_answer"), last="2"),
+    "smolagents memory": Case(
+        "smolagents",
+        recorded("smolagents-steps.json"),
+        speakers=("Agent", "times", "final_answer"),
+        last="11",
+        asked=SHOP,
+    ),
     "openai batch": Case("openai-batch", BATCH, lines=True),
     "openai batch responses": Case("openai-batch", BATCH_RESPONSES, lines=True),
 }  # fmt: skip
@@ -287,8 +317,7 @@ def test_format_is_recognized_and_read(case: Case, tmp_path: Path) -> None:
     assert recognize(file) == case.format
     [one], broken = read(file)
     assert not broken
-    asked = "Which one?" if case.last == "blue" else ASKED
-    assert one.question == asked
+    assert one.question == case.asked
     assert tuple(one.speakers) == case.speakers
     assert one.messages[-1].text == case.last
     assert (one.reference, one.correct) == (case.reference, case.correct)
@@ -357,6 +386,47 @@ def test_archive_of_another_kind_or_damaged_raises_data_error(tmp_path: Path) ->
             read(tmp_path / name)
 
 
+def test_zstandard_archive_of_inspect_is_read_with_its_solvers_and_tokens() -> None:
+    found, broken = read(RECORDED / "inspect.eval")
+    assert not broken
+    assert [(one.facts["epoch"], one.speakers, one.correct) for one in found] == [
+        (1, [*TEAM], True),
+        (2, [*TEAM], True),
+    ]
+    assert [message.tokens for message in found[0].messages] == [7, 10, 8]
+
+
+def test_damaged_zstandard_archive_is_reported(tmp_path: Path) -> None:
+    data = bytearray((RECORDED / "inspect.eval").read_bytes())
+    place = data.find(b"samples/7_epoch_2.json")
+    data[place + 100 : place + 130] = bytes(30)
+    (tmp_path / "log.eval").write_bytes(data)
+    found, broken = read(tmp_path / "log.eval")
+    assert (len(found), len(broken)) == (1, 1)
+
+
+def test_langgraph_stream_of_states_and_updates_holds_several_runs(tmp_path: Path) -> None:
+    rows = recorded("langgraph-updates-and-values.jsonl")
+    found, broken = read(write(tmp_path, Case("langgraph", [*rows, *rows], lines=True)))
+    assert [(one.question, one.speakers) for one in found] == [(SHOP, [*TEAM])] * 2
+    assert not broken
+    states = [row for row in rows if row[0] == "values"]
+    found, _ = read(write(tmp_path, Case("langgraph", [*states, *states], lines=True)))
+    assert [len(one.messages) for one in found] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [{"type": "AIMessageChunk", "content": "M"}, {"langgraph_node": "planner"}],
+        {"step": 1, "timestamp": "t", "type": "task", "payload": {"name": "planner"}},
+    ],
+)
+def test_langgraph_stream_without_whole_messages_names_the_stream_modes(row: Any, tmp_path: Path) -> None:
+    _, broken = read(write(tmp_path, Case("langgraph", [row] * 2, lines=True)))
+    assert all('["updates", "values"]' in line.reason for line in broken) and len(broken) == 2
+
+
 def test_langgraph_updates_without_a_question_report_the_remedy(tmp_path: Path) -> None:
     _, broken = read(write(tmp_path, Case("langgraph", UPDATES[1:])))
     assert "__start__" in broken[0].reason
@@ -377,8 +447,9 @@ def test_langgraph_stream_of_states_is_one_run(tmp_path: Path) -> None:
 
 
 def test_crewai_log_holds_several_runs(tmp_path: Path) -> None:
-    found, _ = read(write(tmp_path, Case("crewai", [*CREW_LOG, *CREW_LOG])))
-    assert [one.speakers for one in found] == [["planner", "solver"]] * 2
+    log = recorded("crewai-log.json")
+    found, _ = read(write(tmp_path, Case("crewai", [*log, *log])))
+    assert [one.speakers for one in found] == [[*TEAM]] * 2
 
 
 def test_openai_batch_joins_two_files_and_reports_errors(tmp_path: Path) -> None:
@@ -425,11 +496,11 @@ def test_every_format_is_documented_in_the_guide() -> None:
 def test_eval_archive_with_an_unreadable_compression_names_the_remedy(tmp_path: Path) -> None:
     file = write_eval(tmp_path / "log.eval", [inspect_sample(1, "C")])
     data = file.read_bytes()
-    # The method is at byte 8 of a local header and at byte 10 of an entry of the directory; 93 is Zstandard.
+    # The method is at byte 8 of a local header and at byte 10 of an entry of the directory; 98 is PPMd.
     for mark, at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         place = data.find(mark)
         while place >= 0:
-            data = data[: place + at] + b"\x5d\x00" + data[place + at + 2 :]
+            data = data[: place + at] + b"\x62\x00" + data[place + at + 2 :]
             place = data.find(mark, place + 1)
     file.write_bytes(data)
     for call in (read, search.compare_results):

@@ -517,9 +517,37 @@ def test_second_import_skips_stored_transcripts(store: Path, tmp_path: Path) -> 
     copy = write(tmp_path / "copy.jsonl", *SAMPLES)
     other, twin = (write(tmp_path / name, SAMPLES[3]) for name in ("other.jsonl", "twin.jsonl"))
     more = search.import_transcripts([copy, other, twin], store, format="chat")
-    assert (more.transcripts, more.skipped) == (1, (str(copy), str(twin)))
+    assert (more.transcripts, more.skipped) == (2, (str(copy),))
     with pytest.raises(StoreError, match="another name"):
         search.import_transcripts(write(tmp_path / "third.jsonl", SAMPLES[0]), store, name="log")
+
+
+def test_import_with_a_task_adds_missing_reference_answers(tmp_path: Path) -> None:
+    rows = [said(("A", "Final Answer: 5"), question=f"Number\n{n}?") for n in (5, 6, 7)]
+    rows.append(said(("A", "Final Answer: 5"), question="Number 8?", answer="5"))
+    log, answers = write(tmp_path / "log.jsonl", *rows), tmp_path / "answers.csv"
+    answers.write_text("question,answer\nNumber 5?,5\nNumber 6?,6\nNumber 8?,8\n", encoding="utf-8")
+    before = command("import", log, "--store", tmp_path / "runs.db", "--name", "bare")
+    assert "--task" in before.output
+    done = command("import", log, "--store", tmp_path / "runs.db", "--task", answers, "--name", "graded")
+    assert done.exit_code == 0, done.output
+    assert "1 transcripts have neither" in done.output
+    with search.open_store(tmp_path / "runs.db") as store:
+        found = {problem.question: plan.correct for problem, plan in store.searches("graded")}
+    assert (found["Number\n5?"], found["Number\n6?"], found["Number 8?"]) == (True, False, True)
+    again = command("import", log, "--store", tmp_path / "runs.db", "--task", answers)
+    assert "contents were imported before" in again.output
+
+
+def test_samples_in_separate_equal_files_are_imported_once_each(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{n}.jsonl", said(("A", "Final Answer: 5"), answer="5")) for n in range(3)]
+    store = tmp_path / "runs.db"
+    first = search.import_transcripts([*files[:2], files[0]], store)
+    assert (first.transcripts, first.questions, first.skipped) == (2, 1, ())
+    again = search.import_transcripts(files[:2], store)
+    assert (again.run, len(again.skipped)) == (None, 2)
+    more = search.import_transcripts(files, store)
+    assert (more.transcripts, len(more.skipped)) == (1, 2)
 
 
 def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

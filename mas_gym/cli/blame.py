@@ -12,9 +12,11 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.internal.whole_files import write_file
 
@@ -26,19 +28,22 @@ REPLAYS = 8
 """The suggested number of continuations."""
 
 
+@grouped(cache=False, temperature=False, top_p=False, max_tokens=False)
 def blame(
     store: opt.StorePath,
+    agents: opt.AgentSource,
     critic: Annotated[
         str | None,
         typer.Option("--critic", help="Critic for samples that the others do not decide; by default stored values."),
     ] = None,
     run: opt.RunNames = None,
+    split: Annotated[
+        str, typer.Option("--split", help="all questions, or held-out: those that the critic was not trained on.")
+    ] = "all",
     replay: Annotated[
         int | None,
         typer.Option("--replay", min=1, help="Decide the others by N new continuations from each of their messages."),
     ] = None,
-    mas: opt.MASName = None,
-    policy: opt.PolicyName = None,
     threshold: Annotated[
         float | None,
         typer.Option("--threshold", min=0.0, max=1.0, help="Minimum probability to name an agent; by default 0.7."),
@@ -53,58 +58,70 @@ def blame(
     from search import open_store
     from search.compare.blame import SURE, blame_failures, critic_values, stored_values
 
+    held_out = choice("--split", split, ("all", "held-out")) == "held-out"
     check_folder(json)
     least = SURE if threshold is None else threshold
     values = stored_values if critic is None else critic_values(read_critic(critic))
     document = []
     with open_store(store) as opened:
         for info in [opened.find(one) for one in run] if run else opened.runs():
-            agents = [agent.name for agent in info.mas.agents]
-            found = blame_failures(opened.plans(info.run), values, least)
+            names = [agent.name for agent in info.mas.agents]
+            asked = _asked(opened, info, critic, held_out)
+            plans = (one for one in opened.plans(info.run) if asked is None or one.problem_id in asked)
+            found = blame_failures(plans, values, least)
             if replay is not None and found:
-                found = _replayed(found, opened, info, replay, mas, policy, least)
+                found = _replayed(found, opened, info, replay, agents, least)
             if not found:
                 note(f"{one_line(info.label)}: no failed samples with a known outcome", "yellow")
                 continue
-            _show_blame(info.label, found, agents, least)
+            _show_blame(info.label, found, names, least)
             _show_remedy(found, info, store, least, replay)
-            document.append({"run": info.run, "label": info.label, "samples": [_row(b, agents, least) for b in found]})
+            document.append({"run": info.run, "label": info.label, "samples": [_row(b, names, least) for b in found]})
     if json is not None:
         write_file(json, jsonlib.dumps({"schema": 2, "threshold": least, "runs": document}, indent=1))
         note(f"wrote {json}")
 
 
+def _asked(store: Store, run: RunInfo, critic: str | None, held_out: bool) -> set[str] | None:
+    """Return the ids of the problems that the critic was not trained on; None without a critic."""
+    from rewardmodels.model.training_questions import untrained
+
+    if critic is None:
+        if held_out:
+            raise ConfigError("--split held-out: expected --critic as well, got none")
+        return None
+    return {problem.id for problem in untrained(list(store.problems(run.run)), [critic], store.path, held_out)}
+
+
 def _replayed(
-    found: Sequence[Blame],
-    store: Store,
-    run: RunInfo,
-    count: int,
-    mas: str | None,
-    policy: str | None,
-    least: float,
+    found: Sequence[Blame], store: Store, run: RunInfo, count: int, agents: opt.AgentSource, least: float
 ) -> list[Blame]:
     """Return the blame of all failed samples, with those that were not decided replayed."""
-    from mas_gym.cli.option_values import read_policy
-    from mas_gym.systems.loading import load_mas
     from search import Sampling
     from search.compare.replay import replay
     from search.results.run_info import is_recorded
 
-    if run.mas.program and mas is None:
+    given = agents.mas is not None or agents.program is not None
+    if run.mas.program and not given:
         raise ConfigError(
-            f"--replay: expected --mas with the system that wrote the transcripts of {run.label}, got none; it cannot "
-            "replay agent programs"
+            f"--replay: expected --mas or --program with the agents that wrote the transcripts of {run.label}, got none"
         )
-    system = run.mas if mas is None else load_mas(mas)
-    if policy is None and is_recorded(run.config):
+    if agents.policy is None and is_recorded(run.config):
         raise ConfigError("--replay: expected --policy with the model that wrote the transcripts, got none")
+    spec = agents.load(None) if given else None
+    system = run.mas if spec is None else spec.mas
+    policy, wrote = agents.read_policy(system), run.config["policy"]["name"]
+    if not is_recorded(run.config) and policy.name != wrote:
+        raise ConfigError(
+            f"--replay: expected --policy with the model that wrote the transcripts, {wrote}, got {policy.name}"
+        )
     undecided = [one for one in found if one.agent(least) is None]
     replayed = replay(
         undecided,
         store.problems(run.run),
         [agent.name for agent in run.mas.agents],
-        system,
-        read_policy(policy or dict(system.policies) or "tiny"),
+        system if spec is None or spec.program is None else spec.program,
+        policy,
         Sampling(**run.config["sampling"]),
         n=count,
         seed=run.config["seed"] + 1,
@@ -141,7 +158,7 @@ def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least
         assert clearest.turn is not None
         case = f"{one_line(clearest.sample.problem_id)}: {one_line(clearest.texts[clearest.turn])}"
         rows.append(
-            [one_line(agents[agent]), Text(str(len(group)), justify="right"), _evidence(clearest), brief(case, 80)]
+            [one_line(agents[agent]), Text(str(len(group)), justify="right"), clearest.evidence, brief(case, 80)]
         )
     named = sum(map(len, groups.values()))
     unknown = Text(str(len(found) - named), justify="right")
@@ -150,19 +167,10 @@ def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least
     stdout().print(table(("Agent", "Failed", "Evidence", "Clearest case"), rows, title, words=4))
 
 
-def _evidence(one: Blame) -> str:
-    """Return the evidence in words: the outcomes before and after the message."""
-    if one.source not in ("siblings", "replay") or one.turn is None:
-        return one.source
-    before, after = one.sample.after[one.turn], one.sample.after[one.turn + 1]
-    if one.source == "siblings":
-        before = type(before)(before.right - after.right, before.total - after.total)
-        return f"{before.right} of {before.total} right without it, {after.right} of {after.total} with it"
-    return f"replay: {before.right} of {before.total} right before it, {after.right} of {after.total} after it"
-
-
 def _show_remedy(found: Sequence[Blame], run: RunInfo, store: Path, least: float, replayed: int | None) -> None:
     """Print why first errors are not known, and what would settle them."""
+    from search.results.run_info import is_recorded
+
     unknown = [one for one in found if one.agent(least) is None]
     if not unknown:
         return
@@ -177,7 +185,8 @@ def _show_remedy(found: Sequence[Blame], run: RunInfo, store: Path, least: float
     if replayed is None:
         note("Not known: " + "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()))
         first = min((one for one in unknown), key=lambda one: one.sample.shared).sample.shared + 1
-        extra = " --mas SYSTEM --policy MODEL" if run.mas.program else ""
+        written = "--mas SYSTEM" if is_recorded(run.config) else "--program PROGRAM" if run.mas.program else ""
+        extra = f" {written} --policy MODEL" if written else ""
         note(
             f"To settle them, replay {REPLAYS} continuations from message {first} on: mas-gym blame {store} "
             f"--replay {REPLAYS}{extra}; or score the messages with --critic"

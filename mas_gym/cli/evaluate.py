@@ -153,24 +153,13 @@ def evaluate(
 
 def _recorded(path: Path, run: str | None, distinct: bool, task: opt.TaskSource, critics: Sequence[str]) -> RunSpec:
     """Return the spec of a recorded run; reject questions that a critic was trained on."""
-    from rewardmodels.model.training_questions import question_digest, trained_questions
+    from rewardmodels.model.training_questions import untrained
     from search import Recorded
     from search.run_spec import RunSpec
 
     source = Recorded(path, run, distinct=distinct)
-    known = frozenset[str]().union(*map(trained_questions, critics))
-    others = [problem for problem in source if question_digest(problem.question) not in known]
     choice("--split", task.split, ("test", "held-out"))
-    if len(others) < len(source) and task.split != "held-out":
-        raise ConfigError(
-            f"expected questions that the critics were not trained on, got {len(source) - len(others):,} of "
-            f"{len(source):,} that they were; leave them out with --split held-out"
-        )
-    if not others:
-        raise ConfigError(
-            f"--split held-out: the critics were trained on all {len(source):,} questions of {path}; train them on a "
-            "part of the questions with mas-gym train ... --split train, or use another log"
-        )
+    others = untrained(list(source), critics, path, task.split == "held-out")
     opt.check_number(task.number, len(others), str(path))
     return RunSpec(others[: task.number], source.mas, source.policy, recorded=source)
 

@@ -9,6 +9,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stderr, stdout
+from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, check_kind
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import cut, one_line
@@ -23,8 +24,13 @@ _SHOWN = 10
 _TEXT = 600
 
 
+@grouped(**dict.fromkeys(("number", "grader", "judge", "allow_code", "sandbox", "grading", "option"), False))
 def import_logs(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Log files, optionally compressed with gzip.")],
+    source: opt.TaskSource,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Log files or folders of them, optionally compressed with gzip."),
+    ],
     store: Annotated[Path | None, typer.Option("--store", help="Run store to write.")] = None,
     format: Annotated[
         str | None,
@@ -35,17 +41,17 @@ def import_logs(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run; by default the file name.")] = None,
-    kind: opt.AnswerKind = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the first transcript as it will be stored, and write nothing.")
     ] = False,
 ) -> None:
     """Import recorded transcripts as a run; samples of one question become candidates and share their common prefix.
 
+    With --task, transcripts without a reference answer get that of the same question in the task, such as a CSV file.
     Invalid lines are reported, and the other lines are imported. To resume an interrupted import, repeat the command;
     files that are already in the store are skipped.
     """
-    checked = None if kind is None else check_kind(kind)
+    kind = None if source.kind is None else check_kind(source.kind)
     if dry_run:
         _preview(files, format)
         return
@@ -56,6 +62,7 @@ def import_logs(
     from search.store.transcript_import import import_transcripts
 
     check_folder(store)
+    references = source.load() if source.task is not None else ()
     console = stderr()
     tasks: dict[str, TaskID] = {}
 
@@ -65,13 +72,17 @@ def import_logs(
         bars.update(tasks[step], completed=done)
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        found = import_transcripts(files, store, format=format, name=name, kind=checked, listen=listen)
+        found = import_transcripts(
+            files, store, format=format, name=name, kind=kind, references=references, listen=listen
+        )
     _show(found, store)
 
 
 def _preview(files: list[Path], format: str | None) -> None:
     from mas_gym.logs import read_transcripts, recognize
+    from mas_gym.logs.reader import log_files
 
+    files = log_files(files)
     broken: list[BrokenLine] = []
     first = next(read_transcripts(files, format, broken=broken.append), None)
     _show_broken(broken, len(broken))
@@ -100,8 +111,10 @@ def _show_transcript(one: Transcript) -> None:
 
 
 def _show(found: Imported, store: Path) -> None:
-    for path in found.skipped:
+    for path in found.skipped[:_SHOWN]:
         note(f"{one_line(path)}: skipped, because its contents were imported before")
+    if len(found.skipped) > _SHOWN:
+        note(f"and {len(found.skipped) - _SHOWN:,} more files skipped")
     if found.run is None:
         return
     note(
@@ -113,7 +126,8 @@ def _show(found: Imported, store: Path) -> None:
     _show_broken(found.lines, found.broken)
     if found.ungraded:
         note(
-            f"{found.ungraded:,} transcripts have neither an outcome nor a reference answer and count as wrong",
+            f"{found.ungraded:,} transcripts have neither an outcome nor a reference answer and count as wrong; import "
+            "them with --task FILE.csv, which has the columns question and answer",
             "yellow",
         )
     if found.disagree:

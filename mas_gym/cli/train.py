@@ -176,7 +176,7 @@ def _train(
     min_continuations: int | None = None,
 ) -> None:
     import rewardmodels
-    from rewardmodels.model.training_questions import for_training, write_questions
+    from rewardmodels.data.question_digests import for_training
     from rewardmodels.training.config import check_head
 
     check_head(kind, head)
@@ -189,13 +189,9 @@ def _train(
     overrides: dict[str, Any] = {**read_pairs(setting), "kind": kind, "head": head, "view": view}
     wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
-    asked: set[str] = set()
-
     def trees() -> Iterator[LabeledTree]:
         for tree in chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores):
-            question = tree.tree.states[0].question
-            if part == "all" or for_training(question):
-                asked.add(question)
+            if part == "all" or for_training(tree.tree.states[0].question):
                 yield tree
 
     # Only one of torchrun's processes prints.
@@ -208,8 +204,7 @@ def _train(
     points = rewardmodels.collect(trees(), "points", **mined) if wanted == "pairs" else None
     trained = rewardmodels.train(data, out, base, points=points, device=device, log=say, **overrides)
     if first:
-        write_questions(trained.folder, asked)
-        _show_metrics(trained.info.metrics, trained.folder, _next(kind, stores[0], trained.folder))
+        _show_metrics(trained.info.metrics, trained.folder, _next(kind, stores[0], trained.folder, part))
 
 
 def _train_features(
@@ -221,7 +216,7 @@ def _train_features(
     min_continuations: int | None,
     given: Mapping[str, object],
 ) -> None:
-    from rewardmodels.model.training_questions import for_training, write_questions
+    from rewardmodels.data.question_digests import for_training
     from rewardmodels.training.train_feature_critic import train_features
     from search import Recorded
     from search.store import recorded_states
@@ -236,8 +231,7 @@ def _train_features(
         if not part or for_training(row.context.state.question)
     ]
     model = train_features(rows, out, kind, note, min_continuations)  # type: ignore[arg-type]
-    write_questions(out, (row.context.state.question for row in rows))
-    _show_metrics(model.metrics, out, _next(kind, stores[0], out))
+    _show_metrics(model.metrics, out, _next(kind, stores[0], out, "train" if part else "all"))
 
 
 @app.command(
@@ -297,17 +291,19 @@ def agents(
         stdout().print(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim")
 
 
-def _next(kind: str, store: Path, folder: Path) -> str:
-    """Return a command for the critic: on the log that it was trained on, or on the bundled agents."""
+def _next(kind: str, store: Path, folder: Path, part: str) -> str:
+    """Return a command for the critic: on other questions of a log, or on the bundled agents."""
     from search import open_store
     from search.results.run_info import is_recorded
 
     with open_store(store) as opened:
         if not any(is_recorded(run.config) for run in opened.runs()):
             return f"mas-gym eval --critic {folder} --planner mcts:10,3"
+    later = ("LATER.db", ", on a log with other questions")
+    log, others = (f"{store} --split held-out", "") if part == "train" else later
     if kind == "masprm":
-        return f"mas-gym blame {store} --critic {folder}"
-    return f"mas-gym eval --recorded LATER.db --planner bon:5 --critic {folder}, on a log with other questions"
+        return f"mas-gym blame {log} --critic {folder}{others}"
+    return f"mas-gym eval --recorded {log} --planner bon:5 --critic {folder}{others}"
 
 
 def _show_metrics(metrics: Mapping[str, object], folder: Path, following: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from mas_gym.errors import DataError, is_number, shown
+from mas_gym.errors import DataError, is_number, need, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import made, reference_of, text_or_none
 from mas_gym.logs.messages import message_content, read_history
@@ -20,6 +21,9 @@ _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "no": 0.0, "true"
 """Inspect's grades (correct, incorrect, partial, no answer) and words as numbers, as in its own accuracy."""
 _ATTACHED = "attachment://"
 _DEPTH = 20
+_ZSTANDARD = 93
+_NAME_LENGTHS = 26
+"""Position of the lengths of the name and of the extra field in the header of a member."""
 
 
 def is_archive(path: Path) -> bool:
@@ -59,19 +63,35 @@ def _is_sample(one: zipfile.ZipInfo) -> bool:
 def _member(path: Path, archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> object:
     """Return the JSON value of a member of the archive, of at most `LONGEST` bytes."""
     try:
-        with archive.open(one) as opened:
-            data = opened.read(LONGEST + 1)
+        if one.compress_type == _ZSTANDARD:
+            data = _unpacked(path, one)
+        else:
+            with archive.open(one) as opened:
+                data = opened.read(LONGEST + 1)
     except NotImplementedError as error:
-        # Recent versions of Inspect compress with Zstandard, which this version of Python cannot read.
         raise DataError(
-            f"{path}: expected members compressed with deflate, got: {error}; convert the log with: inspect log "
-            "convert --to json"
+            f"{path}: expected members compressed with deflate or Zstandard, got: {error}; convert the log with: "
+            "inspect log convert --to json"
         ) from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error) as error:
         return BadRow(f"expected a complete member of the archive, got: {error}")
     if len(data) > LONGEST:
         return BadRow(f"expected a sample of at most {LONGEST:,} bytes, got more")
     return parsed(data)
+
+
+def _unpacked(path: Path, one: zipfile.ZipInfo) -> bytes:
+    """Return the content of a member that Inspect compressed with Zstandard, which Python 3.11 cannot read."""
+    pyarrow = need("pyarrow", f"{path}: an Inspect log compressed with Zstandard", "data")
+    with path.open("rb") as file:
+        file.seek(one.header_offset + _NAME_LENGTHS)
+        file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
+        packed = file.read(min(one.compress_size, LONGEST))
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
+        data: bytes = stream.read(LONGEST + 1)
+    if len(data) <= LONGEST and zlib.crc32(data) != one.CRC:
+        raise zipfile.BadZipFile(f"bad CRC-32 of {one.filename}")
+    return data
 
 
 def model_of(path: Path) -> str:
@@ -126,7 +146,7 @@ def inspect(row: object) -> Transcript:
     attachments = row.get("attachments")
     messages = _attached(row["messages"], attachments if isinstance(attachments, Mapping) else {})
     # The choices are only in the first message.
-    history = read_history(messages, None if row.get("choices") else _asked(row["input"]))
+    history = read_history(_named(messages, row), None if row.get("choices") else _asked(row["input"]))
     scores = sample_scores(row)
     name, value = next(((name, value) for name, value in scores.items() if value is not None), ("", None))
     facts = {"id": text_or_none(row["id"], "id"), "epoch": row.get("epoch"), "scorer": name, "error": _error(row)}
@@ -139,6 +159,51 @@ def inspect(row: object) -> Transcript:
         sample_id=text_or_none(row.get("uuid"), "uuid"),
         facts={key: fact for key, fact in facts.items() if fact},
     )
+
+
+def _named(messages: object, row: JSONMapping) -> object:
+    """Return the messages with the tokens of model calls and, if there are several, the solvers or agents as names."""
+    authors = _authors(row.get("events"))
+    several = len({name for name, _ in authors.values()} - {None}) > 1
+    if not isinstance(messages, list) or not authors:
+        return messages
+    found: list[object] = []
+    for one in messages:
+        key = one.get("id") if isinstance(one, Mapping) else None
+        if isinstance(one, Mapping) and isinstance(key, str) and key in authors:
+            name, tokens = authors[key]
+            one = {"tokens": tokens, **({"name": name} if several and name else {}), **one}
+        found.append(one)
+    return found
+
+
+def _authors(events: object) -> dict[str, tuple[str | None, object]]:
+    """Return the span and the generated tokens of each message that a model wrote, by the message's id.
+
+    The span is the innermost one of an agent or a solver.
+    """
+    parents: dict[object, object] = {}
+    names: dict[object, str] = {}
+    found: dict[str, tuple[str | None, object]] = {}
+    for event in events if isinstance(events, list) else ():
+        if not isinstance(event, Mapping):
+            continue
+        if event.get("event") == "span_begin" and isinstance(event.get("id"), str):
+            parents[event["id"]] = event.get("parent_id")
+            if event.get("type") in ("agent", "solver") and isinstance(event.get("name"), str):
+                names[event["id"]] = event["name"]
+        elif event.get("event") == "model" and isinstance(event.get("output"), Mapping):
+            output, span, passed = event["output"], event.get("span_id"), 0
+            while isinstance(span, str) and span in parents and span not in names and passed < _DEPTH:
+                span, passed = parents[span], passed + 1
+            usage = output.get("usage")
+            tokens = usage.get("output_tokens") if isinstance(usage, Mapping) else None
+            choices = output.get("choices")
+            for choice in choices if isinstance(choices, list) else ():
+                message = choice.get("message") if isinstance(choice, Mapping) else None
+                if isinstance(message, Mapping) and isinstance(message.get("id"), str):
+                    found[message["id"]] = names.get(span) if isinstance(span, str) else None, tokens
+    return found
 
 
 def sample_scores(sample: JSONMapping) -> dict[str, float | None]:

@@ -16,6 +16,7 @@ _STATE = ("values", "channel_values")
 _START = "__start__"
 _TYPES = ("constructor", "human", "ai", "system", "tool", "HumanMessage", "AIMessage", "AIMessageChunk")
 _UNNAMED = "name of a message's node, which a state does not contain (stream_mode='updates' does)"
+_BOTH = 'stream with stream_mode=["updates", "values"]'
 
 
 def is_langgraph(row: object) -> bool:
@@ -25,8 +26,10 @@ def is_langgraph(row: object) -> bool:
         if isinstance(values, Mapping):
             return isinstance(values.get("messages"), list)
         messages = row.get("messages")
-        return _langchain(messages) if isinstance(messages, list) else _update(row) is not None or "updates" in row
-    return isinstance(row, list) and (_langchain(row) or _update(row) is not None)
+        if isinstance(messages, list):
+            return _langchain(messages)
+        return _update(row) is not None or "updates" in row or _unreadable(row) is not None
+    return isinstance(row, list) and (_langchain(row) or _update(row) is not None or _state(row) is not None)
 
 
 def _langchain(messages: list[object]) -> bool:
@@ -34,10 +37,31 @@ def _langchain(messages: list[object]) -> bool:
     return isinstance(first, Mapping) and first.get("type") in _TYPES and "role" not in first
 
 
+def _unreadable(row: object) -> str | None:
+    """Return the stream mode of a row that contains no whole messages; None for another row."""
+    if isinstance(row, list) and len(row) == 2 and isinstance(row[1], Mapping) and "langgraph_node" in row[1]:
+        return "messages"
+    return "debug" if isinstance(row, Mapping) and row.keys() >= {"step", "timestamp", "type", "payload"} else None
+
+
+def _streamed_part(row: object) -> tuple[object, JSONMapping] | None:
+    """Return the mode and the content of a row of a stream with several modes or with namespaces."""
+    if isinstance(row, list) and len(row) in (2, 3) and isinstance(row[-1], Mapping) and not is_message(row[0]):
+        return (row[-2] if isinstance(row[-2], str) else "updates" if isinstance(row[0], list) else None), row[-1]
+    return None
+
+
+def _state(row: object) -> JSONMapping | None:
+    """Return the state in a row of a stream with several modes; None for another row."""
+    part = _streamed_part(row)
+    return part[1] if part is not None and part[0] == "values" and isinstance(part[1].get("messages"), list) else None
+
+
 def _update(row: object) -> JSONMapping | None:
     """Return the update in a row, without the mode and the namespace of the stream; None for another row."""
-    if isinstance(row, list) and len(row) in (2, 3) and isinstance(row[-1], Mapping) and not is_message(row[0]):
-        row = row[-1] if row[-2] == "updates" or isinstance(row[0], list) else None
+    part = _streamed_part(row)
+    if part is not None:
+        row = part[1] if part[0] == "updates" else None
     if not isinstance(row, Mapping) or not row or row.keys() & {"messages", *_STATE}:
         return None
     plain = all(change is None or isinstance(change, Mapping | list) for change in row.values())
@@ -49,11 +73,11 @@ def langgraph_runs(rows: Iterable[RawRow]) -> Iterator[RawRow]:
     """Yield consecutive updates as one row, and the last of consecutive states of one run.
 
     An update with a user's message begins the next run. The states of a run begin with the messages of the earlier
-    ones (``stream_mode="values"``).
+    ones (``stream_mode="values"``). Of a stream of both, the updates are read, and the first state of a run, its input.
     """
     run: list[RawRow] = []
     state: RawRow | None = None
-    for one in rows:
+    for one in _with_inputs(rows):
         update = _update(one.value)
         if run and (update is None or _asks(update)):
             yield RawRow(run[0].place, {"updates": [part.value for part in run]})
@@ -71,9 +95,34 @@ def langgraph_runs(rows: Iterable[RawRow]) -> Iterator[RawRow]:
 
 def _continues(row: object, earlier: object) -> bool:
     now, before = (one.get("messages") if isinstance(one, Mapping) else None for one in (row, earlier))
-    return (
-        isinstance(now, list) and isinstance(before, list) and len(now) > len(before) and now[: len(before)] == before
-    )
+    return _extends(now, before) and now != before
+
+
+def _extends(now: object, before: object) -> bool:
+    return isinstance(now, list) and isinstance(before, list) and now[: len(before)] == before
+
+
+def _with_inputs(rows: Iterable[RawRow]) -> Iterator[RawRow]:
+    """Yield the rows; of a stream of states and updates, only the input of each run, as an update, and the updates."""
+    first: RawRow | None = None
+    latest: JSONMapping | None = None
+    updated = False
+    for one in rows:
+        state = _state(one.value)
+        if state is not None and latest is not None and updated and _extends(state["messages"], latest["messages"]):
+            latest = state
+            continue
+        if first is not None:
+            assert latest is not None
+            updated = _update(one.value) is not None
+            yield RawRow(first.place, {_START: {"messages": latest["messages"]}} if updated else latest)
+        first, latest = (None, latest if updated else None) if state is None else (one, state)
+        updated = updated and state is None
+        if state is None:
+            yield one
+    if first is not None:
+        assert latest is not None
+        yield RawRow(first.place, latest)
 
 
 def _asks(update: JSONMapping) -> bool:
@@ -88,6 +137,9 @@ def langgraph(row: object) -> Transcript:
     Raises:
         BadRow: The row has another format, or updates contain no question.
     """
+    mode = _unreadable(row)
+    if mode is not None:
+        raise BadRow(f"expected states or updates, got a row of stream_mode={mode!r}; {_BOTH}")
     if isinstance(row, list):
         row = {"messages": row} if is_history(row) else {"updates": row}
     if isinstance(row, Mapping) and isinstance(row.get("updates"), list):
@@ -108,8 +160,8 @@ def _streamed(row: JSONMapping, updates: list[object]) -> Transcript:
         messages += [_named(node, message) for node, message in _messages(update)]
     if first_of(row, QUESTION) is None and not (messages and _is_user(messages[0])):
         raise BadRow(
-            "expected updates that begin with a user's message; LangGraph does not stream its input, so write it as "
-            f'the first update: {{"{_START}": {{"messages": [{{"type": "human", "content": "QUESTION"}}]}}}}'
+            f"expected updates that begin with a user's message, which LangGraph streams only in states; {_BOTH}, or "
+            f'write the first update: {{"{_START}": {{"messages": [{{"type": "human", "content": "QUESTION"}}]}}}}'
         )
     return chat({**{key: row[key] for key in row if key != "updates"}, "messages": messages})
 

@@ -123,7 +123,7 @@ def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iter
     if not path.exists():
         raise DataNotFoundError(f"{path}: expected a log file, but no such file exists")
     if not path.is_file():
-        raise DataError(f"{path}: expected a regular file; for a folder, pass its files, as in FOLDER/*.jsonl")
+        raise DataError(f"{path}: expected a regular file")
     # Only the logs of Inspect are archives.
     return archive_samples(path) if is_archive(path) else json_rows(path, listen, _is_row)
 
@@ -131,6 +131,15 @@ def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iter
 def _is_row(value: list[Any]) -> bool:
     """Whether an array is one row, rather than a list of rows."""
     return any(one.fits(value) for one in FORMATS.values())
+
+
+def log_files(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the paths of files; a folder is replaced by its files, except hidden ones, in alphabetical order."""
+    found: list[Path] = []
+    for path in map(Path, [files] if isinstance(files, str | os.PathLike) else files):
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        found += [one for one in inside if one is path or (one.is_file() and not one.name.startswith("."))]
+    return found
 
 
 def check_format(format: str | None) -> None:
@@ -153,7 +162,7 @@ def read_transcripts(
     """Yield the transcripts of log files.
 
     Args:
-        files: One file or several; gzip files are decompressed.
+        files: One file or several, or folders of files; gzip files are decompressed.
         format: One of `FORMATS`, or ``FILE.py:NAME``: a function that is called with a file's path and yields
             `Transcript` objects or rows in the format ``chat``. With None, each file's format is inferred.
         broken: Called with each line that is not a transcript; by default, such lines are logged as warnings.
@@ -166,7 +175,7 @@ def read_transcripts(
         UserCodeError: The user's function raised an error.
     """
     check_format(format)
-    paths = [Path(one) for one in ([files] if isinstance(files, str | os.PathLike) else files)]
+    paths = log_files(files)
     tell = broken or (lambda line: logger.warning("%s: %s", line.place, line.reason))
     for found in _read(paths, format, listen):
         if isinstance(found, BrokenLine):

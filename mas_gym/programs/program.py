@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,8 @@ class Program:
         normalize: See the arguments.
         temperature: See the arguments.
         world: See the arguments.
+        transcripts: Known replies, by question: a search first runs the program with them, so that a planner may
+            continue from the states along each transcript.
         spec: The string from which the program was loaded; None if there is none.
     """
 
@@ -113,6 +116,7 @@ class Program:
         self.timeout, self.settle, self.normalize = float(timeout), float(settle), normalize
         self.temperature = None if temperature is None else effective_temperature(temperature)
         self.world = world
+        self.transcripts: Mapping[str, Sequence[Sequence[str]]] = {}
         if isinstance(self.source, FunctionSource | IsolatedSource):
             self.source.check_world(world is not None)
         self._greedy = False
@@ -136,6 +140,13 @@ class Program:
         self.running = whole_number("running", running, at_least=1)
         if isinstance(self.source, CommandSource):
             self.parked, self.running = min(self.parked, 16), min(self.running, 16)
+
+    def continuing(self, transcripts: Mapping[str, Sequence[Sequence[str]]]) -> Program:
+        """Return a copy whose searches begin with known replies; see the attribute ``transcripts``."""
+        self.mas  # noqa: B018 - a dry run would be repeated by each copy
+        other = copy.copy(self)
+        other.transcripts = transcripts
+        return other
 
     def report_greedy(self, agent: str) -> None:
         """Warn once if an agent's calls request temperature 0 although the search needs several samples."""

@@ -29,6 +29,7 @@ from rewardmodels.data import mining
 from rewardmodels.data.cards import markdown, metadata
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
 from rewardmodels.data.mining import Labeled, Pair
+from rewardmodels.data.question_digests import question_digest
 from search.plan import Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store import RunInfo, open_store
@@ -104,6 +105,7 @@ class RewardData:
         trees: Number of trees read, including those without an example.
         continuations: Number of non-terminal states of imported trees, by the number of recorded continuations behind
             their target.
+        questions: Digests of the questions of the trees.
     """
 
     kind: DataKind
@@ -112,6 +114,7 @@ class RewardData:
     examples: tuple[Example, ...]
     trees: int
     continuations: Mapping[int, int] = field(default_factory=dict)
+    questions: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -174,8 +177,10 @@ def collect(
     without: dict[str, list[str]] = {"only successes": [], "only failures": [], "no two different siblings": []}
     count = 0
     continuations: Counter[int] = Counter()
+    questions = set[str]()
     for item in trees:
         count += 1
+        questions.add(question_digest(item.tree.states[0].question))
         if graphs.setdefault(item.mas.name, graph_of(item.mas)) != graph_of(item.mas):
             raise DataError(
                 f"two different graphs are both called {item.mas.name!r}; rename one of them, or use the trees of one "
@@ -195,7 +200,8 @@ def collect(
     if kind != "outcomes" and min_continuations is None:
         check_continuations(continuations)
     _check(kind, examples, count, without)
-    return RewardData(kind, view, graphs, tuple(examples), count, dict(sorted(continuations.items())))
+    counts = dict(sorted(continuations.items()))
+    return RewardData(kind, view, graphs, tuple(examples), count, counts, frozenset(questions))
 
 
 def _supported(tree: Tree, least: int) -> Tree:
@@ -402,6 +408,7 @@ def export(data: RewardData, folder: str | Path) -> Path:
         "view": data.view,
         "graphs": data.graphs,
         "trees": data.trees,
+        "questions": sorted(data.questions),
     }
 
     def write(fresh: Path) -> None:
@@ -441,7 +448,8 @@ def load_data(folder: str | Path) -> RewardData:
         if info["kind"] not in get_args(DataKind):
             raise ValueError(f"kind {info['kind']!r}")
         examples = tuple(_example(row) for row in parquet_rows(folder / f"{info['kind']}.parquet"))
-        return RewardData(info["kind"], info["view"], info["graphs"], examples, info["trees"])
+        questions = frozenset(info.get("questions", []))
+        return RewardData(info["kind"], info["view"], info["graphs"], examples, info["trees"], questions=questions)
     except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise

@@ -151,7 +151,7 @@ def read_object(path: Path) -> JSONObject:
     return found
 
 
-_BESIDE = (META, "metrics.json", "run.json")
+_BESIDE = (META, "metrics.json", "run.json", "questions.json")
 _SUFFIXES = (".safetensors", ".json", ".model", ".txt")
 
 

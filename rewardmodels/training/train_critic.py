@@ -27,6 +27,7 @@ from rewardmodels.model.backbone import (
     window_of,
 )
 from rewardmodels.model.critic_folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
+from rewardmodels.model.training_questions import write_questions
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.comparison_runs import Start, drain, start_here
 from search.planners.registry import load_planner
@@ -259,6 +260,7 @@ def _run(
     if trainer.is_world_process_zero():
         text = json.dumps({"final": metrics, "history": history}, indent=2)
         write_whole(out / "metrics.json", text)
+        write_questions(out, data.questions)
         info = save_folder(model, tokenizer, out, info, model_card(info))
     trainer.accelerator.wait_for_everyone()
     return Trained(out, info, history)

@@ -16,8 +16,10 @@ from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.text import one_line
 from rewardmodels.data.cards import LOADING, facts_table, markdown
 from rewardmodels.data.dataset import check_continuations
+from rewardmodels.data.question_digests import question_digest
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.model.feature_critic import FEATURES, FILE, FeatureModel, features_of
+from rewardmodels.model.training_questions import write_questions
 from search.store import RecordedState
 
 FOLDS = 5
@@ -72,6 +74,7 @@ def train_features(
     mean, scale, weights = (tuple(map(float, column)) for column in columns)
     model = FeatureModel(kind, mean, scale, weights, bias, counts, metrics)
     write_whole(folder / "README.md", _card(model))
+    write_questions(folder, (question_digest(row.context.state.question) for row in rows))
     write_whole(folder / FILE, json.dumps(model.to_dict(), indent=2, ensure_ascii=True) + "\n")
     log("features are counts of numbers, lengths and agreement: this critic does not read the text")
     log(f"{len(rows):,} states of {len(set(questions)):,} questions; penalty C = {strength:g} by cross-validation")

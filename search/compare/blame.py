@@ -50,6 +50,17 @@ class Blame(NamedTuple):
         """Return the index of the blamed agent; None if the confidence is below ``least``."""
         return None if self.turn is None or self.confidence < least else self.sample.speakers[self.turn]
 
+    @property
+    def evidence(self) -> str:
+        """The outcomes on which the decision is based, or else its source."""
+        if self.source not in (SIBLINGS, REPLAY) or self.turn is None:
+            return self.source
+        before, after = self.sample.after[self.turn], self.sample.after[self.turn + 1]
+        if self.source == REPLAY:
+            return f"replay: {before.right} of {before.total} right before it, {after.right} of {after.total} after it"
+        right, total = before.right - after.right, before.total - after.total
+        return f"{right} of {total} right without it, {after.right} of {after.total} with it"
+
 
 Values = Callable[[Plan, Sequence[int]], Sequence[float]]
 """Returns a critic's values of a plan's nodes; empty if there are none."""

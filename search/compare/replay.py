@@ -6,10 +6,11 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, shown
 from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.systems.dynamics import Dynamics
+from mas_gym.programs import Program
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
@@ -30,25 +31,32 @@ class Continuations(Planner):
     """Continues each proper prefix of given transcripts several times.
 
     Attributes:
-        transcripts: The messages of the transcripts, by question.
+        transcripts: The speakers and the messages of the transcripts, by question.
         n: Number of continuations of each prefix.
     """
 
     needs_critic = False
 
-    transcripts: Mapping[str, Sequence[Texts]]
+    transcripts: Mapping[str, Sequence[tuple[tuple[str, ...], Texts]]]
     n: int
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample the continuations; the candidates are their ends."""
         tree = Tree(root)
         starts: dict[int, None] = {}
-        for texts in self.transcripts[root.question]:
+        for speakers, texts in self.transcripts[root.question]:
             node = 0
-            for text in texts[:-1]:
+            for place, (speaker, text) in enumerate(zip(speakers, texts, strict=True)):
+                found = None if tree.is_terminal(node) else model.mas.node_name(tree.states[node].acting)
+                if found != speaker:
+                    raise _other_system(model.mas, root.question, speakers, place, found)
                 starts[node] = None
-                node = child_of(tree, model, node, Proposal(Action(text, model.mas.ALL)))
-            starts[node] = None
+                if place + 1 < len(texts):
+                    node = child_of(tree, model, node, Proposal(Action(text, model.mas.ALL)))
+            # The state after the last message of a program is not known.
+            end = None if model.mas.program else model.transition(tree.states[node], Action(texts[-1], model.mas.ALL))
+            if end is not None and not model.is_terminal(end):
+                raise _other_system(model.mas, root.question, speakers, len(texts), model.mas.node_name(end.acting))
         proposals = yield [Propose(tree.states[node], self.n) for node in starts]
         ends = [append(tree, model, node, one) for node, group in zip(starts, proposals, strict=True) for one in group]
         while growing := [i for i, node in enumerate(ends) if not tree.is_terminal(node)]:
@@ -62,7 +70,7 @@ def replay(
     blames: Sequence[Blame],
     problems: Iterable[Problem],
     speakers: Sequence[str],
-    mas: MAS,
+    system: MAS | Program,
     policy: Policy | AsyncPolicy,
     sampling: Sampling,
     *,
@@ -77,7 +85,8 @@ def replay(
         blames: The failed samples, which keep their order.
         problems: The problems of the samples.
         speakers: The names of the agents in the samples.
-        mas: The system that wrote the samples.
+        system: The system or the agent program that wrote the samples; a program runs again with the earlier messages
+            as replies.
         policy: The policy that wrote the samples.
         sampling: The sampling parameters.
         n: Number of continuations of each prefix.
@@ -85,35 +94,35 @@ def replay(
 
     Raises:
         ConfigError: The samples are not transcripts of the system.
+        DivergenceError: The program makes other calls when it runs again.
     """
-    transcripts: defaultdict[str, dict[Texts, None]] = defaultdict(dict)
+    transcripts: defaultdict[str, dict[tuple[tuple[str, ...], Texts], None]] = defaultdict(dict)
     wanted = {one.sample.problem_id for one in blames}
     known = {problem.id: problem for problem in problems if problem.id in wanted}
     for one in blames:
-        question = known[one.sample.problem_id].question
-        _check(mas, question, one, [speakers[agent] for agent in one.sample.speakers])
-        transcripts[question][one.texts] = None
+        names = tuple(speakers[agent] for agent in one.sample.speakers)
+        transcripts[known[one.sample.problem_id].question][names, one.texts] = None
+    planner = Continuations({question: tuple(found) for question, found in transcripts.items()}, n)
+    if isinstance(system, Program):
+        replies = {question: [texts[:-1] for _, texts in found] for question, found in transcripts.items()}
+        source: dict[str, Any] = {"program": system.continuing(replies)}
+    else:
+        source = {"mas": system}
     outcomes: dict[tuple[str, Texts], Outcomes] = {}
-    planner = Continuations({question: tuple(texts) for question, texts in transcripts.items()}, n)
-    for plan in run(planner, list(known.values()), mas=mas, policy=policy, sampling=sampling, seed=seed):
-        for prefix, found in _outcomes(plan, planner.transcripts[known[plan.problem_id].question], n).items():
+    given: dict[str, Any] = {"policy": policy, "sampling": sampling, "seed": seed, "raise_errors": True}
+    for plan in run(planner, list(known.values()), **source, **given):
+        texts = [texts for _, texts in planner.transcripts[known[plan.problem_id].question]]
+        for prefix, found in _outcomes(plan, texts, n).items():
             outcomes[plan.problem_id, prefix] = found
     return [_judged(one, outcomes, n) for one in blames]
 
 
-def _check(mas: MAS, question: str, one: Blame, names: Sequence[str]) -> None:
-    dynamics = Dynamics(mas)
-    state, wrote = dynamics.initial_state(question), list[str]()
-    for text in one.texts:
-        if dynamics.is_terminal(state):
-            break
-        wrote.append(mas.node_name(state.acting))
-        state = dynamics.transition(state, Action(text, mas.ALL))
-    if wrote != list(names) or not dynamics.is_terminal(state):
-        raise ConfigError(
-            f"expected transcripts of the system {mas.name!r}, whose agents speak in the order {', '.join(wrote)}, got "
-            f"{one.sample.problem_id} with {', '.join(names)}; pass the system that wrote them with --mas"
-        )
+def _other_system(mas: MAS, question: str, speakers: Sequence[str], place: int, found: str | None) -> ConfigError:
+    acts = f"after {place} messages {found} acts" if found is not None else f"the system ends after {place} messages"
+    return ConfigError(
+        f"expected transcripts of the system {mas.name!r}, got one of {', '.join(speakers)} for {shown(question)}, "
+        f"where {acts}; pass the system or program that wrote them with --mas or --program"
+    )
 
 
 def _outcomes(plan: Plan, transcripts: Iterable[Texts], n: int) -> dict[Texts, Outcomes]:

@@ -43,8 +43,14 @@ class ProgramModel(PlayedModel):
         return self.session
 
     async def root(self) -> MASState:
-        """Run the program to its first call."""
-        return await _arrival(self.session.begin)
+        """Run the program to its first call, and along its known transcripts."""
+        root = await _arrival(self.session.begin)
+        for texts in self.program.transcripts.get(self.problem.question, ()):
+            state = root
+            for text in texts:
+                if not self.session.is_terminal(state):
+                    state = await _arrival(partial(self.session.extend, state, text))
+        return root
 
     def view(self, state: MASState) -> Messages:
         """Return the messages of the call that waits at a state."""

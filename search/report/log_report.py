@@ -6,20 +6,40 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mas_gym.internal.text import one_line
+from mas_gym.internal.text import cut, one_line
 from search.compare.blame import Blame, blame_failures
 from search.plan import Plan
 from search.results.table_formats import TextTable
 
 _DASH = "\N{EN DASH}"
 _INSTRUCTIVE = 10
+_LONGEST = 20_000
+
+
+class Said(NamedTuple):
+    """A message of a failed sample; ``blamed`` if it is the probable first error."""
+
+    speaker: str
+    text: str
+    blamed: bool
 
 
 class Failure(NamedTuple):
-    """A failed sample with its question."""
+    """A failed sample.
 
+    Attributes:
+        problem: The problem's id.
+        question: The question.
+        messages: The messages.
+        verdict: The blamed agent with the evidence, in words.
+        tree: Address of the page of the question's tree; empty if it is not written.
+    """
+
+    problem: str
     question: str
-    blame: Blame
+    messages: tuple[Said, ...]
+    verdict: str
+    tree: str = ""
 
 
 class LogOverview:
@@ -70,13 +90,16 @@ class LogOverview:
         outcomes = f"{self._right:,} right, {self.labeled - self._right:,} wrong" if self.labeled else _DASH
         unlabeled = self._samples - self.labeled
         agreement = f"{100 * sum(self._agreements) / len(self._agreements):.1f}%" if self._agreements else _DASH
+        blamed = Counter(one.agent() for one in self.blames)
+        errors = [f"{one_line(self.agents[i])} {count:,}" for i, count in blamed.most_common() if i is not None]
+        errors += [f"not known {blamed[None]:,}"] if blamed[None] else []
         facts = [
             ("Transcripts", f"{self._samples:,} of {self._questions:,} questions"),
             ("Outcomes", outcomes),
             ("Without an outcome", f"{unlabeled:,}" + ("" if self.labeled else " (no reference answers)")),
-            ("Samples with the question's most frequent answer", agreement),
+            ("Probable first errors", ", ".join(errors) or _DASH),
+            ("Agreement of samples", f"{agreement} have the question's most frequent answer"),
         ]
-        blamed = Counter(one.agent() for one in self.blames)
         counted = any(self._tokens.values())
         spoke = [place for place in range(len(self.agents)) if self._calls[place]]
         agents = [
@@ -92,36 +115,36 @@ class LogOverview:
             TextTable(("", ""), facts, f"{label}: contents"),
             TextTable(("Agent", "Messages", "Tokens", "First errors"), agents, f"{label}: agents"),
         ]
-        if self.blames:
-            found.append(self._instructive(label))
         return [*found, *self._missing(label, unlabeled, counted, blamed[None])]
 
-    def _instructive(self, label: str) -> TextTable:
-        """Return the failures with the clearest first error, at most one per question."""
+    @property
+    def failures(self) -> list[Failure]:
+        """The failures with the clearest first error, at most one per question."""
         best: dict[str, Blame] = {}
         for one in sorted(self.blames, key=lambda one: (one.agent() is None, -one.confidence)):
             best.setdefault(one.sample.problem_id, one)
-        lines = []
-        for one in list(best.values())[:_INSTRUCTIVE]:
-            place = one.agent()
-            said = "\n".join(
-                f"{self.agents[speaker]}: {text}" for speaker, text in zip(one.sample.speakers, one.texts, strict=True)
-            )
-            error = "not known" if place is None or one.turn is None else f"{self.agents[place]}: {one.texts[one.turn]}"
-            lines.append((one.sample.problem_id, self._asked[one.sample.problem_id], said, error))
-        note = "To browse their trees, run mas-gym view and select the question."
-        head = ("Problem", "Question", "Transcript", "Probable first error")
-        return TextTable(head, lines, f"{label}: most instructive failures", note)
+        return [self._failure(one) for one in list(best.values())[:_INSTRUCTIVE]]
+
+    def _failure(self, one: Blame) -> Failure:
+        place, problem = one.agent(), one.sample.problem_id
+        verdict = "not known"
+        if place is not None:
+            verdict = f"{self.agents[place]}, probability {one.confidence:.2f} ({one.evidence})"
+        messages = tuple(
+            Said(self.agents[speaker], cut(text, _LONGEST), place is not None and turn == one.turn)
+            for turn, (speaker, text) in enumerate(zip(one.sample.speakers, one.texts, strict=True))
+        )
+        return Failure(problem, cut(self._asked[problem], _LONGEST), messages, verdict)
 
     def _missing(self, label: str, unlabeled: int, counted: bool, unknown: int) -> list[TextTable]:
         lines = []
         if unlabeled:
-            remedy = "add answer or correct to the rows, or regrade with mas-gym regrade --task"
-            lines.append(("outcomes", f"{unlabeled:,} transcripts", remedy))
+            remedy = "mas-gym import --task FILE.csv, with the columns question and answer"
+            lines.append(("outcomes", remedy, f"{unlabeled:,} transcripts"))
         if not counted:
-            lines.append(("token counts", "all messages", "log the tokens of each message"))
+            lines.append(("token counts", "log the tokens of each message", "all messages"))
         if not self._agreements:
-            lines.append(("siblings", "each question has one sample", "record several samples per question"))
+            lines.append(("siblings", "record several samples per question", "each question has one sample"))
         if unknown:
-            lines.append(("first errors", f"{unknown:,} failed samples", "mas-gym blame --replay 8, or --critic"))
-        return [TextTable(("Missing", "Where", "How to get it"), lines, f"{label}: missing data")] if lines else []
+            lines.append(("first errors", "mas-gym blame --replay 8, or --critic", f"{unknown:,} failed samples"))
+        return [TextTable(("Missing", "How to get it", "Where"), lines, f"{label}: missing data")] if lines else []

@@ -12,6 +12,7 @@ from mas_gym.internal.whole_files import write_file
 from search.pages.templates import render
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
+from search.report.log_report import Failure
 from search.report.report_data import NOT_KNOWN, SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
 from search.report.store_pages import regrade_tables
@@ -80,11 +81,12 @@ _CAPTIONS = {
 
 
 class _Section(NamedTuple):
-    """The values of one section: tables, pictures, and the tables below the pictures."""
+    """The values of one section: tables, pictures, and the tables and failures of logs below the pictures."""
 
     tables: Sequence[TextTable]
     pictures: Sequence[Mapping[str, str]] = ()
     more: Sequence[TextTable] = ()
+    failures: Mapping[str, Sequence[Failure]] = {}
 
 
 def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
@@ -96,7 +98,8 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
     if failures:
         more.append(TextTable(("Search", "Reason", "Number"), failures, "Failed searches"))
     shown = [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()]
-    return _Section(text_tables(found.rows, found.title, found.baseline), shown, more)
+    instructive = {label: log.failures for label, log in report.logs.items() if log.blames}
+    return _Section(text_tables(found.rows, found.title, found.baseline), shown, more, instructive)
 
 
 _CLAIM = re.compile(r"probability (\d\.\d+) above ")

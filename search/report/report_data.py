@@ -94,7 +94,6 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         blames: Sequence[Blame] = ()
         if is_recorded(run.config):
             logs[label] = LogOverview(agents[label], store.plans(run.run))
-            blames = logs[label].blames
         elif any(one.candidates > 1 for one in outcomes[first:]):
             blames = blame_failures(store.plans(run.run))
         places = [one.agent() for one in blames]

@@ -30,8 +30,8 @@ from mas_gym.internal.database import transaction
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
-from mas_gym.logs import BrokenLine, LoggedMessage, read_transcripts
-from mas_gym.logs.reader import check_format
+from mas_gym.logs import BrokenLine, LoggedMessage, Transcript, read_transcripts
+from mas_gym.logs.reader import check_format, log_files
 from mas_gym.plugins import Spec, names_a_file
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, RETURNED
@@ -53,6 +53,7 @@ from search.tree import Proposal, Tree
 from search.usage import Usage
 
 _LONGEST = 100
+_LISTED = 100
 _NO_PROMPT = "(not recorded)"
 
 
@@ -71,7 +72,7 @@ class Imported:
         dropped: Number of omissions from transcripts, by reason.
         ungraded: Number of transcripts with neither a recorded outcome nor a reference answer; they count as wrong.
         disagree: Number of recorded outcomes that differ from the answer's grade; the recorded outcomes are used.
-        skipped: The files that had already been imported or duplicate another file.
+        skipped: The files that had already been imported.
     """
 
     run: str | None = None
@@ -94,6 +95,7 @@ def import_transcripts(
     format: str | None = None,
     name: str | None = None,
     kind: Kind | None = None,
+    references: Iterable[Problem] = (),
     listen: Callable[[str, int, int], None] = lambda step, done, total: None,
 ) -> Imported:
     """Write recorded transcripts into a store as one run.
@@ -101,11 +103,13 @@ def import_transcripts(
     Files with contents that were already imported into the store are skipped. An interrupted import is resumed.
 
     Args:
-        files: One or several files, as for `mas_gym.logs.read_transcripts`.
+        files: One or several files or folders, as for `mas_gym.logs.read_transcripts`.
         store: The store, which is created if it is missing.
         format: As for `mas_gym.logs.read_transcripts`.
         name: Name of the run; by default the name of the file, or of the files' folder.
         kind: Grading kind for answers without a recorded outcome; by default inferred from the reference answers.
+        references: Problems whose answers are used for transcripts of the same question without a reference answer,
+            such as a task.
         listen: Called with ``"read"``, the number of bytes read and the total, then with ``"write"``, the number of
             questions written and the total.
 
@@ -118,19 +122,25 @@ def import_transcripts(
     if kind is not None:
         choice("kind", kind, KINDS)
     path = store.path if isinstance(store, Store) else Path(store)
-    paths = [Path(one) for one in ([files] if isinstance(files, str | os.PathLike) else files)]
+    paths = log_files(files)
     if not paths:
         raise ConfigError("expected at least one file to import, got none")
-    settings = {"format": format, "kind": kind, **_reader_digest(format)}
-    digests = {one: _digest(one) for one in paths}
+    known = {_words(problem.question): problem for problem in references}
+    settings = {"format": format, "kind": kind, **_reader_digest(format), **_references_digest(known)}
+    digests = {one: _digest(one) for one in {one.resolve(): one for one in reversed(paths)}.values()}
     FORMAT.connect(path, create=True).close()
     held = _held(path, settings)
-    first = {digests[one]: one for one in reversed(paths) if digests[one] not in held}
-    fresh = [one for one in dict.fromkeys(paths) if first.get(digests[one]) == one]
-    skipped = tuple(str(one) for one in dict.fromkeys(paths) if one not in fresh)
+    fresh, skipped = [], tuple[str, ...]()
+    for one in (one for one in dict.fromkeys(paths) if one in digests):
+        # Samples in separate files may be equal, so files are counted.
+        if held[digests[one]]:
+            held[digests[one]] -= 1
+            skipped += (str(one),)
+        else:
+            fresh.append(one)
     if not fresh:
         return Imported(skipped=skipped)
-    identity = {**settings, "files": sorted({digests[one] for one in fresh})}
+    identity = {**settings, "files": sorted(digests[one] for one in fresh)}
     mark = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
     staged = path.with_name(f"{path.name}-import-{mark}")
     with closing(STAGING.connect(staged, create=True)) as connection:
@@ -139,8 +149,11 @@ def import_transcripts(
             size = sum(one.stat().st_size for one in fresh)
             with STAGING.explained(staged), transaction(connection):
                 staging.fill(
-                    read_transcripts(
-                        fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
+                    (
+                        _answered(one, known)
+                        for one in read_transcripts(
+                            fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
+                        )
                     ),
                     kind,
                 )
@@ -174,22 +187,39 @@ def _reader_digest(format: str | None) -> dict[str, str]:
     return {"reader": _digest(file)} if file.is_file() else {}
 
 
-def _held(path: Path, settings: JSONMapping) -> set[str]:
-    """Return the digests of files in complete runs that were read with the same settings."""
+def _words(question: str) -> str:
+    return " ".join(question.split())
+
+
+def _references_digest(known: Mapping[str, Problem]) -> dict[str, str]:
+    if not known:
+        return {}
+    text = json.dumps([[question, one.answer, one.kind] for question, one in sorted(known.items())])
+    return {"references": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+
+
+def _answered(one: Transcript, known: Mapping[str, Problem]) -> Transcript:
+    """Return a transcript with the reference answer of its question, unless it has one."""
+    problem = known.get(_words(one.question)) if one.reference is None else None
+    return one if problem is None else replace(one, reference=problem.answer, kind=problem.kind)
+
+
+def _held(path: Path, settings: JSONMapping) -> Counter[str]:
+    """Return how often the digest of a file occurs in complete runs that were read with the same settings."""
     with closing(Store(path)) as store:
-        return {
+        return Counter(
             digest
             for run in store.runs()
             if is_recorded(run.config) and run.searches >= run.facts.get("problems", math.inf)
             if _same(run.config["planner"]["fields"], settings)
             for digest in run.config["planner"]["fields"]["files"]
-        }
+        )
 
 
 def _same(old: JSONMapping, new: JSONMapping) -> bool:
     """Return whether files were read with equivalent settings; a detected format counts as equal to a named one."""
     formats = {old["format"], new["format"]} - {None}
-    return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader"))
+    return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader", "references"))
 
 
 def _write(
@@ -215,7 +245,8 @@ def _write(
         "problems": wanted,
         "started": datetime.now(UTC).isoformat(),
         "transcripts": staging.count("samples"),
-        "files": {str(one): digests[one] for one in files},
+        # The facts are rewritten with each batch.
+        "files": {str(one): digests[one] for one in files[:_LISTED]},
         "broken": broken,
         "dropped": dropped,
     }
