@@ -1,6 +1,6 @@
 """Accuracy of each credit method against the exact credit of a message: ``python -m benchmarks.credit_exact``.
 
-The script writes ``pages/training/credit.md`` and its picture for two sets of RPSV agents: the bundled agents on
+The script writes ``pages/training/credit.md`` for two sets of RPSV agents: the bundled agents on
 Arithmetic, with designed errors, and the natural agents (`benchmarks.tiny.natural`) on stories of difficulty 4,
 whose errors are not designed. The critic of the bundled agents is the shipped MASPRM. The critic of the natural agents
 is trained first, on ``--searches`` searches of training stories.
@@ -17,10 +17,8 @@ Per problem and repetition, every method gets about the same number of generated
 * ``leave-one-out`` and ``value-baseline``: a tree with ``--siblings`` messages per state and turn, all continued.
 * ``control-variate``: a tree in which ``--sampled`` messages are sampled and ``--continued`` of them continued.
 
-The columns are the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; the
-generated tokens per message with credit; and the variance per token. The latter is the variance of the estimate for a
-given message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times
-the tokens per message. A method with half the variance at twice the tokens per message is equally good.
+The columns are the generated tokens per problem and the correlation with the exact credit over messages, with a 95%
+bootstrap interval over problems.
 
 The command takes about ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` contains the
 searches and the critic.
@@ -55,7 +53,6 @@ from search import Critic, Plan, Proposal, ScoringContext, Tree
 from search.credit import credit
 from search.critic_registry import load_critic
 from search.results.intervals import bootstrap
-from search.results.plots import COLORS, dress, figure_class, save_figure
 from search.run_spec import RunSpec
 
 Prompt = tuple[ChatMessage, ...]
@@ -68,7 +65,7 @@ REASONS = "## Notes"
 
 TEMPERATURE, TOP_P = 0.7, 0.95
 LONGEST = 96
-COLUMNS = ("n", "x", "y", "xx", "yy", "xy", "within", "freedom", "tokens")
+COLUMNS = ("n", "x", "y", "xx", "yy", "xy", "tokens")
 """Sums over the messages of a problem: x is the exact credit, y the estimate."""
 
 
@@ -313,7 +310,7 @@ def measure(
                 assert state.parent is not None
                 exact = problems[place].truth(state) - problems[place].truth(state.parent)
                 y, n = np.array(found), len(found)
-                row = [n, n * exact, y.sum(), n * exact**2, (y**2).sum(), exact * y.sum(), n * y.var(), n - 1]
+                row = [n, n * exact, y.sum(), n * exact**2, (y**2).sum(), exact * y.sum()]
                 sums[name, agent][place] += [*row, spent[place] * n / credited]
         parts = [sums[name, agent] for agent in agents]
         sums[name, "all"] = np.sum([part / part[:, 0].sum() for part in parts], axis=0)
@@ -330,14 +327,6 @@ def correlation(sums: Sums) -> Sums:
     n, x, y, xx, yy, xy = (sums[..., place] for place in range(6))
     spread = np.sqrt(np.maximum((xx - x * x / n) * (yy - y * y / n), 1e-30))
     found: Sums = (xy - x * y / n) / spread
-    return found
-
-
-def variance_per_token(sums: Sums) -> Sums:
-    """Return the variance of the estimate for a given message, at slope 1, times tokens per message."""
-    n, x, y, xx, _, xy, within, freedom, tokens = (sums[..., place] for place in range(len(COLUMNS)))
-    covariance, spread = xy - x * y / n, xx - x * x / n
-    found: Sums = within / np.maximum(freedom, 1) * spread**2 / np.maximum(covariance**2, 1e-30) * tokens / n
     return found
 
 
@@ -437,10 +426,6 @@ def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse
         "",
         f"- {args.repeats} batches of samples per problem; test split; 95% bootstrap intervals over problems",
         "- correlation: between estimated and exact credit, over messages; `all`: the mean over agents",
-        "- variance x tokens: the variance of the estimate for a given message, rescaled so that its slope on",
-        "  the exact credit is 1, times the tokens per credited message; smaller is better",
-        "",
-        "![correlation with the exact credit by method and agent](credit.png)",
     ]
     for one in found:
         lines += ["", f"## {one.agents.name}", "", f"{one.facts}.", ""]
@@ -450,7 +435,6 @@ def write_page(found: Sequence[Measured], methods: Sequence[str], args: argparse
         notes = old.split(f"{REASONS}\n\n", 1)[1]
     args.page.parent.mkdir(parents=True, exist_ok=True)
     args.page.write_text("\n".join([*lines, "", REASONS, "", notes]), encoding="utf-8")
-    draw(found, methods, args.page.parent / "credit.png")
 
 
 def _table(table: Mapping[tuple[str, str], Sums], methods: Sequence[str], repeats: int) -> Iterator[str]:
@@ -459,36 +443,12 @@ def _table(table: Mapping[tuple[str, str], Sums], methods: Sequence[str], repeat
     yield f"| method | tokens per problem | correlation, all | over leave-one-out | {' | '.join(names)} |"
     yield f"|---|{'---:|' * (3 + len(names))}"
     for name in methods:
-        spent = sum(table[name, agent][:, 8].sum() for agent in names) / len(plain) / repeats
+        spent = sum(table[name, agent][:, 6].sum() for agent in names) / len(plain) / repeats
         gap = with_interval(lambda a, b: correlation(a) - correlation(b), table[name, "all"], plain)
         cells = [name, f"{spent:,.0f}", with_interval(correlation, table[name, "all"])]
         cells += ["" if name == "leave-one-out" else gap]
         cells += [with_interval(correlation, table[name, agent], digits=2) for agent in names]
         yield f"| {' | '.join(cells)} |"
-    yield ""
-    yield f"| variance x tokens | all | {' | '.join(names)} |"
-    yield f"|---|{'---:|' * (1 + len(names))}"
-    for name in methods:
-        cells = [with_interval(variance_per_token, table[name, agent], digits=2) for agent in ("all", *names)]
-        yield f"| {name} | {' | '.join(cells)} |"
-
-
-def draw(found: Sequence[Measured], methods: Sequence[str], path: Path) -> None:
-    """Draw the correlations, a panel for each set of agents."""
-    figure = figure_class()(figsize=(4.8 * len(found), 3.8), dpi=200, layout="constrained")
-    for axes, one in zip(figure.subplots(1, len(found), squeeze=False, sharey=True)[0], found, strict=True):
-        groups = ["all", *dict.fromkeys(agent for _, agent in one.table if agent != "all")]
-        for number, (name, color) in enumerate(zip(methods, COLORS, strict=False)):
-            points = [interval(correlation, one.table[name, group]) for group in groups]
-            x = [place + (number - (len(methods) - 1) / 2) * 0.12 for place in range(len(groups))]
-            ends = [[here - low for here, low, _ in points], [high - here for here, _, high in points]]
-            y = [here for here, _, _ in points]
-            axes.errorbar(x, y, yerr=ends, fmt="o", color=color, ms=4, elinewidth=1, capsize=2, label=name)
-        axes.axhline(0.6, color="#5a626c", lw=1, ls=":")
-        axes.set_xticks(range(len(groups)), groups)
-        dress(axes, "", "correlation with the exact credit", one.agents.name)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    save_figure(figure, path)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -39,14 +39,13 @@ import mas_gym
 from benchmarks.credit_exact import Enumerator, enumerate_problems
 from benchmarks.learning_page import Point, Row, chosen, write_page
 from benchmarks.tiny.stories import generated
-from benchmarks.tiny.truth import first_error
 from mas_gym.errors import DataError
 from mas_gym.policies import load_policy
 from mas_gym.policies.token_traces import traced, traces_folder
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks import ProblemTask
 from rewardmodels.agents import CreditedSample, credited_samples, demonstrations, sibling_pairs, train_agents
-from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
+from rewardmodels.training.train_critic import claim_folder, grow
 from search import Critic
 from search.compare.comparison_runs import Row as SearchRow
 from search.compare.comparison_runs import measure, named_planners
@@ -249,30 +248,6 @@ def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str
     return right, values
 
 
-def first_errors(store: Path, task: str) -> dict[str, float]:
-    """Return for each agent the share of a store's single passes in which it made the first error."""
-    found: dict[str, float] = {}
-    with open_store(store) as opened:
-        [info] = opened.runs()
-        problems = problems_of(task, "dev", 1_000)
-        names = [agent.name for agent in info.mas.agents]
-        plans = list(opened.plans(info.run))
-        for plan in plans:
-            if plan.candidates and not plan.candidates[0].correct:
-                messages = [(names[state.speaker], state.text) for state in plan.candidates[0].state.path()[1:]]
-                if (error := first_error(problems.problem(plan.problem_id), messages)) is not None:
-                    found[error.speaker] = found.get(error.speaker, 0) + 1 / len(plans)
-    return {name: found.get(name, 0.0) for name in names}
-
-
-def weights(row: Method, seed: int, args: argparse.Namespace) -> dict[str, float]:
-    """Return each agent's share of the squared advantages in the first round of a training by GRPO."""
-    found: dict[str, float] = {}
-    for one in samples(row, row.folder(args, seed) / "round-1.db", args.base):
-        found[one.agent] = found.get(one.agent, 0.0) + one.advantage**2
-    return {name: share / sum(found.values()) for name, share in found.items()}
-
-
 def problems_of(task: str, split: str, number: int) -> Any:
     """Return problems of Arithmetic, or of one of its wordings and difficulties."""
     if task == ARITHMETIC:
@@ -286,33 +261,15 @@ def spec_of(policy: str, split: str, number: int, seed: int, store: Path, task: 
     return RunSpec(chosen, system, load_policy(policy), seed=seed, store=store)
 
 
-def evaluate(policy: str, planner: str, critic: str, number: int, args: Any, task: str = "") -> list[Outcome]:
-    """Return the outcomes of one planner on test problems, by default of the task of the training."""
-    spec = spec_of(policy, args.split, number, args.run_seeds[0], args.out / "test.db", task or args.task)
+def evaluate(policy: str, planner: str, critic: str, number: int, args: Any) -> list[Outcome]:
+    """Return the outcomes of one planner on test problems."""
+    spec = spec_of(policy, args.split, number, args.run_seeds[0], args.out / "test.db", args.task)
     [(name, loaded)] = named_planners([planner]).items()
     row = SearchRow(name, loaded, load_critic(critic) if critic else None, critic)
     outcomes, stop = measure([row], spec, args.run_seeds)
     if stop is not None:
         raise stop
     return outcomes
-
-
-def mixed(store: Path) -> float:
-    """Return the share of a store's problems with right and wrong answers, from which credit and pairs are computed."""
-    with open_store(store) as opened:
-        plans = [plan for info in opened.runs() for plan in opened.plans(info.run)]
-    return sum(len({one.correct for one in plan.candidates}) == 2 for plan in plans) / len(plans)
-
-
-def retrained(policy: str, row: str, seed: int, args: argparse.Namespace) -> str:
-    """Train a MASPRM on searches by the agents of a row, and return its folder."""
-    folder = (METHODS[row].folder(args, seed) if row in METHODS else args.out / row) / "critic"
-    folder.mkdir(parents=True, exist_ok=True)
-    spec = spec_of(policy, "train", args.retrain, seed, folder / "critic.db", args.task)
-    if (stop := grow(spec, "mcts:20,3")) is not None:
-        raise stop
-    teach(lambda: trees(spec), folder / "masprm", "masprm", "bt", log=say, seed=seed)
-    return str(folder / "masprm")
 
 
 def say(line: str) -> None:
@@ -333,40 +290,18 @@ def main(args: argparse.Namespace) -> None:
     planned = sorted((place, name) for name in seeds for place in range(len(seeds[name])))
     curves = {(name, args.seeds[place]): train(known[name], args.seeds[place], args) for place, name in planned}
     rows += [Row(name, [curves[name, seed] for seed in seeds[name]]) for name in seeds]
-    rows[0].errors = [first_errors(args.out / "dev-0.db", args.task)]
-    for row in rows[1:]:
-        method = known[row.name]
-        stores = [
-            method.folder(args, seed) / f"dev-{chosen(points)}.db" if chosen(points) else args.out / "dev-0.db"
-            for seed, points in zip(seeds[row.name], row.curves, strict=True)
-        ]
-        row.errors = [first_errors(store, args.task) for store in stores]
-        row.mixed = [mixed(method.folder(args, seed) / "round-1.db") for seed in seeds[row.name]]
-        if method.method == "grpo":
-            row.weights = [weights(method, seed, args) for seed in seeds[row.name]]
     kinds = {
-        "single": lambda policy, critic: evaluate(policy, "single", "", args.number, args),
-        "retold": lambda policy, critic: evaluate(policy, "single", "", args.held_out, args, "retold-3"),
-        "hard": lambda policy, critic: evaluate(policy, "single", "", args.held_out, args, "stories-4"),
-        "vote": lambda policy, critic: evaluate(policy, "sc:6", "", args.searched, args),
-        "mcts": lambda policy, critic: evaluate(policy, "mcts:20,2", SHIPPED, args.searched, args),
-        "retrained": lambda policy, critic: evaluate(policy, "mcts:20,2", critic, args.searched, args),
+        "single": lambda policy: evaluate(policy, "single", "", args.number, args),
+        "vote": lambda policy: evaluate(policy, "sc:6", "", args.searched, args),
+        "mcts": lambda policy: evaluate(policy, "mcts:20,2", SHIPPED, args.searched, args),
     }
     for kind, outcomes in kinds.items():
-        if kind in ("retold", "hard") and not args.held_out:
-            continue
         for row in rows:
-            if kind in ("vote", "mcts") and row.name not in args.search_rows:
+            if kind != "single" and row.name not in args.search_rows:
                 continue
-            if kind == "retrained" and row.name not in args.retrained:
-                continue
-            trainings = list(zip(seeds.get(row.name, args.seeds[:1]), row.curves, strict=True))
-            for seed, points in trainings[:1] if kind == "retrained" else trainings:
-                policy, critic = points[chosen(points)].policy, ""
+            for seed, points in zip(seeds.get(row.name, args.seeds[:1]), row.curves, strict=True):
                 say(f"{row.name}, seed {seed}: {kind}")
-                if kind == "retrained":
-                    critic = retrained(policy, row.name, seed, args)
-                row.found.setdefault(kind, []).append(outcomes(policy, critic))
+                row.found.setdefault(kind, []).append(outcomes(points[chosen(points)].policy))
         write_page(rows, args)
         say(f"wrote {args.page}")
 
@@ -390,11 +325,8 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--split", default="test")
     out.add_argument("--dev", type=int, default=80, help="dev problems for the curves")
     out.add_argument("-n", "--number", type=int, default=200, help="problems for single passes")
-    out.add_argument("--held-out", type=int, default=80, help="problems of the other wording and difficulty")
     out.add_argument("--searched", type=int, default=80, help="problems for searches")
     out.add_argument("--search-rows", type=names, default=["before", *METHODS], help="rows to search with")
-    out.add_argument("--retrain", type=int, default=80, help="searches for a MASPRM of the new agents")
-    out.add_argument("--retrained", type=names, default=["before", *every], help="rows to retrain MASPRM for")
     return out
 
 

@@ -20,18 +20,14 @@ from search.results.plots import COLORS, dress, figure_class, save_figure
 REASONS = "## Notes"
 """Text below this heading is written by hand and kept when the page is regenerated."""
 
-LEVEL = 0.6
 RESAMPLES = 2000
 SHARED, OURS = "grpo, shared outcome", "grpo, leave-one-out"
 COLUMNS = {
     "single": "single pass",
-    "retold": "retold stories",
-    "hard": "difficulty 4",
     "vote": "sc:6",
     "mcts": "MCTS(20,2), shipped MASPRM",
-    "retrained": "MCTS(20,2), MASPRM retrained",
 }
-COSTS = ("vote", "mcts", "retrained")
+COSTS = ("vote", "mcts")
 
 Floats = NDArray[np.float64]
 Statistic = Callable[[list[tuple[Floats, Floats]]], float]
@@ -74,17 +70,11 @@ class Row:
         name: The method.
         curves: For each training seed the points from the untrained to the trained agents.
         found: For each column of the table the outcomes of each training seed.
-        errors: For each training seed, how often each agent makes the first error in single passes on dev problems.
-        weights: For each training seed each agent's share of the squared advantages in the first round.
-        mixed: For each training seed the share of problems of the first round with right and wrong answers.
     """
 
     name: str
     curves: list[list[Point]]
     found: dict[str, list[list[Outcome]]] = field(default_factory=dict)
-    errors: list[dict[str, float]] = field(default_factory=list)
-    weights: list[dict[str, float]] = field(default_factory=list)
-    mixed: list[float] = field(default_factory=list)
 
     def shares(self, kind: str) -> list[dict[str, float]]:
         """Return each training seed's share of right answers per problem; there is one run seed."""
@@ -117,8 +107,8 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         f"- {args.tokens:,} generated tokens of training searches per training run, in {args.rounds} rounds; "
         f"learning rate {args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column `seeds` "
         "contains the number of seeds of a row",
-        f"- {args.number} {args.split} problems for single passes, {args.held_out} for the other wording and "
-        f"difficulty, {args.searched} for searches; {args.dev} dev problems for the curves; "
+        f"- {args.number} {args.split} problems for single passes, "
+        f"{args.searched} for searches; {args.dev} dev problems for the curves; "
         f"run seed{'s' * (len(args.run_seeds) > 1)} {', '.join(map(str, args.run_seeds))}",
         "- agents of each training run: those of the round with the highest dev accuracy",
         "- Hit@1 in percent, mean over training seeds, with 95% bootstrap intervals over problems and training runs; "
@@ -130,11 +120,6 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "",
         *_main_table(rows),
         "",
-        f"Tokens to {100 * LEVEL:.0f}%: generated training tokens at which the dev accuracy of single passes, averaged "
-        f"over the training seeds, first reaches {100 * LEVEL:.0f}%, by linear interpolation.",
-        "",
-        *_seeds_table(rows),
-        "",
         "## Differences",
         "",
         *_differences(rows),
@@ -142,19 +127,6 @@ def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
         "## Tokens",
         "",
         *_token_lines(rows),
-        "",
-        "## Errors and training by agent",
-        "",
-        "Percentage of single passes on dev problems in which each agent makes the first error, before and after",
-        "training, and each agent's share of the squared advantages in the first round. The advantages weight the",
-        "messages in the loss.",
-        "",
-        *_errors(rows),
-        "",
-        "Share of the problems of the first round with both right and wrong answers. Preference pairs, and advantages",
-        "that are computed from rewards, come only from these problems.",
-        "",
-        *_table(["agents", "problems with both, %"], [[row.name, _mixed(row)] for row in rows[1:]]),
     ]
     if rows[0].curves[0][0].values:
         lines += [
@@ -184,12 +156,12 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]
 
 def _main_table(rows: Sequence[Row]) -> Iterator[str]:
     kinds = [kind for kind in COLUMNS if any(kind in row.found for row in rows)]
-    head = ["agents", "seeds", "training tokens", f"tokens to {100 * LEVEL:.0f}%"]
+    head = ["agents", "seeds", "training tokens"]
     for kind in kinds:
         head += [COLUMNS[kind], *(["TOK"] if kind in COSTS else [])]
     lines = []
     for row in rows:
-        trained = [str(len(row.curves)), f"{row.budget():,.0f}", _reach(row)] if row.budget() else ["", "0", ""]
+        trained = [str(len(row.curves)), f"{row.budget():,.0f}"] if row.budget() else ["", "0"]
         line = [row.name, *trained]
         for kind in kinds:
             line.append(_hit(row, kind) if kind in row.found else "")
@@ -203,15 +175,6 @@ def _hit(row: Row, kind: str) -> str:
     shares = row.shares(kind)
     found = nested_bootstrap(shares, [dict.fromkeys(shares[0], 0.0)])
     return f"{100 * found.mean:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
-
-
-def _seeds_table(rows: Sequence[Row]) -> Iterator[str]:
-    kinds = [kind for kind in COLUMNS if any(kind in row.found for row in rows[1:])]
-    lines = []
-    for row in rows[1:]:
-        means = {kind: [100 * sum(one.values()) / len(one) for one in row.shares(kind)] for kind in row.found}
-        lines.append([row.name, *(", ".join(f"{one:.1f}" for one in means.get(kind, [])) for kind in kinds)])
-    return _table(["by training seed", *(COLUMNS[kind] for kind in kinds)], lines)
 
 
 def _differences(rows: Sequence[Row]) -> Iterator[str]:
@@ -231,10 +194,9 @@ def _differences(rows: Sequence[Row]) -> Iterator[str]:
             if row.name != OURS and kind in row.found and kind in named[OURS].found
         ]
     pairs += [
-        (f"{row.name}: {COLUMNS[more]} over {COLUMNS[less]}", row.shares(more), row.shares(less))
+        (f"{row.name}: {COLUMNS['mcts']} over {COLUMNS['vote']}", row.shares("mcts"), row.shares("vote"))
         for row in rows
-        for more, less in (("retrained", "mcts"), ("mcts", "vote"))
-        if more in row.found and less in row.found
+        if "mcts" in row.found and "vote" in row.found
     ]
     lines = []
     for text, ours, theirs in pairs:
@@ -287,13 +249,6 @@ def _drawn(
     return here, float(low), float(high)
 
 
-def _reach(row: Row) -> str:
-    here, low, high = _drawn([row], lambda curves: crossing(*curves[0], LEVEL))
-    most = f"more than {row.budget():,.0f}"
-    shown = [f"{one:,.0f}" if math.isfinite(one) else most for one in (here, low, high)]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})" if math.isfinite(low) else most
-
-
 def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
     """Compare the tokens of each row of GRPO with those of the shared outcome."""
     named = {row.name: row for row in rows}
@@ -331,21 +286,6 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
             cells.append(f"{shown[0]} ({shown[1]} to {shown[2]})")
         lines.append(cells)
     yield from _table(["agents", "of the tokens to its end", "of the tokens to its maximum"], lines)
-
-
-def _errors(rows: Sequence[Row]) -> Iterator[str]:
-    names = list(rows[0].errors[0])
-    lines = []
-    for row in rows:
-        for label, shares in (("errs first", row.errors), ("squared advantages", row.weights)):
-            if shares:
-                means = [100 * sum(one.get(name, 0.0) for one in shares) / len(shares) for name in names]
-                lines.append([f"{row.name}: {label}, %", *(f"{mean:.1f}" for mean in means)])
-    return _table(["agents", *names], lines)
-
-
-def _mixed(row: Row) -> str:
-    return f"{100 * sum(row.mixed) / len(row.mixed):.0f}"
 
 
 def _hacking(rows: Sequence[Row]) -> Iterator[str]:

@@ -1,13 +1,11 @@
 """A large run on Ray: ``python -m benchmarks.scale FOLDER [--searches N] [--copies N ...]``.
 
-A scripted policy replies immediately, so the figures are the costs of the scheduler, Ray and the store. Three parts:
+A scripted policy replies immediately, so the figures are the costs of the scheduler, Ray and the store. Two parts:
 
 1. A run of single pass on the four agents of ``rpsv`` writes FOLDER/run.db through `run_ray`, with one writer. The
    memory of each process is read during the run. The same command resumes the run after a kill.
 2. The commands that read a store are measured on the run's store, and on smaller stores of the sizes given by
    ``--copies``. These have copies of a few searches under other problem ids, which share their texts.
-3. The alternative of one file per actor: what it takes to merge two files, beside writing the same searches once.
-
 The page states what is measured and what is computed from the slope. It goes to ``benchmarks/pages/search/scale.md``.
 """
 
@@ -28,11 +26,9 @@ from typing import NamedTuple, overload
 import search
 from benchmarks.paper.page import write_whole
 from benchmarks.store_reading import BATCH, Cost, copy, measure, memory
-from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
 from search.engine.ray_actors import Fleet, run_ray
-from search.store.row_conversion import seal_run, write_search
 from search.store.table_schema import FORMAT
 
 PAGE = Path(__file__).with_name("pages") / "search" / "scale.md"
@@ -40,7 +36,6 @@ PLANNER, MAS = "single", "rpsv"
 SAMPLES = 40
 """How often memory is read in a run."""
 READS = ("status", "compare", "view", "report")
-MERGED = 10_000
 MILLION = 1_000_000
 
 
@@ -185,42 +180,7 @@ def stored(folder: Path) -> int:
         return store.find().searches
 
 
-class Merge(NamedTuple):
-    """CPU seconds per search to write it to a file, and to add it from one file to another by SQL."""
-
-    written: float
-    merged: float
-
-
-def merge(folder: Path) -> Merge:
-    """Write the same searches to two files, half to each, and merge them."""
-    first, second = folder / "first.db", folder / "second.db"
-    for path in (first, second):
-        path.unlink(missing_ok=True)
-    with search.open_store(folder / "run.db") as store:
-        info = store.find()
-        searches = [pair for pair, _ in zip(store.searches(info.run), range(MERGED), strict=False)]
-    row = (info.run, None, json.dumps(dict(info.config), sort_keys=True), json.dumps(dict(info.facts)), 0, 0, None)
-    start = process_time()
-    for path, half in ((first, searches[::2]), (second, searches[1::2])):
-        with closing(FORMAT.connect(path, create=True)) as connection:
-            connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            for problem, plan in half:
-                with transaction(connection):
-                    write_search(connection, info.run, problem, plan, {})
-    written = (process_time() - start) / len(searches)
-    start = process_time()
-    with closing(FORMAT.connect(first, create=True)) as connection:
-        connection.execute("ATTACH ? AS other", (str(second),))
-        with transaction(connection):
-            for table in ("searches", "documents"):
-                connection.execute(f"INSERT OR IGNORE INTO main.{table} SELECT * FROM other.{table}")
-            connection.execute("UPDATE runs SET searches = (SELECT count(*) FROM searches)")
-            seal_run(connection, info.run)
-    return Merge(written, (process_time() - start) / (len(searches) // 2))
-
-
-def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth], merged: Merge) -> str:
+def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth]) -> str:
     """Return the page; ``size`` is the bytes per search of the run's store."""
     told = ", ".join(f"{name} {1e6 * each:,.1f}" for name, each, _ in slopes(growths))
     parts = [
@@ -231,11 +191,6 @@ def page(samples: Sequence[Sample], size: float, growths: Sequence[Growth], merg
         "cores.",
         "## Writing: Ray actors and one writer",
         *_writing(samples, size),
-        "## One writer or one file per actor",
-        f"Writing a search takes {1e6 * merged.written:,.0f} microseconds. With one file per actor, the actors would "
-        f"share this work, and merging the files with SQL would add {1e6 * merged.merged:,.0f} microseconds per "
-        "search. A run writes to one file. An actor with a language model finishes only a few searches per second, so "
-        "one writer is sufficient for hundreds of actors, and all finished searches are in one place at any time.",
         "## Reading",
         "Each cell contains CPU seconds, including the start of the process, and memory in MiB. The last store is that "
         'of the run; the others contain copies of a few searches. "insert" is the time to add a search to a store of '
@@ -319,10 +274,9 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     args = parser.parse_args()
     samples = write(args.folder, args.searches, args.actors, args.minutes)
-    merged = merge(args.folder)
     growths = grow(args.folder, args.copies)
     size = (args.folder / "run.db").stat().st_size / growths[-1].searches
-    write_whole(args.page, page(samples, size, growths, merged))
+    write_whole(args.page, page(samples, size, growths))
     print(f"wrote {args.page}")
 
 

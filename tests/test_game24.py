@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import mas_gym
 import search
 from benchmarks.real.common import RealPage, Source
-from benchmarks.real.game24 import Lookup, from_numbers, keeps, rank, ranking, recorded_values
 from benchmarks.real.game24 import Measured as Critic
+from benchmarks.real.game24 import rank, ranking, recorded_values
 from benchmarks.real.game24_critic import Labeled, Table, training_task
-from benchmarks.real.game24_recorded import CALLS, read_recordings, transcripts
+from benchmarks.real.game24_recorded import CALLS, read_recordings
 from benchmarks.real.random_moves import proposer
 from mas_gym.errors import ConfigError, DataNotFoundError
 from mas_gym.tasks import load_task
@@ -248,30 +248,9 @@ def test_recorded_values_have_higher_auc_for_second_moves_than_for_first_moves(r
     assert 0.6 < first < 0.9 < second
 
 
-def test_exact_critic_keeps_a_solvable_state_if_one_exists(recordings: list) -> None:  # type: ignore[type-arg]
-    exact = from_numbers(lambda states: np.array([float(can_make(left)) for left in states]))
-    for one in recordings:
-        assert keeps(one, 0, exact) == any(state.winning for state in one.levels[0].states)
-
-
 def test_training_excludes_recorded_puzzles(recordings: list) -> None:  # type: ignore[type-arg]
     recorded = {one.numbers for one in recordings}
     assert not recorded & {tuple(problem.metadata["numbers"]) for problem in training_task(recorded)}
-
-
-def test_planners_search_recorded_trees(recordings: list, shared_data: Path, tmp_path: Path) -> None:  # type: ignore[type-arg]
-    from benchmarks.real import game24_recorded
-
-    data, reader = shared_data / "real" / "game24.jsonl.gz", f"{game24_recorded.__file__}:transcripts:dead_ends=false"
-    imported = search.import_transcripts(data, tmp_path / "r.db", format=reader)
-    assert imported.transcripts == sum(not one.correct for one in transcripts(data, False))
-    world = search.Recorded(tmp_path / "r.db", distinct=True)
-    lookup = Lookup("exact", from_numbers(lambda s: np.array([float(can_make(left)) for left in s])), recordings)
-    plans = list(search.run("sbs:40,5", recorded=world, critic=lookup))
-    solvable = {one.problem.id for one in recordings if one.solved}
-    assert not [plan.error for plan in plans if plan.error]
-    assert {plan.problem_id for plan in plans if plan.correct} <= solvable
-    assert sum(bool(plan.correct) for plan in plans) > 0.8 * len(solvable)
 
 
 def test_table_returns_the_solved_share_of_seen_numbers_and_the_mean_otherwise() -> None:

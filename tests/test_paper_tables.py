@@ -32,12 +32,11 @@ from benchmarks.paper import (
     wordings,
 )
 from benchmarks.paper.all import TABLES
-from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
+from benchmarks.paper.credit import Pass, judges_of, largest_drop, shares
 from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, TinyShape, publish, row_of, rule_for, weights
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
-from benchmarks.paper.redraw import PAGES, rows_of
 from benchmarks.ranking import auc_difference, rank
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError, DataError
@@ -432,7 +431,6 @@ def test_every_table_has_a_page_and_is_run_by_the_all_command() -> None:
         "oracle",
         "page",
         "published",
-        "redraw",
         "rivals",
     }
     assert set(TABLES) == modules - rest
@@ -471,8 +469,6 @@ def test_blame_equals_hand_computed_values() -> None:
     assert shares(both, judges["critic, drop"]) == {"a": 1.0, "b": 1.0}
     assert shares(both, judges["most frequent agent"]) == {"a": 0.0, "b": 1.0}
     assert shares(both, judges["chance"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3})
-    matrix = blame_matrix(both, judges["critic, drop"], ["Reader", "Planner", "Solver"])
-    assert matrix == [[0, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
 def test_messages_after_the_first_error_are_excluded() -> None:
@@ -602,22 +598,3 @@ def test_page_contains_its_settings_and_no_local_paths(
     with pytest.raises(SystemExit):
         read("prog", "about", ["mains"], tuple(TABLES))
     assert "expected tables of main, frontier, single" in capsys.readouterr().err
-
-
-# Pictures
-
-
-def test_plots_reject_invalid_data(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="2 by 2"):
-        save_matrices({"critic": [[1.0]]}, ["A", "B"], tmp_path / "m.png")
-
-
-@pytest.mark.parametrize("page", sorted(PAGES.rglob("main.md")), ids=str)
-def test_redrawn_plots_match_their_page(page: Path) -> None:
-    text = page.read_text("utf-8")
-    rows = list(rows_of(text))
-    assert len({(row.planner, row.critic) for row in rows}) == len(rows) >= 16
-    for row in rows:
-        low, high = (f"{100 * end:.1f}" for end in row.interval)
-        shown = [row.planner, row.critic, f"{100 * row.hits[1].mean:.1f}", low, high, f"{row.tokens.mean:.1f}"]
-        assert re.search(r"^\| " + r"\b.*\b".join(map(re.escape, shown)), text, re.M)

@@ -74,12 +74,6 @@ def test_features_of_a_debate_without_answers_are_empty() -> None:
     assert len(features(debate("x", [[(None, False)]]), ["Algebra"])) == 0
 
 
-def test_answer_changes_contain_the_agent_and_the_fall_in_value() -> None:
-    one = debate("x", [[("1", True), ("2", False)], [("2", False), ("2", False)]])
-    [change] = dylan_math.changes([one], [np.array([0.75, 0.25])])
-    assert change == (0, 1, True, False, 0.5)
-
-
 def test_gap_share_is_one_if_the_critic_is_always_right() -> None:
     best, vote = np.ones(40), np.array([1.0, 0.0] * 20)
     share, interval = dylan_math.gap_share(best, vote, best)

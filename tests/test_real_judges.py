@@ -1,4 +1,4 @@
-"""The page about recorded judges: reading, votes, the model of the first error and abstention."""
+"""The page about recorded judges: reading, votes and the model of the first error."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ def test_read_judged_returns_steps_ordered_by_number() -> None:
 def test_votes_select_the_step_chosen_by_most_judges() -> None:
     [run] = process_judges.read_judged(GIVEN)
     assert process_judges.plurality(run, JUDGES) == 0
-    assert [process_judges.counted(run, JUDGES, least) for least in (1, 2)] == [0, 3]
 
 
 def test_scores_function_counts_error_free_runs() -> None:
@@ -60,19 +59,17 @@ def made_runs(number: int, seed: int) -> list[Judged]:
 def test_combination_learns_which_judge_is_reliable() -> None:
     runs = made_runs(150, 0)
     found, chosen = first_step.cross_validated(
-        process_judges.combined(runs, JUDGES, False), 3, 2, ("logistic regression", "boosting")
+        process_judges.combined(runs, JUDGES), 3, 2, ("logistic regression", "boosting")
     )
-    shells = process_judges.combined(runs, JUDGES, False)
+    shells = process_judges.combined(runs, JUDGES)
     assert first_step.accuracy(found, shells) > 0.95 and len(chosen) == 3
     assert all(one.sum() == pytest.approx(1) and one.shape == (5,) for one in found)
-    half = process_judges.coverage(runs, found, 0.5)
-    assert half.low <= half.accuracy <= half.high and half.accuracy > 0.95
     votes = [process_judges.plurality(run, JUDGES) for run in runs]
     assert process_judges.scores(runs, votes).accuracy < 0.9
 
 
 def test_folds_keep_the_runs_of_a_question_together() -> None:
-    runs = process_judges.combined(made_runs(50, 1), JUDGES, True)
+    runs = process_judges.combined(made_runs(50, 1), JUDGES)
     part = first_step.folds(runs, 5, 0)
     assert all(len(set(part[place : place + 5])) == 1 for place in range(0, 50, 5)) and len(set(part)) == 5
 
@@ -80,9 +77,8 @@ def test_folds_keep_the_runs_of_a_question_together() -> None:
 def test_judge_features_ignore_human_labels() -> None:
     [run] = made_runs(1, 2)
     other = run._replace(truth=4, labels=(1, 1, 1, 1))
-    tables = [process_judges.judged_features(one, JUDGES, ["part"], True) for one in (run, other)]
+    tables = [process_judges.judged_features(one, JUDGES, ["part"]) for one in (run, other)]
     assert (tables[0] == tables[1]).all()
-    assert process_judges.judged_features(run, (), ["part"], True).shape[0] == 4
 
 
 class Chances:
@@ -101,23 +97,9 @@ def test_first_error_distribution_sums_to_one(chances: list[float]) -> None:
     assert found[0] == pytest.approx(chances[0])
 
 
-def test_process_bench_features_locate_visible_errors() -> None:
-    solutions = [
-        {
-            "id": f"gsm8k-{place}",
-            "problem": f"What is {place} + {place}?",
-            "steps": ["We add.", f"{place} + {place} = {2 * place + (9 * place if place % 2 else 0)}", "Done."],
-            "label": 1 if place % 2 else -1,
-        }
-        for place in range(1, 81)
-    ]
-    found = process_judges.process_bench(solutions, "boosting")
-    assert found["gsm8k"]["F1"] > 90 and found["gsm8k"]["solutions"] == 80
-
-
 def test_page_is_skipped_if_its_recorded_data_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process_judges.main(["--data", str(tmp_path), "--pages", str(tmp_path)])
-    assert "skipped: expected the recording processbench.jsonl.gz" in capsys.readouterr().out
+    assert "skipped: expected the recording agent_processbench_verdicts.jsonl.gz" in capsys.readouterr().out
 
 
 def test_recorded_judges_have_verdicts_on_most_steps(shared_data: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,11 @@ import search
 from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
 from benchmarks.paper.page import NEW, Claim, Page, claim, percent, span
 from benchmarks.tiny.truth import FirstError, first_error
-from mas_gym.errors import ConfigError
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action
 from search import ScoringContext
 from search.compare.blame import falls
 from search.results.intervals import Difference, mean_interval
-from search.results.plots import INK, figure_class, save_figure
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""
@@ -72,10 +69,9 @@ def run(lab: Lab) -> Page:
     if not failed:
         page.blocks.append("No single pass failed, so there is no error to find.\n")
         return page
-    agents = list(dict.fromkeys(agent for one in passes for agent in one.agents))
     commonest = Counter(one.error.speaker for one in failed if one.error).most_common(1)[0][0]
     judges = judges_of(passes, list(critics), commonest)
-    _overall(page, failed, judges, agents)
+    _overall(page, failed, judges)
     _grouped(page, "agent that erred first", failed, judges, lambda error: error.speaker)
     rare = {k for k, n in Counter(one.error.kind for one in failed if one.error).items() if n < FEWEST}
     _grouped(page, "kind of error", failed, judges, lambda error: "other" if error.kind in rare else error.kind)
@@ -162,7 +158,7 @@ def shares(failed: Sequence[Pass], judge: Judge) -> dict[str, float]:
     return {key: float(np.mean(hits)) for key, hits in found.items()}
 
 
-def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], agents: Sequence[str]) -> None:
+def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge]) -> None:
     rows = []
     for name, judge in judges.items():
         found = _mean(failed, judge)
@@ -173,18 +169,6 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
         f"The figures are for {len(failed):,} failed passes on {problems:,} problems. They are averaged per "
         "problem, and the intervals are over problems.\n"
     )
-    matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centered" in name}
-    page.picture("credit.png", "who is blamed for whose error", lambda path: save_matrices(matrices, agents, path))
-
-
-def blame_matrix(failed: Sequence[Pass], judge: Judge, agents: Sequence[str]) -> list[list[float]]:
-    """Return, for each agent that erred first, the distribution of blame over the agents; zeros for no errors."""
-    matrix = np.zeros((len(agents), len(agents)))
-    for one in failed:
-        assert one.error is not None
-        for agent, blame in zip(one.agents, judge(one), strict=True):
-            matrix[agents.index(one.error.speaker), agents.index(agent)] += blame
-    return (matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)).tolist()
 
 
 def _grouped(
@@ -222,37 +206,6 @@ def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequen
         *(claim(f"{first} over {other}, centered", NEW, best[first], best[other]) for other in others),
         *(claim(f"{first}, centered, over {name}", NEW, best[first], base) for name, base in baselines.items()),
     ]
-
-
-def save_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], path: Path) -> Path:
-    """Draw square matrices of shares, whose rows sum to one, side by side; return the path.
-
-    Args:
-        matrices: Title to rows: for each agent that erred, the share of the blame each agent got.
-        names: The agents, in order.
-        path: Its suffix names the format.
-
-    Raises:
-        ConfigError: There is nothing to draw, a matrix does not fit the names, or the suffix names no format.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    if not matrices or any({len(names)} != {len(rows), *map(len, rows)} for rows in matrices.values()):
-        raise ConfigError(f"expected matrices of {len(names)} by {len(names)} shares, one row and column per agent")
-    figure = figure_class()(figsize=(3.3 * len(matrices) + 0.6, 3.4), dpi=200, layout="constrained")
-    panels = figure.subplots(1, len(matrices), squeeze=False, sharey=True)[0]
-    for axes, (title, rows) in zip(panels, matrices.items(), strict=True):
-        axes.imshow([list(row) for row in rows], cmap="Blues", vmin=0, vmax=1)
-        for i, row in enumerate(rows):
-            for j, share in enumerate(row):
-                color = "white" if share > 0.5 else INK
-                axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=color, fontsize=9)
-        axes.set_title(title, fontsize=10, color=INK)
-        axes.set_xticks(range(len(names)), list(names), rotation=45, ha="right", fontsize=8)
-        axes.set_yticks(range(len(names)), list(names), fontsize=8)
-        axes.set_xlabel("blamed", color=INK)
-        axes.tick_params(length=0)
-    panels[0].set_ylabel("erred first", color=INK)
-    return save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,6 @@ class RealPage:
         source: The recording.
         finding: The finding, in three sentences.
         blocks: Markdown, in order.
-        files: Pictures: name to a function that writes the file.
     """
 
     name: str
@@ -77,7 +76,6 @@ class RealPage:
     source: Source
     finding: str = ""
     blocks: list[str] = field(default_factory=list)
-    files: dict[str, Callable[[Path], object]] = field(default_factory=dict)
 
     def heading(self, text: str) -> None:
         """Add a heading."""
@@ -91,13 +89,8 @@ class RealPage:
         """Add a table; the first ``left`` columns are text, the others figures."""
         self.blocks.append(markdown_table(header, rows, left))
 
-    def picture(self, file: str, alt: str, write: Callable[[Path], object]) -> None:
-        """Add a picture."""
-        self.files[file] = write
-        self.blocks.append(f"![{alt}]({file})\n")
-
     def write(self, folder: Path, command: str, facts: Sequence[str]) -> Path:
-        """Write the page and its pictures.
+        """Write the page.
 
         Args:
             folder: Where to write them.
@@ -108,8 +101,6 @@ class RealPage:
             The page's file.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        for file, draw in self.files.items():
-            draw(folder / file)
         stated = [
             f"Recording: {self.source.origin} ({self.source.license}), about half of its questions; none of its text "
             "is part of this project.",

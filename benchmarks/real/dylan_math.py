@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -24,14 +22,12 @@ from benchmarks.paper.page import percent, span
 from benchmarks.real.common import RealPage, Source, arguments, folds_by_kind, read_rows, run_page
 from benchmarks.real.debate import Debate, Floats, Said, features
 from benchmarks.real.paired import folds, paired, points
-from search.compare.first_errors import auc
-from search.results.intervals import Interval, bootstrap, wilson
+from search.results.intervals import Interval, bootstrap
 
 SOURCE = Source("dylan_math.jsonl.gz", "SALT-NLP/DyLAN, debates of gpt-3.5-turbo on hendrycks/math", "MIT; MATH: MIT")
 READER = str(Path(__file__).with_name("dylan_reader.py")) + ":read"
 FOLDS, INNER = 5, 3
 SEED = 0
-QUARTER = 0.25
 
 
 def read_debates(data: Path, store: Path, show: Callable[[str], None]) -> list[Debate]:
@@ -73,6 +69,7 @@ def candidates() -> dict[str, Callable[[], Any]]:
 
 
 MEAN = "mean of the three"
+SINGLE = "single agent, last round (mean over agents)"
 
 
 class Table(NamedTuple):
@@ -139,68 +136,9 @@ def gap_share(critic: Floats, vote: Floats, best: Floats) -> tuple[float, Interv
     return share, bootstrap(len(critic), lambda counts: counts @ (critic - vote) / (counts @ (best - vote)))
 
 
-class Change(NamedTuple):
-    """An agent's change of its answer from one round to the next.
-
-    Attributes:
-        agent: Index of the agent.
-        round: Index of the later round.
-        before: Whether the earlier answer was right.
-        after: Whether the later answer is right.
-        fall: By how much the critic's value fell.
-    """
-
-    agent: int
-    round: int
-    before: bool
-    after: bool
-    fall: float
-
-
-def changes(debates: Sequence[Debate], found: Values) -> list[Change]:
-    """Return all changes of answers."""
-    made = []
-    for debate, value in zip(debates, found, strict=True):
-        worth = {None: 0.0, **dict(zip(debate.answers, map(float, value), strict=True))}
-        for one in debate.agents:
-            for before, after in pairwise(one):
-                if before.answer != after.answer:
-                    fall = worth[before.answer] - worth[after.answer]
-                    made.append(Change(after.agent, after.round, before.correct, after.correct, fall))
-    return made
-
-
 def difference(one: Floats, other: Floats) -> str:
     """Return the difference in points with its paired interval."""
     return points(paired(one, other))
-
-
-def draw_figure(path: Path, bars: Mapping[str, Floats], target: float) -> None:
-    """Write the figure of accuracies."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 3.4))
-    names = [*bars][::-1]
-    means = [100 * bars[name].mean() for name in names]
-    spans = [wilson(bars[name]) if set(bars[name]) <= {0.0, 1.0} else None for name in names]
-    errors = [
-        [mean - 100 * one.low if one else 0 for mean, one in zip(means, spans, strict=True)],
-        [100 * one.high - mean if one else 0 for mean, one in zip(means, spans, strict=True)],
-    ]
-    colors = ["C1" if "critic" in name else "lightgrey" for name in names]
-    axes.barh(names, means, color=colors, xerr=errors, ecolor="grey", capsize=3)
-    for place, mean in enumerate(means):
-        axes.text(1, place, f"{mean:.1f}", va="center", fontsize=9)
-    axes.axvline(100 * target, color="C3", linestyle=":", label="a quarter of the gap between majority and any")
-    axes.set_xlabel("problems answered correctly (%), with 95% intervals")
-    axes.set_title("MATH by debating GPT-3.5 agents", fontsize=10)
-    axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1.0, -0.18), frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=140)
-    pyplot.close(figure)
 
 
 def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
@@ -220,7 +158,7 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
     best = share(lambda one: any(said.correct for said in one.said))
     rows = {
         "single agent, first round (mean over agents)": share(lambda one: fmean(said.correct for said in one.first)),
-        "single agent, last round (mean over agents)": share(lambda one: fmean(said.correct for said in one.last)),
+        SINGLE: share(lambda one: fmean(said.correct for said in one.last)),
         "majority, first round": share(lambda one: majority(one, one.first)),
         "majority, last round": vote,
         "majority, all messages": share(lambda one: majority(one, one.said)),
@@ -230,12 +168,8 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         "any message": best,
     }
     closed, interval = gap_share(critic, vote, best)
-    made = changes(debates, found)
     page = RealPage("dylan_math", "MATH: choosing among the answers of debating GPT-3.5 agents", SOURCE)
     page.heading("Who is right")
-    page.picture("dylan_math.png", "Share of problems answered correctly by each way to choose", partial(
-        draw_figure, bars=rows, target=float(vote.mean() + QUARTER * (best.mean() - vote.mean()))
-    ))  # fmt: skip
     page.table(
         ("choice", "correct", "against the majority of the last round, paired"),
         [
@@ -244,124 +178,21 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         ],
     )
     page.text(
-        f"The critic closes {percent(closed)}% of the gap between majority and any message (95% interval "
-        f"{span(*interval)}%); the goal was {100 * QUARTER:.0f}%. Against the majority of all messages it gains "
-        f"{difference(critic, rows['majority, all messages'])} points."
+        f"Against the majority of all messages, the critic gains {difference(critic, rows['majority, all messages'])} "
+        "points."
     )
-    page.heading("Kinds of critics")
-    page.table(
-        ("critic", "correct", "against the majority of the last round, paired"),
-        [
-            (name, percent(right.mean()), difference(right, vote))
-            for name, right in _ablations(tables, found, debates).items()
-        ],
-    )
-    page.heading("By level")
-    levels = np.array([one.level for one in debates])
-    page.table(
-        ("level", "problems", "majority", "critic", "any", "critic against majority, paired"),
-        [
-            (
-                level,
-                int(at.sum()),
-                *(percent(right[at].mean()) for right in (vote, critic, best)),
-                difference(critic[at], vote[at]),
-            )
-            for level in sorted(set(levels.tolist()))
-            for at in [levels == level]
-        ],
-    )
-    _blame(page, debates, made, vote, best)
     page.heading("How it was measured")
     kinds = [{"forest": "a forest", MEAN: "the mean of the three kinds"}.get(name, name) for name in chosen]
     page.text(_METHOD.format(critics=folds_by_kind(kinds)))
-    page.finding = _finding(rows, critic, vote, best, closed, interval, made)
+    page.finding = (
+        "This page compares ways to choose an answer from recorded debates of GPT-3.5 agents on MATH problems. In the "
+        f"last round, a single agent solves {percent(rows[SINGLE].mean())}% of the problems, and the majority solves "
+        f"{percent(vote.mean())}%. For {percent(best.mean())}%, at least one message is right. "
+        f"A critic trained only on outcomes selects the right answer for {percent(critic.mean())}%, "
+        f"{difference(critic, vote)} points against the majority. This closes {percent(closed)}% of the gap "
+        f"between the majority and any right message ({span(*interval)}%)."
+    )
     return page
-
-
-def _ablations(tables: Sequence[Table], found: Values, debates: Sequence[Debate]) -> dict[str, Floats]:
-    """Return what other critics choose: those of one kind, and one that reads the messages' words alone."""
-    part, hits = folds(len(tables), FOLDS, SEED), {name: np.zeros(len(tables)) for name in (*candidates(), MEAN)}
-    for fold in range(FOLDS):
-        train, test = (
-            [one for one, where in zip(tables, part, strict=True) if (where == fold) == held] for held in (0, 1)
-        )
-        for name, value in values(train, test).items():
-            hits[name][part == fold] = chosen_right(test, value)
-    return {"chosen within the folds": np.array(chosen_right(tables, found), float), **hits,
-            "words of the messages alone": _words_alone(tables, debates, part)}  # fmt: skip
-
-
-def _words_alone(tables: Sequence[Table], debates: Sequence[Debate], part: NDArray[np.int64]) -> Floats:
-    from sklearn.feature_extraction.text import HashingVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    hashing = HashingVectorizer(
-        n_features=2**16,
-        ngram_range=(1, 2),
-        token_pattern=r"\\?[a-zA-Z]+|\d|[=+\-*/^]",
-        alternate_sign=False,
-        binary=True,
-    )
-    owner = np.repeat(np.arange(len(tables)), [len(one.correct) for one in tables])
-    words = hashing.transform([
-        " ".join(said.text for said in one.said if said.answer == answer) for one in debates for answer in one.answers
-    ])  # fmt: skip
-    truth, hit = np.concatenate([one.correct for one in tables]), np.zeros(len(tables))
-    for fold in range(FOLDS):
-        held = part[owner] == fold
-        model = LogisticRegression(C=0.3, max_iter=60).fit(words[~held], truth[~held])
-        scores = model.decision_function(words[held])
-        for place in np.flatnonzero(part == fold):
-            own = owner[held] == place
-            hit[place] = bool(own.any() and truth[held][own][int(np.argmax(scores[own]))])
-    return hit
-
-
-def _blame(page: RealPage, debates: Sequence[Debate], made: Sequence[Change], vote: Floats, best: Floats) -> None:
-    page.heading("Which agents and rounds are to blame")
-    lost = [one for one, right, able in zip(debates, vote, best, strict=True) if able and not right]
-    gave_up = [one for one in lost if any(said.correct for said in one.first)]
-    kept = [one for one in gave_up if any(said.correct for said in one.last)]
-    page.text(
-        f"The majority of the last round is wrong on {len(debates) - int(vote.sum()):,} problems. On "
-        f"{len(lost):,} of them some message is right: on {len(gave_up):,} a message of the first round, and on "
-        f"{len(kept):,} of these also a message of the last round. A change means that an agent replaces its answer "
-        "after reading the others. Agents are numbered as in the recording."
-    )
-    agents = sorted({one.agent for one in made})
-    page.table(
-        ("agent", "changes", "right to wrong", "wrong to right", "wrong to wrong"),
-        [
-            (f"{agent + 1}", len(own), *(sum((c.before, c.after) == pair for c in own) for pair in _PAIRS))
-            for agent in agents
-            for own in [[one for one in made if one.agent == agent]]
-        ],
-    )
-    page.table(
-        ("round", "changes", "right to wrong", "wrong to right", "wrong to wrong"),
-        [
-            (f"{number + 1}", len(own), *(sum((c.before, c.after) == pair for c in own) for pair in _PAIRS))
-            for number in sorted({one.round for one in made})
-            for own in [[one for one in made if one.round == number]]
-        ],
-    )
-    page.text(
-        f"The drop in the critic's value separates changes from right to wrong from changes to right with an AUC of "
-        f"{_change_auc(made):.3f}, and from all other changes with an AUC of {_loss_auc(made):.3f}."
-    )
-
-
-_PAIRS = ((True, False), (False, True), (False, False))
-
-
-def _change_auc(made: Sequence[Change]) -> float:
-    own = [one for one in made if one.before != one.after]
-    return auc([one.fall for one in own], [one.before for one in own])
-
-
-def _loss_auc(made: Sequence[Change]) -> float:
-    return auc([one.fall for one in made], [one.before and not one.after for one in made])
 
 
 _METHOD = f"""
@@ -373,30 +204,6 @@ length, word counts, whether simple arithmetic in the messages is correct, the l
 question. The reference answer is not an input. Critics are cross-validated by problem in {FOLDS} folds, and the kind of
 critic is chosen within the training folds: {{critics}}.
 """
-
-
-def _finding(
-    rows: Mapping[str, Floats],
-    critic: Floats,
-    vote: Floats,
-    best: Floats,
-    closed: float,
-    interval: Interval,
-    made: Sequence[Change],
-) -> str:
-    single = rows["single agent, last round (mean over agents)"]
-    worse, better = (sum((one.before, one.after) == pair for one in made) for pair in _PAIRS[:2])
-    met = "meets" if closed >= QUARTER and interval.low > 0 else "misses"
-    return (
-        "This page compares ways to choose an answer from recorded debates of GPT-3.5 agents on MATH problems. "
-        f"In the last round, a single agent solves {percent(single.mean())}% of the problems, and the majority solves "
-        f"{percent(vote.mean())}%. For {percent(best.mean())}%, at least one message is right. "
-        f"A critic trained only on outcomes selects the right answer for {percent(critic.mean())}%, "
-        f"{difference(critic, vote)} points against the majority. This closes {percent(closed)}% of the gap "
-        f"between the majority and any right message ({span(*interval)}%) and {met} the goal of {100 * QUARTER:.0f}%. "
-        f"The debate replaces {worse:,} right answers with wrong ones and {better:,} wrong ones with right ones, and "
-        f"the critic's values separate these changes with an AUC of {_change_auc(made):.2f}."
-    )
 
 
 def make(given: argparse.Namespace) -> Path:

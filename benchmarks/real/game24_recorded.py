@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.real.common import Source, read_rows
-from mas_gym.logs import LoggedMessage, Transcript
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.procedural.game24 import Numbers, can_make, puzzle, read_left
 
@@ -87,35 +85,6 @@ def _level(depth: int, level: dict[str, Any]) -> Level:
 
 def _lines(text: str) -> tuple[str, ...]:
     return tuple(text.strip().split("\n"))
-
-
-def transcripts(path: Path, dead_ends: bool = True) -> Iterator[Transcript]:
-    """Yield every recorded path as a transcript, for ``mas-gym import --format game24_recorded.py:transcripts``.
-
-    Args:
-        path: The recording.
-        dead_ends: Whether to include proposals that the recorded search did not expand; their path ends there, as a
-            failure.
-    """
-    for recording in read_recordings(path.parent):
-        problem = recording.problem
-        expanded = {lines for level in recording.levels[:-1] for lines in level.selected}
-        values = recording.values
-        for depth, level in enumerate(recording.levels):
-            for lines in dict.fromkeys(state.lines for state in level.states):
-                if depth < 3 and (lines in expanded or not dead_ends):
-                    continue
-                yield Transcript(
-                    problem.question,
-                    tuple(
-                        LoggedMessage(agent, line, value=scaled(values[lines[: i + 1]]))
-                        for i, (agent, line) in enumerate(zip(AGENTS, lines, strict=False))
-                    ),
-                    reference=problem.answer,
-                    kind="formula",
-                    question_id=problem.id,
-                    correct=None if depth == 3 else False,
-                )
 
 
 def scaled(value: float) -> float:

@@ -338,7 +338,6 @@ def make(given: argparse.Namespace) -> Path:
             ("method", "agent, %", "95% interval", "step, %", "95% interval"),
             [(name, *_cells(agents[part]), *_cells(steps[part])) for name, (agents, steps) in found.items()],
         )
-    page.picture("who_and_when.png", "Accuracy of each method", lambda path: _draw(path, found, subsets))
     page.heading("How it is measured")
     page.text(
         "The importer reads the runs (`mas-gym import`), and `search.compare.blame.largest_fall` selects the message. "
@@ -395,31 +394,6 @@ def _finding(found: Mapping[str, tuple[Array, Array]], subsets: NDArray[Any]) ->
 
 def _signed(interval: Interval) -> str:
     return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
-
-
-def _draw(path: Path, found: Mapping[str, tuple[Array, Array]], subsets: NDArray[Any]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    names = list(found)[::-1]
-    for axis, subset in zip(axes, (GENERATED, HAND_CRAFTED), strict=True):
-        part = subsets == subset
-        for offset, (kind, label, color) in enumerate(((0, "agent", "#4477aa"), (1, "step", "#ee6677"))):
-            means = [100 * found[name][kind][part].mean() for name in names]
-            ends = [mean_interval(found[name][kind][part], 0.0, 1.0) for name in names]
-            errors = [
-                [mean - 100 * end.low for mean, end in zip(means, ends, strict=True)],
-                [100 * end.high - mean for mean, end in zip(means, ends, strict=True)],
-            ]
-            places = np.arange(len(names)) + 0.2 - 0.4 * offset
-            axis.barh(places, means, 0.38, color=color, label=label, xerr=errors, error_kw={"lw": 1, "capsize": 2})
-        axis.set_yticks(range(len(names)), names)
-        axis.set_title(f"{subset} ({int(part.sum())} runs)", fontsize=10)
-        axis.set_xlabel("right, %")
-        axis.set_xlim(0, 100)
-    axes[0].legend(loc="lower right", frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 def main(words: Sequence[str] | None = None) -> None:

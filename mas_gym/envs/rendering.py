@@ -170,27 +170,15 @@ def _draw_graph(axes: Axes, mas: MAS, state: MASState) -> None:
             heard = (source, target) in used or (source == Q and target in {state.acting, *spoken})
             color = _ACTING if (source, target) in last else _DONE if heard else _LINE
             hops = nodes.index(target) - nodes.index(source)
-            (x0, y0), (x1, y1) = (center[source], _GRAPH_Y), (center[target], _GRAPH_Y)
-            if hops == 1:
-                x0, x1, bend = x0 + half, x1 - half, 0.0
-            else:
-                # Edges from the question and backward edges bend below the row; forward edges between agents above it.
-                side = 1.0 if source == Q or hops <= 0 else -1.0
-                bend = side * min(0.25, 150 / max(abs(x1 - x0), 1)) * (1 if hops > 0 else -1)
-                x0, y0 = x0 + half / 2, y0 + side * _NODE_HEIGHT / 2
-                y1 = y0
-            arrow = FancyArrowPatch(
-                (x0, y0),
-                (x1, y1),
-                arrowstyle="-|>",
-                connectionstyle=f"arc3,rad={bend}",
-                color=color,
-                mutation_scale=9,
-                shrinkA=0,
-                shrinkB=0,
-                zorder=1,
-            )
-            axes.add_patch(arrow)
+            # Edges from the question and backward edges bend below the row; forward edges between agents above it.
+            side = 0.0 if hops == 1 else 1.0 if source == Q or hops <= 0 else -1.0
+            y = _GRAPH_Y + side * _NODE_HEIGHT / 2
+            x0 = center[source] + (half / 2 if side else half)
+            x1 = center[target] - (0 if side else half)
+            bend = side * min(0.25, 150 / max(abs(x1 - x0), 1)) * (1 if hops > 0 else -1)
+            look: dict[str, Any] = {"color": color, "mutation_scale": 9, "shrinkA": 0, "shrinkB": 0, "zorder": 1}
+            curve = f"arc3,rad={bend}"
+            axes.add_patch(FancyArrowPatch((x0, y), (x1, y), arrowstyle="-|>", connectionstyle=curve, **look))
     for node in nodes:
         fill = _DONE if node in spoken else _WAITING
         if node == state.acting:

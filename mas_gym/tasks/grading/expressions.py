@@ -5,7 +5,7 @@ r"""The canonical form of mathematical answers, and tests for equality.
 
 Numbers are compared by value, and words as words. All other answers are compared by math-verify in a separate process
 (`mas_gym.tasks.grading.symbolic`), which also compares several solutions ("x = 1 or x = 2"), sets and matrices. Each
-rule here changes grades of recorded messages (``benchmarks/grading.py``).
+rule here changes grades of recorded messages.
 
 The tolerance is the paper's ``1e-3`` (App. "Answer extraction and
 normalization"), as an absolute difference. In strict mode it is also relative for
