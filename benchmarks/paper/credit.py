@@ -174,7 +174,7 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
         "problem, and the intervals are over problems.\n"
     )
     matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centered" in name}
-    page.picture("credit.png", "who is blamed for whose error", lambda path: save_matrices(matrices, agents, path))
+    page.picture("credit.png", "blame for each agent's errors", lambda path: save_matrices(matrices, agents, path))
 
 
 def blame_matrix(failed: Sequence[Pass], judge: Judge, agents: Sequence[str]) -> list[list[float]]:
@@ -225,7 +225,7 @@ def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequen
 
 
 def save_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], path: Path) -> Path:
-    """Draw square matrices of shares, whose rows sum to one, side by side; return the path.
+    """Draw square matrices of shares side by side, each row summing to one; return the path.
 
     Args:
         matrices: Title to rows: for each agent that erred, the share of the blame each agent got.

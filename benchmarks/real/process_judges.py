@@ -110,7 +110,7 @@ def judged_features(run: Judged, judges: Sequence[str], parts: Sequence[str], wh
 
     Args:
         run: The run.
-        judges: The judges whose verdicts it sees; none for the structure of the run alone.
+        judges: The judges with verdicts as features; if empty, only the structure of the run is used.
         parts: The data sets.
         who: Whether the number of the run among the question's five runs is a feature; it identifies the run's system.
     """
