@@ -1,4 +1,4 @@
-"""Agents whose errors a critic detects, measured on pairs of a right and a wrong message after the same correct prefix.
+"""A critic's error detection by agent, on pairs of a right and a wrong message after the same correct prefix.
 
 In the generated tasks the truth of each message is known. Such pairs can therefore be taken from stored search trees,
 and the two states of a pair differ only in the last message::

@@ -213,7 +213,7 @@ class Combination(Critic):
         self.reads_peers = any(member.reads_peers for member in self.members)
 
     def identity(self) -> object:
-        """Return the members, whose identities determine the values."""
+        """Return the members; their identities determine the values."""
         return self.members
 
     def check_graph(self, mas: MAS) -> None:

@@ -1,4 +1,4 @@
-"""Search with the truth as critic, and the agents whose errors critics detect."""
+"""Search with the truth as critic, and each critic's detection of errors by agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ intervals.
 
 
 def against_truth(lab: Lab, setting: Setting) -> tuple[list[Score], list[str]]:
-    """Measure MCTS with the truth as critic, and whose errors the setting's MASPRM and policy likelihood see.
+    """Measure MCTS with the truth as critic, and the errors that MASPRM and policy likelihood detect, by agent.
 
     Args:
         lab: Runs the searches.

@@ -61,7 +61,7 @@ class Options:
         number: Test problems.
         seeds: Run seeds.
         trees: Training searches per task and system.
-        dynamic_trees: The same for systems with a dynamic schedule, whose trees are many times as large.
+        dynamic_trees: The same for systems with a dynamic schedule; their trees are many times as large.
         rollout_temperature: Agents' temperature in the training searches, with top-p 1; their own sampling if 0.
         dev_trees: Searches of the dev split, on which critics are compared outside search.
         concurrency: Searches open at once; with Ray in each actor.

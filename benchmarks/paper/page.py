@@ -104,7 +104,7 @@ class Page:
         name: Of the module and the file.
         title: Heading.
         asks: The subject and the finding of the paper's table.
-        split: Whose problems are measured: ``"test"``, or ``"dev"`` where something is chosen.
+        split: The split of the measured problems: ``"test"``, or ``"dev"`` where something is chosen.
         blocks: Markdown, in order.
         claims: The paper's differences, measured.
         files: Pictures in the page's folder: a function that writes the file, by name.

@@ -57,7 +57,7 @@ def passes(results: Sequence[Result]) -> Iterator[str]:
 
 
 def first_errors(result: Result) -> str:
-    """Return whose message is the first wrong one of the failed passes, as a list."""
+    """Return, as a list, the share of the failed passes in which each agent wrote the first wrong message."""
     agents: Counter[str] = Counter()
     for (agent, _), count in result.errors.items():
         agents[agent] += count

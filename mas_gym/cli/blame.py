@@ -50,10 +50,10 @@ def blame(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write failed samples and blamed agents as JSON.")] = None,
 ) -> None:
-    """For each failed sample, find the agent that made the first error, from the outcomes of the question's others.
+    """For each failed sample, find the agent that made the first error.
 
-    The first message that no right sample shares is probably the error. Samples that this does not decide are judged by
-    a critic or, with --replay, by new continuations; otherwise their first error is not known.
+    The first message that no right sample of the question shares is probably the error. If the samples do not decide,
+    the first error is found by a critic or, with --replay, by new continuations; otherwise it is not known.
     """
     from search import open_store
     from search.compare.blame import SURE, blame_failures, critic_values, stored_values

@@ -124,7 +124,7 @@ def _train(spec: RunSpec, out: Path, number: int) -> list[str]:
 
 
 class _BestTree:
-    """Selects the last MCTS row's largest tree whose answer is right where ``single`` is wrong, or else its largest."""
+    """Selects the last MCTS row's largest tree with a right answer where ``single`` is wrong, else its largest."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.row = [row for row in rows if row.name.startswith("mcts")][-1]

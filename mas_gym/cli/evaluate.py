@@ -191,7 +191,7 @@ def _goes_on(store: Path | None) -> str:
 
 
 def _dev(source: opt.TaskSource, problems: Task) -> Task:
-    """Return the dev problems or, if the task has none, the evaluated problems, whose answers are not used."""
+    """Return the dev problems or, if the task has none, the evaluated problems; their answers are not used."""
     try:
         return replace(source, split="dev", number=None).load()
     except DataError:

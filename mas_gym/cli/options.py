@@ -276,7 +276,7 @@ class AgentSource:
         return RunSpec(problems, self._sampled(load_mas(self.mas or default)), None, sampling=sampling)
 
     def _sampled(self, system: MAS) -> MAS:
-        """Return a system whose agents have no settings of their own where the command has one."""
+        """Return the system without the agents' sampling settings that the command's options replace."""
         own: dict[str, Any] = {}
         if self.temperature is not None:
             own["temperature"] = None

@@ -46,7 +46,7 @@ def serve(
         float,
         typer.Option(
             "--canary",
-            help="Share of requests, 0 to 1, whose search is repeated without stopping, to check early stops.",
+            help="Share of requests, 0 to 1, that are searched again without early stops, to check these stops.",
         ),
     ] = 0.0,
     max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Largest request body, in bytes.")] = 2**20,

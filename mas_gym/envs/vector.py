@@ -257,7 +257,7 @@ class MASVectorEnv(SyncVectorEnv):
         expected = f"expected {self.num_envs} actions, one per environment"
         space = self.single_action_space
         try:
-            # Actions may be tensors, whose elements are no element of a `Discrete` space.
+            # Actions may be tensors; a tensor's elements are not valid elements of a `Discrete` space.
             given = np.asarray(actions) if isinstance(space, spaces.Discrete) else actions
             each = list(iterate(self.action_space, given))
         except (TypeError, ValueError, LookupError) as error:

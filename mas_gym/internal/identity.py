@@ -205,7 +205,7 @@ def _code(part: Any, owner: object, path: str) -> JSONObject:
 
     Args:
         part: The class or function.
-        owner: The object that is being described, whose ``revision`` counts: the class, the function or an instance.
+        owner: The described object, which may have a ``revision``: the class, the function or an instance.
         path: The path to it, for messages.
     """
     module = str(getattr(part, "__module__", None) or "")

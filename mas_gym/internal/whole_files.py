@@ -169,7 +169,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _drop_abandoned(path: Path) -> None:
-    """Delete the temporary file or folder of a killed process, whose lock is gone."""
+    """Delete a temporary file or folder, unless a running process has locked it."""
     if os.name == "nt" or path.is_symlink():
         return
     import fcntl

@@ -16,7 +16,7 @@ is_agent_processbench = has_fields("messages", "step_labels")
 
 
 def agent_processbench(row: Any) -> Transcript:
-    """Read a run from AgentProcessBench, of a tool-using agent whose steps are labeled 1, 0 or -1.
+    """Read a run from AgentProcessBench: the steps of a tool-using agent, labeled 1, 0 or -1.
 
     Raises:
         BadRow: The row has another format.

@@ -41,7 +41,7 @@ def phoenix_spans(row: object) -> Iterator[Span]:
 def openinference(
     identity: tuple[object, object], parent: object, name: str, start: object, attributes: JSONMapping
 ) -> Span:
-    """Return the span of a trace from its attributes, whose dotted names may be flat or nested."""
+    """Return the span of a trace from its attributes; dotted attribute names may be flat or nested."""
     tree = _nested(attributes)
     kind = _KINDS.get(str(_at(tree, "openinference", "span", "kind")).upper(), OTHER)
     given, output = _at(tree, "input", "value"), _at(tree, "output", "value")

@@ -1,4 +1,4 @@
-"""A policy whose equal requests get equal replies, so that the rows of one comparison are paired.
+"""A policy wrapper that returns equal replies to equal requests, so that the rows of a comparison are paired.
 
 Each sample has a seed, but some servers ignore seeds or batch requests, which changes their samples. Without a response
 cache, two searches that request the same sample would compare different messages, and pay for both.

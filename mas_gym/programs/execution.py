@@ -104,7 +104,7 @@ class Origin(Enum):
     """How a call reaches its execution."""
 
     CLIENT = "from a client in this process"
-    LOOP = "from a client in this process, whose thread has the program's event loop"
+    LOOP = "from a client in this process, on the thread of the program's event loop"
     THREAD = "over HTTP, from a thread that waits for the reply"
     TASK = "over HTTP, from a task of an event loop"
     HTTP = "over HTTP, from any client"
@@ -502,7 +502,7 @@ class Execution:
         (self.use(key) if use is None else use).keep(result)
 
     def withdraw(self, reply: Later) -> None:
-        """Remove a call whose client has disconnected; the same call may come again."""
+        """Remove a call after its client has disconnected; the client may repeat the call."""
         with self._lock:
             self._withdrawn.update(item.call.digest for item in self._open if item.reply is reply)
             self._open = [item for item in self._open if item.reply is not reply]

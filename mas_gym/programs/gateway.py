@@ -58,7 +58,7 @@ class Gateway:
         self._open.pop(execution.token, None)
 
     def at(self, path: str) -> Execution | None:
-        """Return the execution whose token is at the beginning of a path; None if there is no such execution."""
+        """Return the execution with the token at the beginning of a path; None if there is no such execution."""
         return self._open.get(path.strip("/").partition("/")[0])
 
     def read(

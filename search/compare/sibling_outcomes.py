@@ -3,9 +3,9 @@
 Samples that begin with equal messages share a prefix. A prefix that leads to a right answer probably contains no error,
 so the first message of a failed sample that no right sample shares is probably its first error. Its probability is that
 of a fall in the success rate: the rate of the samples that leave the path before the message is higher than the rate of
-those that share it. Both rates have a uniform prior, so they are beta-distributed. Siblings say nothing about a message
-without another sample if right samples rarely share messages there. A message that only repeats that of another agent
-is never the first error.
+those that share it. Both rates have a uniform prior, so they are beta-distributed. If right samples rarely
+share messages at a position, siblings give no evidence about a message that no other sample has. A message that only
+repeats that of another agent is never the first error.
 """
 
 from __future__ import annotations

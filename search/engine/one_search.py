@@ -54,7 +54,7 @@ MAX_LOCAL_ROUNDS = 100_000
 
 
 class Services(Protocol):
-    """What a search awaits; implemented by `search.engine.scheduler.Scheduler`."""
+    """Services that a search uses; implemented by `search.engine.scheduler.Scheduler`."""
 
     async def afford(self, search: ActiveSearch, wanted: int) -> None:
         """Return once the run's budget covers more agent calls of a search, and count them."""

@@ -1,8 +1,8 @@
 """`Scheduler`: many concurrent searches with one policy and one critic.
 
 The scheduler admits searches, shares batches among them, counts their usage against the run's budget, and cancels them.
-It runs on the event loop that awaits `search`: that of `search.run`, of the service, or of a Ray actor. The result of a
-search depends only on its problem and its seed, never on concurrent searches.
+It runs in its caller's event loop, which belongs to `search.run`, the service or a Ray actor. The result of a search
+depends only on its problem and its seed, never on concurrent searches.
 """
 
 from __future__ import annotations

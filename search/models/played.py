@@ -48,7 +48,7 @@ class Share(NamedTuple):
 
 @dataclass
 class PlayedModel(SearchModel):
-    """A system whose messages a policy writes.
+    """A system with messages sampled from a policy.
 
     Attributes:
         sample: Samples messages from the policy.

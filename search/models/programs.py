@@ -1,4 +1,4 @@
-"""An agent program, whose model calls a policy answers."""
+"""An agent program with model calls answered by a policy."""
 
 from __future__ import annotations
 

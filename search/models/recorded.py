@@ -1,4 +1,4 @@
-"""A recorded run, whose messages a search draws again."""
+"""A recorded run as the source of a search's messages."""
 
 from __future__ import annotations
 

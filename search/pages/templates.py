@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 DRAWING_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-"""The content security policy of SVG files, whose elements have inline styles."""
+"""The content security policy of SVG files, which contain inline styles."""
 _STYLES, _SCRIPTS = ("listing.css", "tree.css"), ("tree.js",)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -36,7 +36,7 @@ WIDTH, HEIGHT = 4.8, 3.6
 """Figure size in inches without the legend; 9-point text stays readable in one column of a paper."""
 _LONGEST = 48
 MOST_NAMED = 8
-"""Maximum number of rows whose labels contain the critic; with more rows, a legend below the plot has the critics."""
+"""Maximum number of rows with the critic in their labels; with more rows, a legend below the plot lists the critics."""
 _STEP = 5.0
 """Distance in points between intervals that would cover each other."""
 _RINGS, _ANGLES = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0), 16

@@ -359,7 +359,7 @@ def _tasks_of_user() -> int:
 
 
 def _interpreter() -> str:
-    """Return the base Python executable of the virtual environment, whose own executable is a link to it."""
+    """Return the base Python executable, to which the executable of a virtual environment links."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
