@@ -150,7 +150,7 @@ def test_close_does_not_wait_for_a_grader() -> None:
         (graded_by(None), "expression", 8),
         ([], "choice", 0),
         (graded_by(lambda problem, text: True), "number", 1),
-        (graded_by(make_grader(None, KindGrader(judge=Judge(talker())))), "judge", 1),
+        (graded_by(make_grader(None, KindGrader(judge=Judge(talker())))), "judge", 8),
     ],
     ids=["text", "number", "code", "expression", "list", "function", "judge"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from dataclasses import replace
@@ -22,6 +23,7 @@ from mas_gym import ChatMessage
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError, StoreError
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import SamplingRequest, load_policy
+from mas_gym.policies.batch_queue import sample_all
 from mas_gym.policies.local.decode import TOKEN_GRID
 from mas_gym.policies.openai_format import SEED_MASK, BadReply, parse_reply, payload
 from mas_gym.policies.per_agent import PerAgentPolicy
@@ -72,7 +74,7 @@ def test_traces_of_a_run_cover_every_message_and_decode_to_its_text(store: Path,
 
 def test_traced_policy_returns_the_same_replies_and_identity(policy: Any, tmp_path: Path) -> None:
     recorded = traced(policy, tmp_path)
-    assert recorded.sample(requests(4)) == policy.sample(requests(4))
+    assert sample_all(recorded, requests(4)) == policy.sample(requests(4))
     assert identity_of(recorded) == identity_of(policy)
 
 
@@ -99,31 +101,26 @@ def test_replies_to_untraced_requests_contain_no_traces(policy: Any) -> None:
 
 
 def test_traces_of_a_killed_run_contain_complete_batches(policy: Any, tmp_path: Path) -> None:
-    session = traced(policy, tmp_path).open()
-    for key, request in enumerate(requests(6)):
-        session.submit(key, request)
-    while session.pending:
-        session.step()
+    recorded = traced(policy, tmp_path)
+    sample_all(recorded, requests(6))
     [stream] = tmp_path.glob("*.arrows")
     whole = len(Traces(tmp_path))
     # The file of a process that was killed while it wrote a batch.
     stream.write_bytes(stream.read_bytes()[:-100])
     assert whole == 12 and 0 < len(Traces(tmp_path)) < whole
-    session.close()
+    recorded.close()  # type: ignore[attr-defined]
 
 
 def test_full_disk_is_reported_and_written_traces_are_kept(policy: Any, tmp_path: Path) -> None:
     import resource
 
-    session = traced(policy, tmp_path).open()
+    recorded = traced(policy, tmp_path)
     limit, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     written, known = 0, {request.seeds[0]: request for request in requests(30)}
     try:
         with pytest.raises(StoreError, match=r"cannot write token traces.*free some space"):
-            for key, request in known.items():
-                session.submit(key, request)
-                while session.pending:
-                    session.step()
+            for request in known.values():
+                asyncio.run(recorded.sample_async(request))
                 written += 2
                 # The file may grow by one more batch, not by all of them.
                 size = next(tmp_path.glob("*.arrows")).stat().st_size
@@ -288,4 +285,4 @@ def test_policies_without_tokens_cannot_be_traced(tmp_path: Path) -> None:
 
     scripted = ScriptedPolicy(lambda request, seed: "Final Answer: 1")
     with pytest.raises(PolicyError, match="expected replies with token traces"):
-        traced(scripted, tmp_path).sample(requests(1))  # type: ignore[union-attr]
+        asyncio.run(traced(scripted, tmp_path).sample_async(requests(1)[0]))

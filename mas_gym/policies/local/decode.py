@@ -271,13 +271,18 @@ class Decoder:
     """A running batch: `submit` jobs, then `step` until they are returned."""
 
     def __init__(
-        self, model: CausalModel, rows: int, ends: frozenset[int], stats: DecodeStats, prefix_bytes: int = 0
+        self,
+        model: CausalModel,
+        rows: int,
+        ends: frozenset[int],
+        stats: DecodeStats,
+        prefixes: PrefixStore | None = None,
     ) -> None:
-        """Allow up to ``rows`` samples; a token in ``ends`` ends a sample; ``prefix_bytes`` limits stored prompts."""
+        """Allow up to ``rows`` samples; a token in ``ends`` ends a sample; ``prefixes`` holds encoded prompts."""
         self._model, self._rows, self._stats = model, rows, stats
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._slots = Slots(rows)
-        self._prefixes = PrefixStore(prefix_bytes) if prefix_bytes and model.shares else None
+        self._prefixes = prefixes
         self._waiting: deque[list[tuple[DecodingJob, int]]] = deque()
         self._running: list[tuple[DecodingJob, int]] = []
         self._tokens = np.zeros((rows, GLOBAL_CAP), dtype=np.int64)

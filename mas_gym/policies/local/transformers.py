@@ -53,7 +53,7 @@ class TransformersPolicy(StreamingPolicy):
         dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the model's dtype on a GPU. On a CPU it is bfloat16 for
             models stored in bfloat16 if the processor computes it (AVX512-BF16, AMX), and float32 otherwise.
         max_batch: Sequences decoded together.
-        prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none. By
+        prefix_megabytes: Memory for encoded prompts, reused by prompts with the same prefix; 0 for none. By
             default a quarter of the size of the weights, at least 64.
         window: Context window in tokens, for prompt and answer together; by default the model's window.
         truncate: Remove the oldest text of a prompt that does not fit the window. By default such a prompt is an error.
@@ -117,8 +117,8 @@ class TransformersPolicy(StreamingPolicy):
         self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options, truncate)
         self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
-        # Reused between calls of choose, because their prompts share instructions.
-        self._prefixes = PrefixStore(self.prefix_megabytes << 20) if self._model.shares else None
+        shares = self._model.shares and self.prefix_megabytes
+        self._prefixes = PrefixStore(self.prefix_megabytes << 20) if shares else None
         self._settings = {
             "dtype": str(lm.dtype),
             "exact": self._model.exact,
@@ -176,7 +176,7 @@ class TransformersSession:
         """Create an empty batch."""
         self._policy = policy
         self._decoder: Decoder | None = Decoder(
-            policy._model, policy.max_batch, policy.end_tokens, policy.stats, policy.prefix_megabytes << 20
+            policy._model, policy.max_batch, policy.end_tokens, policy.stats, policy._prefixes
         )
         self._refused: list[tuple[Hashable, SamplingReply | PolicyError]] = []
         self._open: dict[Hashable, int] = {}
