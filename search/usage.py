@@ -41,6 +41,7 @@ class Usage:
             once per sample, others once per request.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest input because a prompt did not fit the context window.
+        reasoning_only: Messages without text because the reply contains only reasoning.
         critic_tokens: Tokens that the critic generated, such as a judge's verdicts; not included in TOK.
         critic_prompt_tokens: Prompt tokens that the critic read to generate them.
         unread_verdicts: Verdicts of a judge that could not be parsed.
@@ -58,6 +59,7 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     dropped_tokens: int = 0
+    reasoning_only: int = 0
     critic_tokens: int = 0
     critic_prompt_tokens: int = 0
     unread_verdicts: int = 0
@@ -83,6 +85,7 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
             self.dropped_tokens + other.dropped_tokens,
+            self.reasoning_only + other.reasoning_only,
             self.critic_tokens + other.critic_tokens,
             self.critic_prompt_tokens + other.critic_prompt_tokens,
             self.unread_verdicts + other.unread_verdicts,

@@ -30,6 +30,7 @@ from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.compare.comparison_runs import measure, named_planners, pair
+from search.results.table_formats import caption
 from search.run_spec import RunSpec
 
 Handler = Callable[[dict[str, Any], str], tuple[int, Any]]
@@ -130,10 +131,12 @@ def test_reasoning_is_not_forwarded_to_other_agents() -> None:
     assert plan.correct and "SECRET" not in json.dumps(bodies)
 
 
-def test_replies_of_only_reasoning_are_counted() -> None:
+def test_replies_of_only_reasoning_are_named_in_the_table_and_stored(tmp_path: Path) -> None:
     with serving(lambda body, path: (200, reply("", "length", reasoning="2 + 2"))) as (url, _):
-        list(search.run("single", TASK, mas="single", policy=(policy := policy_at(url))))
-    assert "3 replies were only reasoning; raise --max-tokens" in str(policy.meter)
+        found = search.compare("single", TASK, mas="single", policy=policy_at(url), seeds=(1,), store=tmp_path / "a.db")
+    for rows in (found.rows, search.open_store(tmp_path / "a.db").compare().rows):
+        assert [row.reasoning_only for row in rows] == [3]
+        assert "3 replies were only reasoning" in caption(rows)
 
 
 @pytest.mark.parametrize("finish", [None, "", "null", "eos", "stop_sequence", "end_turn", "STOP"])

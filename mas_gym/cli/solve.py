@@ -130,6 +130,8 @@ def _cost(plan: Plan) -> str:
         parts.append("by arm: " + ", ".join(f"{arm.arm} {arm.calls} calls" for arm in usage.arms))
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} prompt tokens dropped: the context was too long")
+    if usage.reasoning_only:
+        parts.append(f"{usage.reasoning_only:,} replies were only reasoning; raise --max-tokens")
     return "  ".join(parts)
 
 

@@ -59,7 +59,6 @@ class Meter:
         cached_tokens: Prompt tokens that the engine had cached.
         generated_tokens: Generated tokens.
         faults: Number of faults of each kind.
-        reasoned: Number of replies that contain only reasoning.
         estimated: Whether token counts are estimated, because the server reports none.
     """
 
@@ -69,7 +68,6 @@ class Meter:
     cached_tokens: int = 0
     generated_tokens: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    reasoned: int = 0
     estimated: bool = False
 
     def add(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> None:
@@ -94,8 +92,6 @@ class Meter:
         ]
         if self.money is not None:
             parts.append(f"cost {self.money:,.4f}")
-        if self.reasoned:
-            parts.append(f"{self.reasoned:,} replies were only reasoning; raise --max-tokens")
         if self.faults:
             parts.append("retried: " + ", ".join(f"{kind} {n}" for kind, n in sorted(self.faults.items())))
         return "; ".join(parts)

@@ -117,6 +117,8 @@ class PlayedModel(SearchModel):
             prompt_tokens=outcome.prompt_tokens,
             cached_tokens=outcome.cached_tokens,
             dropped_tokens=outcome.dropped_tokens,
+            # An end token alone is an empty reply.
+            reasoning_only=sum(sample.tokens > 1 and not sample.text for sample in outcome.samples),
             arms=(by_arm,) if arm else (),
         )
         records = [self._record(*pair, arm) for pair in zip(outcome.samples, seeds, strict=True)]

@@ -36,6 +36,7 @@ class Outcome(NamedTuple):
         stopped: Reason for stopping early, as in `Plan.stopped`; None if the search did not stop early.
         arms: The contribution of each arm, as in `Usage.arms`.
         cut: Whether a prompt was cut to fit the context window.
+        reasoning_only: Messages without text, as in `Usage.reasoning_only`.
         answer: The chosen answer.
     """
 
@@ -60,6 +61,7 @@ class Outcome(NamedTuple):
     stopped: str | None = None
     arms: tuple[ArmUsage, ...] = ()
     cut: bool = False
+    reasoning_only: int = 0
     answer: str | None = None
 
     def hit(self, k: int) -> bool:
@@ -93,6 +95,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         stopped=plan.stopped,
         arms=usage.arms,
         cut=usage.dropped_tokens > 0,
+        reasoning_only=usage.reasoning_only,
         answer=plan.answer,
     )
 

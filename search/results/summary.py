@@ -81,6 +81,7 @@ class ResultRow:
         bounded: Share of searches that requested more messages than a recorded run contains.
         arms: The contribution of each arm; empty for a policy without arms.
         cut: Problems with a prompt that was cut to fit the context window.
+        reasoning_only: Messages without text, as in `Usage.reasoning_only`.
         unknown: Problems without a known outcome, as in logs without reference answers; they do not count in Hit@k.
     """
 
@@ -104,6 +105,7 @@ class ResultRow:
     bounded: float = 0.0
     arms: tuple[ArmShare, ...] = ()
     cut: frozenset[str] = frozenset()
+    reasoning_only: int = 0
     unknown: frozenset[str] = frozenset()
 
     @cached_property
@@ -146,6 +148,8 @@ class ResultRow:
         flat["bounded"] = self.bounded
         if self.cut:
             flat["cut"] = len(self.cut)
+        if self.reasoning_only:
+            flat["reasoning_only"] = self.reasoning_only
         if self.unknown:
             flat["unknown"] = len(self.unknown)
         if self.arms:
@@ -256,6 +260,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         bounded=sum(outcome.unrecorded > 0 for outcome in group) / len(group),
         arms=_arm_shares([outcome for run in ended for outcome in run]),
         cut=frozenset(outcome.problem_id for outcome in group if outcome.cut),
+        reasoning_only=sum(outcome.reasoning_only for outcome in group),
     )
 
 

@@ -227,6 +227,8 @@ def _remarks(rows: Sequence[ResultRow]) -> list[str]:
     columns = dict(zip(COLUMNS, zip(*table_cells(rows), strict=True), strict=True))
     cut = len(frozenset().union(*(row.cut for row in rows)))
     said = f" Prompts of {cut:,} of the questions were cut to fit the context window." if cut else ""
+    reasoned = sum(row.reasoning_only for row in rows)
+    said += f" {reasoned:,} replies were only reasoning; raise --max-tokens." if reasoned else ""
     unknown = len(frozenset().union(*(row.unknown for row in rows)))
     said += f" Without {unknown:,} problems with no known outcome." if unknown else ""
     return [*(text for name, text in _RARE.items() if set(columns[name]) != {_DASH}), said]

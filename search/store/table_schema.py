@@ -34,6 +34,7 @@ CREATE TABLE searches (
     prompt_tokens INTEGER NOT NULL,
     cached_tokens INTEGER NOT NULL,
     dropped_tokens INTEGER NOT NULL,
+    reasoning_only INTEGER NOT NULL,
     critic_tokens INTEGER NOT NULL,
     critic_prompt_tokens INTEGER NOT NULL,
     unread_verdicts INTEGER NOT NULL,
