@@ -202,7 +202,7 @@ class Setting(NamedTuple):
 
     Attributes:
         groups: The groups of features.
-        strength: Inverse strength of the regularisation.
+        strength: Inverse strength of the regularization.
     """
 
     groups: tuple[str, ...]
