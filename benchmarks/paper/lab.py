@@ -410,10 +410,6 @@ class Lab:
         """Read searches of the dev split, on which no critic was trained."""
         return trees(self.rollouts(setting, "dev"))
 
-    def training_trees(self, setting: Setting, planner: str = ROLLOUTS) -> Iterator[LabeledTree]:
-        """Read the training searches of a setting."""
-        return trees(self.rollouts(setting, planner=planner), self.trees(setting))
-
     def facts(self, split: str = "test") -> list[str]:
         """Return the facts that every page states about its run on a split."""
         options = self.options
