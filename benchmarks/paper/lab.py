@@ -95,14 +95,7 @@ OTHER_SHAPE = TinyShape(128, 4)
 
 
 class Setting(NamedTuple):
-    """A task and the multi-agent system that solves it.
-
-    Attributes:
-        task: The task's name.
-        mas: The system's name or path.
-        policy: The agents.
-        data: Local file or folder of the task.
-    """
+    """A task and the multi-agent system that solves it."""
 
     task: str
     mas: str
