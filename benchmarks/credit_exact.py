@@ -70,13 +70,7 @@ COLUMNS = ("n", "x", "y", "xx", "yy", "xy", "tokens")
 
 
 class Reply(NamedTuple):
-    """One message that an agent can write.
-
-    Attributes:
-        text: The message.
-        tokens: Generated tokens.
-        probability: Its probability.
-    """
+    """One message that an agent can write."""
 
     text: str
     tokens: int
@@ -243,7 +237,6 @@ class Values:
     """A critic's values, each state scored once."""
 
     def __init__(self, critic: Critic, model: Dynamics) -> None:
-        """Start without values."""
         self.critic, self.model = critic, model
         self.known: dict[MASState, float] = {}
 

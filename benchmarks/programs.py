@@ -4,37 +4,26 @@ Reader, Planner, Solver and Verifier run as the shipped MAS and as three functio
 `client=` (no socket), with `base_url` (through the gateway's loopback port) and a new client in each run, and with
 clients that share a TLS context. The engines take 20 ms per call and handle 8 calls at once, 64 (the number of
 searches), or any number, so that the program's cost is not hidden. The last engine is the tiny agents, which compute on
-the CPU. Brackets contain the ratios of wall-clock time and CPU time to the MAS. Then the script runs 1,000 searches and
-reports the resources that remain in use afterwards.
+the CPU. Brackets contain the ratios of wall-clock time and CPU time to the MAS.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import json
-import os
 import ssl
-import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 import mas_gym
 import search
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import Program
-from mas_gym.programs.execution import Execution
-from mas_gym.programs.program_kinds import CommandSource
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "programs" / "plain_openai.py"
 AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
@@ -145,83 +134,6 @@ def _shape(plan: Any) -> tuple[Any, ...]:
     return plan.answer, plan.usage.agent_calls, [s.transcript for s in plan.tree.states], list(plan.tree.visits)
 
 
-COMMAND = """
-import json, os, sys, urllib.request
-body = json.dumps({"model": "m", "messages": [{"role": "user", "content": sys.stdin.read()}]}).encode()
-headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-with urllib.request.urlopen(request) as reply:
-    print(json.load(reply)["choices"][0]["message"]["content"])
-"""
-
-
-def in_a_thread(question: str, client: OpenAI) -> str:
-    """Ask once, synchronously."""
-    messages: Any = [{"role": "user", "content": question}]
-    return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
-
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 128
-
-
-class _Service(BaseHTTPRequestHandler):
-    """Asks once, over the URL that it is given."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": asked["question"]}]}).encode()
-        headers = {"Authorization": f"Bearer {asked['api_key']}"}
-        with urlopen(Request(f"{asked['base_url']}/chat/completions", body, headers)) as reply:
-            text = json.load(reply)["choices"][0]["message"]["content"]
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *args: Any) -> None:
-        """Discard log messages."""
-
-
-def leaves_nothing(count: int) -> None:
-    """Run many searches of each kind of program, and compare the memory of this process before and after."""
-    task = mas_gym.load_task("arithmetic", split="train", limit=count)
-    server = _Server(("127.0.0.1", 0), _Service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    kinds: dict[str, Any] = {
-        "client=": f"{EXAMPLE}:solve",
-        "thread": in_a_thread,
-        "base_url": by_url(),
-        "command": [sys.executable, "-S", "-c", COMMAND],
-        "service": f"http://127.0.0.1:{server.server_port}/",
-    }
-    print(f"{count} searches; before and after: {', '.join(_held())}")
-    for kind, source in kinds.items():
-        if isinstance(source, list):
-            source = CommandSource(source)
-        program = Program(source, agents=AGENTS if "=" in kind or "_" in kind else ["Solver"])
-        timed("single", task[:4], Slow(0.0), program)
-        before = _held()
-        seconds, _, _ = timed("single", task, Slow(0.0), program)
-        deadline = time.monotonic() + 10
-        while (after := _held()) != before and time.monotonic() < deadline:
-            time.sleep(0.1)
-        print(f"{kind:10} {seconds:7.1f} s  {tuple(before.values())} {tuple(after.values())}", flush=True)
-    server.shutdown()
-    server.server_close()
-
-
-def _held() -> dict[str, int]:
-    gc.collect()
-    kinds = Counter(map(type, gc.get_objects()))
-    return {
-        "threads": threading.active_count(),
-        "children": len(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()),
-        "open files and sockets": len(os.listdir("/proc/self/fd")),
-        "tasks": kinds[asyncio.Task],
-        "executions": kinds[Execution],
-    }
-
-
 def main() -> None:
     """Measure."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -230,7 +142,6 @@ def main() -> None:
     options.add_argument("--engine", nargs="+", choices=[*ENGINES], default=[*ENGINES])
     options.add_argument("--kind", nargs="+", choices=[*KINDS][1:], default=[*KINDS][1:])
     options.add_argument("--planner", nargs="+", default=["sc:5", "sbs:5,1", "mcts:10,3"])
-    options.add_argument("--searches", type=int, default=1000)
     options.add_argument("--same", type=int, metavar="N", help="compare the plans on N problems, and measure nothing")
     options.add_argument("--seed", type=int, default=7)
     options.add_argument("--program", type=Path, default=EXAMPLE, help="with --same: the file whose solve is compared")
@@ -243,8 +154,6 @@ def main() -> None:
     task = mas_gym.load_task("arithmetic", split="test", limit=given.n)
     kinds = {name: KINDS[name]() for name in ["MAS", *given.kind]}
     compare(given.planner, task, policies, kinds, given.repeats)
-    if given.searches:
-        leaves_nothing(given.searches)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,6 @@ class Share(NamedTuple):
     pairs: int
 
     def __str__(self) -> str:
-        """Return it in per cent."""
         return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}] of {self.pairs:,}"
 
 

@@ -105,7 +105,6 @@ class Scores(Sequence[float]):
         return cls(*columns)
 
     def __len__(self) -> int:
-        """Return the number of states."""
         return len(self.values)
 
     @overload
@@ -113,7 +112,6 @@ class Scores(Sequence[float]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[float]: ...
     def __getitem__(self, index: int | slice) -> float | Sequence[float]:
-        """Return the value of a state."""
         return self.values[index]
 
     def cost(self) -> tuple[int, int, int]:

@@ -24,7 +24,6 @@ class MASGymError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        """Store the message."""
         super().__init__(*(shown_url(arg) if isinstance(arg, str) else arg for arg in args))
 
 
@@ -106,11 +105,7 @@ class ExhaustedError(BudgetError):
 
 
 class ComplianceError(MASGymError, AssertionError):
-    """User code breaks a contract of MAS-Gym; raised by `mas_gym.testing`.
-
-    Attributes:
-        faults: Every violation found.
-    """
+    """User code breaks a contract of MAS-Gym; raised by `mas_gym.testing`."""
 
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
         """Store the message and the list of violations."""

@@ -222,7 +222,6 @@ class Registry:
         return sorted({*self.shipped, *self._points()})
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a name is registered."""
         return name in self.shipped or name in self._points()
 
     def _points(self) -> dict[str, EntryPoint]:

@@ -155,7 +155,6 @@ class Calibrated(Combination):
     """
 
     def __init__(self, members: Sequence[Critic], model: CalibratedModel) -> None:
-        """Store members and model."""
         super().__init__(members)
         self.model = model
         self.name = f"{model.method}({self.name})"

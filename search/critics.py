@@ -82,7 +82,6 @@ class Uncertainty(Critic):
     scores_actions = True
 
     def __init__(self, kind: str = "entropy") -> None:
-        """Check the kind."""
         if kind not in KINDS:
             raise unknown_name("kind of uncertainty", kind, KINDS)
         self.kind = kind
@@ -118,7 +117,6 @@ class ConstantCritic(Critic):
     free = True
 
     def __init__(self, value: float = 0.0) -> None:
-        """Store the value."""
         if not math.isfinite(value):
             raise ConfigError(f"constant: expected a finite number, got {value!r}")
         self.name = f"constant({value:g})"
@@ -169,7 +167,6 @@ class RandomCritic(Critic):
     free = True
 
     def __init__(self, seed: int = 0) -> None:
-        """Store the seed."""
         self.seed = seed
         self.name = "random" if seed == 0 else f"random({seed})"
 
@@ -199,7 +196,6 @@ class Combination(Critic):
     """
 
     def __init__(self, members: Sequence[Critic]) -> None:
-        """Store the members."""
         if not members:
             raise ConfigError(f"{type(self).__name__.lower()}: expected at least one critic, got none")
         self.members = tuple(map(as_critic, members))
@@ -263,7 +259,6 @@ class Vote(Combination):
     """
 
     def __init__(self, members: Sequence[Critic], threshold: float = 0.0, quorum: int = 1) -> None:
-        """Store the members."""
         super().__init__(members)
         self.threshold, self.quorum = threshold, quorum
         self.name = f"vote({self.name})"

@@ -105,7 +105,6 @@ class Tree:
     )  # fmt: skip
 
     def __init__(self, root: MASState) -> None:
-        """Start with the root alone."""
         self.states = [root]
         self.parents = array("i", [-1])
         self.first = array("i", [0])
@@ -121,11 +120,9 @@ class Tree:
         self._late: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        """Return the number of nodes."""
         return len(self.states)
 
     def __getitem__(self, index: int) -> Node:
-        """Return a copy of one entry."""
         index = range(len(self.states))[index]
         visits, value, logprob = self.visits[index], self.values[index], self.logprobs[index]
         return Node(

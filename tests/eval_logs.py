@@ -58,7 +58,7 @@ def lm_eval_row(doc_id: int, correct: object, filter: str = "strict-match", text
 
 
 def choice_row(doc_id: int, picked: int, right: int) -> dict[str, Any]:
-    """A multiple-choice sample, whose likelihoods favour one choice."""
+    """A multiple-choice sample, whose likelihoods favor one choice."""
     scores = [["-1.0" if place == picked else "-9.5", "False"] for place in range(3)]
     return {
         "doc_id": doc_id,

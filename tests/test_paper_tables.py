@@ -373,10 +373,9 @@ def test_intervals_include_variance_over_problems_and_training_runs(lab: Lab, mo
 
 
 @pytest.mark.slow
-def test_credit_tables_need_only_the_main_critics(lab: Lab, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credit_tables_need_only_the_main_critics(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_of(lab, credit.run(lab))
     assert figures(text, "chance")[1] == "25.0"
-    assert (options.folder / "credit.png").exists()
     monkeypatch.setattr(confidence, "FEWEST", 1)
     text = text_of(lab, confidence.run(lab))
     assert "| search | temperature |" in text and "| rpsv: error of |" in text

@@ -23,13 +23,7 @@ investigates causes.
 
 @dataclass(frozen=True)
 class Replaced:
-    """One critic, but another one for the messages of one agent.
-
-    Attributes:
-        usual: Scores the messages of all other agents.
-        other: Scores the agent's.
-        agent: The agent's name.
-    """
+    """One critic, but another one for the messages of one agent."""
 
     usual: Critic
     other: Critic

@@ -39,13 +39,7 @@ class Difference(NamedTuple):
 
 
 class PaperClaim(NamedTuple):
-    """A claim of the paper.
-
-    Attributes:
-        text: The claim.
-        source: Where in the paper.
-        rows: The differences that measure it.
-    """
+    """A claim of the paper."""
 
     text: str
     source: str

@@ -35,14 +35,7 @@ share of pairs in trees of the dev split that a critic orders correctly, in %, w
 
 
 class Message(NamedTuple):
-    """One message after a prefix without an error.
-
-    Attributes:
-        problem_id: The problem.
-        agent: The agent that wrote it.
-        right: Whether it is right.
-        values: Critic to value.
-    """
+    """One message after a prefix without an error."""
 
     problem_id: str
     agent: str

@@ -95,14 +95,7 @@ OTHER_SHAPE = TinyShape(128, 4)
 
 
 class Setting(NamedTuple):
-    """A task and the multi-agent system that solves it.
-
-    Attributes:
-        task: The task's name.
-        mas: The system's name or path.
-        policy: The agents.
-        data: Local file or folder of the task.
-    """
+    """A task and the multi-agent system that solves it."""
 
     task: str
     mas: str
@@ -409,10 +402,6 @@ class Lab:
     def dev_trees(self, setting: Setting) -> Iterator[LabeledTree]:
         """Read searches of the dev split, on which no critic was trained."""
         return trees(self.rollouts(setting, "dev"))
-
-    def training_trees(self, setting: Setting, planner: str = ROLLOUTS) -> Iterator[LabeledTree]:
-        """Read the training searches of a setting."""
-        return trees(self.rollouts(setting, planner=planner), self.trees(setting))
 
     def facts(self, split: str = "test") -> list[str]:
         """Return the facts that every page states about its run on a split."""

@@ -61,15 +61,7 @@ def read_rows(folder: Path, source: Source) -> list[dict[str, Any]]:
 
 @dataclass
 class RealPage:
-    """A page about recorded runs, under construction.
-
-    Attributes:
-        name: Name of its file.
-        title: Heading.
-        source: The recording.
-        finding: The finding, in three sentences.
-        blocks: Markdown, in order.
-    """
+    """A page about recorded runs, under construction."""
 
     name: str
     title: str

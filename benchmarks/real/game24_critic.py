@@ -90,14 +90,12 @@ class FeatureModel:
     """Gradient boosting on `features`: how likely the numbers that are left can make 24."""
 
     def __init__(self, rows: Sequence[Labeled], seed: int) -> None:
-        """Fit the model."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         model = HistGradientBoostingClassifier(max_iter=300, learning_rate=0.06, max_leaf_nodes=24, random_state=seed)
         self._model = model.fit(np.array([features(row.left) for row in rows]), [row.found for row in rows])
 
     def __call__(self, states: Sequence[Numbers]) -> NDArray[np.float64]:
-        """Return a value in [0, 1] of each state."""
         values: NDArray[np.float64] = self._model.predict_proba(np.array([features(left) for left in states]))[:, 1]
         return values
 
@@ -106,13 +104,11 @@ class Table:
     """The share of the searches that found a way to 24 from the same numbers; the mean share for unseen numbers."""
 
     def __init__(self, rows: Sequence[Labeled]) -> None:
-        """Count."""
         self.seen: Counter[Numbers] = Counter(row.left for row in rows)
         self._found: Counter[Numbers] = Counter(row.left for row in rows if row.found)
         self._mean = sum(self._found.values()) / max(len(rows), 1)
 
     def __call__(self, states: Sequence[Numbers]) -> NDArray[np.float64]:
-        """Return a value in [0, 1] of each state."""
         return np.array([self._found[s] / self.seen[s] if s in self.seen else self._mean for s in states])
 
 

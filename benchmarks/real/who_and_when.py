@@ -198,12 +198,7 @@ def _share(part: set[str], whole: set[str]) -> float:
 
 
 class Setting(NamedTuple):
-    """The settings chosen by cross-validation.
-
-    Attributes:
-        groups: The groups of features.
-        strength: Inverse strength of the regularisation.
-    """
+    """The settings chosen by cross-validation."""
 
     groups: tuple[str, ...]
     strength: float

@@ -1,22 +1,15 @@
-"""Evaluate the tiny model: ``python -m benchmarks.tiny.evaluate --graphs rpsv,single -n 200``.
-
-For each graph and difficulty, the script reports the accuracy of a single pass with its 95% interval, of a vote and
-of the best of several passes; the agents and kinds of the first errors in failed passes; and, with ``--tree``, the
-contents of a full three-way tree.
-"""
+"""Accuracy and first errors of the tiny model on each graph and difficulty, and the content of full three-way trees."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.tiny.send_back import SYSTEM as SEND_BACK
 from benchmarks.tiny.truth import first_error
-from mas_gym.policies import load_policy
 from mas_gym.policies.base import Policy, SamplingRequest
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.dynamics import Dynamics
@@ -182,53 +175,3 @@ def full_tree(policy: Policy, graph: str, difficulty: int, n: int, seed: int, wi
 
 def _is_right(task: Task, problem: Problem, state: MASState) -> bool:
     return task.grade(problem, state.turns[-1].text).correct
-
-
-def report(result: Result) -> Iterator[str]:
-    """Yield the lines that `main` prints for one result."""
-    passes = len(result.right[0])
-    yield (
-        f"{result.graph:<10} difficulty {result.difficulty}  single pass {result.accuracy:.3f} ± {result.interval:.3f}"
-        f"  vote@{passes} {sum(result.votes) / len(result.votes):.3f}  hit@{passes} {result.best:.3f}"
-        f"  {result.calls / result.seconds:.0f} calls/s"
-    )
-    total = sum(result.errors.values())
-    agents: Counter[str] = Counter()
-    for (agent, _), count in result.errors.items():
-        agents[agent] += count
-    if total:
-        yield "    first error: " + ", ".join(f"{agent} {count / total:.2f}" for agent, count in agents.most_common())
-        kinds = ", ".join(
-            f"{agent} {kind} {count / total:.2f}" for (agent, kind), count in result.errors.most_common(8)
-        )
-        yield f"    most common: {kinds}"
-
-
-def main() -> None:
-    """Parse the command line and print the measurements."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiny.evaluate", description="Measure the tiny model.")
-    parser.add_argument("--policy", default="tiny", help="any policy string; tiny by default")
-    parser.add_argument("--graphs", default=",".join(GRAPHS), help="names, separated by commas")
-    parser.add_argument("--difficulties", default="3", help="levels, separated by commas")
-    parser.add_argument("--split", default="test", choices=("train", "dev", "test"))
-    parser.add_argument("-n", type=int, default=200, help="problems per graph and difficulty")
-    parser.add_argument("--passes", type=int, default=5, help="independent passes per problem")
-    parser.add_argument("--seeds", default="0", help="seeds of the sampling, separated by commas")
-    parser.add_argument("--tree", action="store_true", help="grow full three-way trees of RPSV too")
-    args = parser.parse_args()
-    policy = load_policy(args.policy).identical_to
-    if not isinstance(policy, Policy):
-        parser.error(f"expected a policy that answers batches, got {args.policy!r}")
-    for seed in map(int, args.seeds.split(",")):
-        for graph in args.graphs.split(","):
-            for level in map(int, args.difficulties.split(",")):
-                result = evaluate(policy, graph, level, args.n, args.passes, seed, args.split)
-                print(f"seed {seed}  " + "\n".join(report(result)), flush=True)
-        if args.tree:
-            tree = full_tree(policy, "rpsv", 3, min(args.n, 60), seed)
-            shares = " / ".join(f"{share:.2f}" for share in tree.differ)
-            print(f"rpsv trees: right leaf {tree.right_leaf:.3f}, siblings differ at depths 0.. {shares}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

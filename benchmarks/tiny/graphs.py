@@ -21,12 +21,7 @@ FOREIGN = "foreign"
 
 
 class Mix(NamedTuple):
-    """The content of the training data.
-
-    Attributes:
-        levels: Weight of each difficulty.
-        graphs: Weight of each graph.
-    """
+    """The content of the training data."""
 
     levels: Mapping[int, float]
     graphs: Mapping[str, float]

@@ -37,7 +37,7 @@ class World(NamedTuple):
 
 Role = Callable[[World, list[str], random.Random], str]
 
-# How often an agent falls for a misconception where the text invites it. Above 0.5 it is the agent's favourite
+# How often an agent falls for a misconception where the text invites it. Above 0.5 it is the agent's favorite
 # reading, so that neither likelihood nor a vote can find it; below 0.35 sampling at temperature 0.7 hides it.
 RATES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {

@@ -8,7 +8,6 @@ encoding. Any other system prompt is encoded as text.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.tiny.vocabulary import WORDS
@@ -118,8 +117,3 @@ def build_tokenizer() -> Qwen2Tokenizer:
     if len(tokenizer) > VOCABULARY_SIZE:
         raise ValueError(f"expected at most {VOCABULARY_SIZE} tokens, got {len(tokenizer)}; shorten the word list")
     return tokenizer
-
-
-def save_tokenizer(folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
-    build_tokenizer().save_pretrained(folder)

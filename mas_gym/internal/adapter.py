@@ -11,16 +11,11 @@ class ClassName:
     """The default of an attribute ``name``: the name of the object's class."""
 
     def __get__(self, part: object, owner: type) -> str:
-        """Return the name of the class."""
         return owner.__name__
 
 
 class Adapter:
-    """Adds a base class's defaults to an object; all other attributes come from the object.
-
-    Attributes:
-        identical_to: The wrapped object.
-    """
+    """Adds a base class's defaults to an object; all other attributes come from the object."""
 
     identical_to: Any
 
@@ -40,7 +35,6 @@ class Adapter:
         return getattr(self.identical_to, name)
 
     def __eq__(self, other: object) -> bool:
-        """Compare the wrapped objects."""
         return isinstance(other, Adapter) and bool(self.identical_to == other.identical_to)
 
     def __hash__(self) -> int:

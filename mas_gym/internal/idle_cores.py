@@ -29,7 +29,6 @@ class IdleCores:
     """Measures over intervals of at least a second how many cores other processes use."""
 
     def __init__(self) -> None:
-        """Start the first interval."""
         self._last = _read()
         self._others = 0
 

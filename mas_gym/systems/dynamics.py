@@ -46,7 +46,6 @@ class Dynamics:
     """
 
     def __init__(self, mas: MAS) -> None:
-        """Precompute the routes."""
         self.mas = mas
         self.max_depth = mas.max_turns or len(mas.agents)
         self._sink, self._all = mas.sink, mas.ALL

@@ -161,7 +161,6 @@ class MASState:
         return self.depth == other.depth and self.acting == other.acting and self.digest == other.digest
 
     def __hash__(self) -> int:
-        """Hash the digest."""
         return hash(self.digest)
 
     def __copy__(self) -> MASState:

@@ -28,7 +28,6 @@ class Table:
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        """Store the problems."""
         self.problems = tuple(problems)
 
     @cached_property
@@ -57,7 +56,6 @@ class ProblemSequence(Task):
         """Return the row of a problem id; None if the whole split has no such problem."""
 
     def __len__(self) -> int:
-        """Return the number of problems."""
         return len(self.rows)
 
     @overload
@@ -65,7 +63,6 @@ class ProblemSequence(Task):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> Problem | Self:
-        """Return a problem, or a slice as a task."""
         if isinstance(index, slice):
             return self._with(rows=self.rows[index])
         return self._at(self.rows[index])

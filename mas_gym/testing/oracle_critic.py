@@ -28,7 +28,6 @@ class OracleCritic(Critic):
     free = True
 
     def __init__(self, task: Task, answers: Mapping[str, str]) -> None:
-        """Index the problems by question."""
         self._task, self._answers = task, dict(answers)
         self._problems: dict[str, Problem] = {}
         for name, answer in answers.items():

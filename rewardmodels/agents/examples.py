@@ -27,13 +27,7 @@ Prompt = tuple[ChatMessage, ...]
 
 
 class Demonstration(NamedTuple):
-    """A message of a correct transcript.
-
-    Attributes:
-        agent: Name of the agent.
-        prompt: The chat prompt of the agent.
-        text: The message.
-    """
+    """A message of a correct transcript."""
 
     agent: str
     prompt: Prompt

@@ -87,7 +87,6 @@ class Padded:
     """Collates rows for GRPO: prompts are padded on the left, messages on the right."""
 
     def __init__(self, pad: int) -> None:
-        """Store the padding id."""
         self.pad = pad
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:

@@ -117,7 +117,6 @@ class RewardData:
     questions: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.examples)
 
     def fingerprint(self) -> str:

@@ -144,7 +144,6 @@ class FeatureCritic(Critic):
     reads_peers = True
 
     def __init__(self, folder: str | Path) -> None:
-        """Read the folder."""
         self.model = read_features(Path(folder))
         self.terminal_only = self.model.kind == "orm"
 

@@ -20,7 +20,6 @@ class ModelCritic(Critic):
     free = False
 
     def __init__(self) -> None:
-        """Start without values."""
         self._known: dict[tuple[str, MASState], float] = {}
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:

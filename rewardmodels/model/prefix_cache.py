@@ -205,12 +205,10 @@ class PrefixCache:
     """
 
     def __init__(self, capacity: int) -> None:
-        """Start empty."""
         self.capacity, self.held = capacity, 0
         self._parts: OrderedDict[Key, torch.Tensor] = OrderedDict()
 
     def __contains__(self, key: Key) -> bool:
-        """Return whether a part is cached."""
         return key in self._parts
 
     def get(self, key: Key) -> torch.Tensor:

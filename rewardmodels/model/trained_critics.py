@@ -256,7 +256,6 @@ class VLLMCritic(LearnedCritic):
         gpu_memory_utilization: float | None = None,
         engine: dict[str, object] | None = None,
     ) -> None:
-        """Start the engine."""
         if not str(folder):
             raise ConfigError("expected 'vllm:FOLDER', got no folder")
         from mas_gym.policies.vllm import require_vllm

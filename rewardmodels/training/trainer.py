@@ -221,7 +221,6 @@ class StepData(Dataset):  # type: ignore[misc]
         self.found, self.order, self.max_tokens, self.options = found, order, max_tokens, (pad, dtype, share)
 
     def __len__(self) -> int:
-        """Return the number of steps."""
         return len(self.order)
 
     def __getitem__(self, index: int) -> dict[str, object]:

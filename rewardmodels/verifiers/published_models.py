@@ -197,7 +197,6 @@ class StepRewardModel(_Published):
         max_batch: int = 64,
         max_length: int | None = None,
     ) -> None:
-        """Load the model and its head."""
         if aggregate not in AGGREGATES:
             raise unknown_name("aggregate", aggregate, AGGREGATES)
         if format is not None and format not in FORMATS:
@@ -467,7 +466,6 @@ class ScalarRewardModel(_Published):
         max_batch: int = 64,
         max_length: int | None = None,
     ) -> None:
-        """Load the model."""
         if not is_number(scale) or scale <= 0:
             raise ConfigError(f"rm: expected a positive scale, got {scale!r}")
         super().__init__(model, device, dtype, max_batch, max_length)

@@ -46,7 +46,6 @@ class AdaptiveBranching(Planner):
     stop: Stop = None
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, n_simulations=self.n_simulations)
         check_positive(self, spread=self.spread)

@@ -73,7 +73,6 @@ class AskTell(Planner):
     stop: Stop = None
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, n_trials=self.n_trials, batch=self.batch)
 

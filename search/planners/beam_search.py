@@ -38,7 +38,6 @@ class StepBeamSearch(TurnByTurn):
     b1: int = 1
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         check_at_least(self, 1, b2=self.b2, b1=self.b1)
 

@@ -45,7 +45,6 @@ class ChosenRecipients(PlannerWrapper):
     recipients: Rule
 
     def __post_init__(self) -> None:
-        """Check the rule."""
         super().__post_init__()
         if self.recipients not in get_args(Rule):
             raise ConfigError(f"expected recipients to be one of {', '.join(RULES)}, got {self.recipients!r}")

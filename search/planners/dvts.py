@@ -35,7 +35,6 @@ class DVTS(TurnByTurn):
     width: int = 5
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         check_at_least(self, 1, trees=self.trees, width=self.width)
 

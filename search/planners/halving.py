@@ -30,7 +30,6 @@ class SequentialHalving(MCTS):
     width: int = 8
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         check_serial(self)
         check_at_least(self, 2, width=self.width)

@@ -114,7 +114,6 @@ class MCTS(Planner):
     horizon: Literal["fixed", "budget"] = "fixed"
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(
             self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel

@@ -27,7 +27,6 @@ class PUCT(MCTS):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         check_serial(self)
         check_positive(self, temperature=self.temperature)

@@ -42,7 +42,6 @@ class REBASE(TurnByTurn):
     choose: Literal["vote", "best"] = "vote"
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         check_at_least(self, 1, width=self.width)
         check_positive(self, temperature=self.temperature)

@@ -48,7 +48,6 @@ class SelfConsistency(Planner):
     stop: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_at_least(self, 1, k=self.k)
         if self.weights not in (None, "critic"):
             raise ConfigError(f"SelfConsistency: expected weights to be None or 'critic', got {self.weights!r}")

@@ -44,7 +44,6 @@ class Siblings(Planner):
     spare: int = 0
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_at_least(self, 1, k=self.k)
         check_at_least(self, 0, turns=self.turns, spare=self.spare)
 

@@ -201,7 +201,6 @@ class Confident(StopRule):
         return {"threshold": self.threshold, "map": content, "likelihood": self.likelihood}
 
     def __str__(self) -> str:
-        """Return the short form."""
         return self.source or repr(self.threshold)
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Confident:
@@ -284,7 +283,6 @@ class Watch:
     """
 
     def __init__(self, stop: Stop, tree: Tree, outcomes_only: bool = False) -> None:
-        """Start without checks."""
         self.stopped: str | None = None
         self._rule, self._tree, self._outcomes_only = read_stop(stop), tree, outcomes_only
         self._answers: dict[int, str | None] = {}

@@ -127,12 +127,7 @@ class CustomGrader:
 
 
 class FunctionGrader(CustomGrader):
-    """Grades with a function; answers are read by the problem's kind.
-
-    Attributes:
-        function: The function.
-        base: Reads the answers.
-    """
+    """Grades with a function; answers are read by the problem's kind."""
 
     def __init__(self, function: Function, base: KindGrader) -> None:
         """Store the function and the base grader."""
@@ -144,7 +139,6 @@ class FunctionGrader(CustomGrader):
         return {"code": identity_of(self.function), "answers": self.base.identity()}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the lock."""
         return type(self), (self.function, self.base)
 
     def grade(self, problem: Problem, text: str) -> Grade:

@@ -77,7 +77,6 @@ class Judge:
         return Judge, self._made_of
 
     def __deepcopy__(self, memo: dict[int, object]) -> Judge:
-        """Return the judge itself."""
         return self
 
     def extract(self, problem: Problem, text: str) -> str | None:
