@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from search.protocol import ScoringContext as ScoringContext
     from search.protocol import as_critic as as_critic
     from search.protocol import as_planner as as_planner
+    from search.run_spec import RunSpec as RunSpec
     from search.runs import run as run
     from search.sampling import Sampling as Sampling
     from search.store import Imported as Imported

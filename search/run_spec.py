@@ -78,7 +78,9 @@ class RunSpec:
     raise_errors: bool = False
 
     def __post_init__(self) -> None:
-        """Reject the true reward on a test split; plain lists of problems have no split."""
+        """Check the concurrency, and reject the true reward on a test split; lists of problems have no split."""
+        if self.concurrency < 1:
+            raise ConfigError(f"expected concurrency >= 1, got {self.concurrency}")
         if self.training and isinstance(self.problems, Task) and self.problems.split == "test":
             raise ConfigError(
                 f"training=True gives searches the true reward, and {self.problems.name} is a test split, whose "

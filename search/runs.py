@@ -39,10 +39,8 @@ def start(spec: RunSpec) -> Run:
     """Search every problem in this process, as `run` does."""
     setup = make_setup(spec)
     warn_of_misuse(setup)
-    problems, policy = setup.problems, setup.policy
-    listen, source = listener(setup.progress), iter(problems)
-    scheduler = Scheduler(setup, policy, task=problems, concurrency=setup.concurrency, run_budget=setup.run_budget)
-    record = None if setup.store is None else open_record(setup.store, setup, problems, policy, setup.run_name)
+    listen, source = listener(setup.progress), iter(setup.problems)
+    scheduler, record = Scheduler(setup), open_record(setup)
     try:
         journal = Journal(setup, record, listen, concurrency=setup.concurrency)
     except BaseException:

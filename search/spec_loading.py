@@ -30,11 +30,15 @@ FROM_CONFIG: FromConfig = "from-config"
 """In place of a policy: the policies that the MAS config names. A config alone cannot make a run use them."""
 
 
+ProgramSource = Program | str | Callable[..., object]
+"""Argument types of `mas_gym.programs.load_program`."""
+
+
 class SharedSettings(TypedDict, total=False):
     """Arguments of `search.run`, `search.compare` and `run_ray`; see `search.run_spec.RunSpec`."""
 
     mas: MAS | str | None
-    program: Program | str | Callable[..., object] | None
+    program: ProgramSource | None
     sampling: Sampling | None
     budget: Budget | None
     run_budget: Budget | None
@@ -108,9 +112,7 @@ def load_spec(
     )
 
 
-def read_system(
-    mas: MAS | str | None, program: Program | str | Callable[..., object] | None
-) -> tuple[MAS, Program | None]:
+def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[MAS, Program | None]:
     """Load a system, or a program and the system that represents it in search; ``mas`` may describe the program.
 
     Raises:

@@ -263,7 +263,7 @@ def test_eval_accepts_prices(tmp_path: Path) -> None:
     assert " USD " in shown and "USD: cost per problem" in shown
     for option in ("--budget", "--run-budget", "--match"):
         assert "prices for usd=1, got none; pass prices=, or --prices prices.yaml" in invoke(option, "usd=1")
-    assert "expected one of calls, tokens, seconds, usd" in invoke("--budget", "usdd=1")
+    assert "expected limits on calls, tokens, seconds, usd" in invoke("--budget", "usdd=1")
     prices.write_text("script: {second: 1}\n", encoding="utf-8")
     shown = invoke("--prices", prices)
     assert "no price for the policy 'scripted'; priced: 'script'" in shown and "did you mean 'script'?" in shown

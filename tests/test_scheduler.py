@@ -76,10 +76,8 @@ class Background:
 
 
 def scheduler_of(planner: Any = None, policy: Any = None, *, critic: Any = None, **options: Any) -> Scheduler:
-    settings = {name: options.pop(name) for name in ("budget", "seed") if name in options}
-    spec = RunSpec((), RPSV, policy or talker(), planner or MCTS(6, 2), critic or HashCritic(), **settings)
-    setup = make_setup(spec)
-    return Scheduler(setup, setup.policy, **options)
+    spec = RunSpec((), RPSV, policy or talker(), planner or MCTS(6, 2), critic or HashCritic(), **options)
+    return Scheduler(make_setup(spec))
 
 
 def background(*parts: Any, **options: Any) -> Background:

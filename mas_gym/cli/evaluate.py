@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -37,44 +37,25 @@ if TYPE_CHECKING:
     from search.service.telemetry import Watch
 
 
-class Files(NamedTuple):
+@dataclass(frozen=True)
+class Files:
     """Output files for the table, in addition to terminal output."""
 
-    json: Path | None = None
-    csv: Path | None = None
-    plot: Path | None = None
-    markdown: Path | None = None
-    latex: Path | None = None
+    json: Annotated[Path | None, typer.Option(help="Write rows, intervals and differences as JSON.")] = None
+    csv: Annotated[Path | None, typer.Option(help="Write the rows as CSV.")] = None
+    plot: Annotated[Path | None, typer.Option(help="Plot accuracy against tokens (png, svg, pdf).")] = None
+    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None
+    latex: Annotated[Path | None, typer.Option(help="Write the table as LaTeX.")] = None
+
+    def paths(self) -> list[Path]:
+        """Return the files to write."""
+        return [path for path in vars(self).values() if path is not None]
 
 
-JSONFile = Annotated[Path | None, typer.Option("--json", help="Write rows, intervals and differences as JSON.")]
-CSVFile = Annotated[Path | None, typer.Option("--csv", help="Write the rows as CSV.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Plot accuracy against tokens (png, svg, pdf).")]
-MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")]
-LatexFile = Annotated[Path | None, typer.Option("--latex", help="Write the table as LaTeX.")]
 BUDGET_SPENT = 3
 """Exit code of a command if its run budget omitted searches."""
 MATCHED = 1.25
 """Ratio of costs up to which a row counts as matched."""
-
-BaselineName = Annotated[str, typer.Option("--against", help="Row to compare the others with; by default the first.")]
-MatchedCost = Annotated[
-    str | None,
-    typer.Option("--match", help="Adjust planners to this cost on dev problems: tokens=N, calls=N or usd=X."),
-]
-
-
-RecordedFile = Annotated[
-    Path | None,
-    typer.Option("--recorded", help="Search a recorded run of this store (see mas-gym import) instead of a task."),
-]
-RecordedRun = Annotated[
-    str | None, typer.Option("--run", help="With --recorded: name or digest of the run, if there are several.")
-]
-Distinct = Annotated[
-    bool,
-    typer.Option("--distinct", help="With --recorded: draw equal messages at a state only once."),
-]
 
 
 @grouped(task="arithmetic")
@@ -83,21 +64,27 @@ def evaluate(
     source: opt.TaskSource,
     agents: opt.AgentSource,
     options: opt.RunOptions,
+    files: Files,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     store: opt.Store = None,
     workers: opt.WorkerCount = None,
-    json: JSONFile = None,
-    csv: CSVFile = None,
-    plot: PlotFile = None,
-    markdown: MarkdownFile = None,
-    latex: LatexFile = None,
-    baseline: BaselineName = "",
-    match: MatchedCost = None,
-    recorded: RecordedFile = None,
-    run: RecordedRun = None,
-    distinct: Distinct = False,
+    baseline: Annotated[
+        str, typer.Option("--against", help="Row to compare the others with; by default the first.")
+    ] = "",
+    match: Annotated[
+        str | None, typer.Option(help="Adjust planners to this cost on dev problems: tokens=N, calls=N or usd=X.")
+    ] = None,
+    recorded: Annotated[
+        Path | None, typer.Option(help="Search a recorded run of this store (see mas-gym import) instead of a task.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="With --recorded: name or digest of the run, if there are several.")
+    ] = None,
+    distinct: Annotated[
+        bool, typer.Option("--distinct", help="With --recorded: draw equal messages at a state only once.")
+    ] = False,
 ) -> None:
     """Evaluate planners and critics on a task: Hit@1, Hit@k, 95% intervals, TOK, AC and RC.
 
@@ -108,7 +95,9 @@ def evaluate(
     from search.compare.cost_matching import Match
     from search.option_rules import excluded
 
-    files = _checked(Files(json, csv, plot, markdown, latex), options.log_json)
+    for path in (*files.paths(), options.log_json):
+        check_folder(path)
+    check_plot(files.plot)
     numbers = read_seeds(seeds)
     rows = pair_rows(planner or ["single"], critic, lazy=True)
     _check_baseline(rows, baseline)
@@ -177,13 +166,6 @@ def _curves(rows: Sequence[Row], spec: RunSpec) -> Selection | None:
     critics = {row.critic_name: row.critic for row in chosen if row.critic is not None and not row.critic.reads_peers}
     # Not stored: the searches of a curve are not rows of a report.
     return select(spec.recorded, critics, problems=spec.problems, concurrency=spec.concurrency)
-
-
-def _checked(files: Files, log: Path | None) -> Files:
-    for path in (*files, log):
-        check_folder(path)
-    check_plot(files.plot)
-    return files
 
 
 def _goes_on(store: Path | None) -> str:
@@ -344,7 +326,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
             write_file(path, form())
     if files.plot is not None and any(row.tokens.mean > 0 for row in table.rows):
         table.plot(files.plot)
-    for path in filter(None, files):
+    for path in files.paths():
         if path.exists():
             note(f"wrote {path}")
 

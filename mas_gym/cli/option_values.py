@@ -63,21 +63,13 @@ def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -
     Raises:
         ConfigError: A limit is unknown, not a positive number, or in USD without prices.
     """
-    from search.budget import LIMITS, Budget
+    from search.budget import Budget
 
-    for pair in pairs or ():
-        if "=" not in pair:
-            number = pair.strip() if pair.strip().isdecimal() else "200"
-            raise ConfigError(
-                f"{flag}: expected a limit as calls=N, tokens=N, seconds=S or usd=X, got {pair!r}; "
-                f"write {flag} calls={number}"
-            )
-    limits = read_pairs(pairs)
-    for name in limits:
-        if name not in LIMITS:
-            raise ConfigError(f"{flag}: expected one of {', '.join(LIMITS)}, as in {flag} seconds=60, got {name!r}")
-    budget = Budget(**limits)
-    return budget if prices is not None else budget.priced(None)
+    try:
+        budget = Budget.read(",".join(pairs)) if pairs else Budget()
+        return budget if prices is not None else budget.priced(None)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {str(error).removeprefix('budget: ')}") from None
 
 
 def read_prices(path: Path | None) -> Prices | None:

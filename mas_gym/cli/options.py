@@ -277,14 +277,16 @@ class AgentSource:
 
     def _sampled(self, system: MAS) -> MAS:
         """Return the system without the agents' sampling settings that the command's options replace."""
-        own: dict[str, Any] = {}
-        if self.temperature is not None:
-            own["temperature"] = None
-        if self.top_p is not None:
-            own["top_p"] = None
-        if self.max_tokens is not None:
-            own["max_new_tokens"] = self.max_tokens
-        return replace(system, agents=tuple(replace(agent, **own) for agent in system.agents))
+        agents = [
+            replace(
+                agent,
+                temperature=agent.temperature if self.temperature is None else None,
+                top_p=agent.top_p if self.top_p is None else None,
+                max_new_tokens=self.max_tokens or agent.max_new_tokens,
+            )
+            for agent in system.agents
+        ]
+        return replace(system, agents=tuple(agents))
 
     def policy_spec(self, system: MAS) -> PolicySpec:
         """Return the policy of ``--policy``; the bundled model is the default if the MAS's config names no policies."""

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget, Cost
@@ -30,7 +31,7 @@ from search.engine.run import Run
 from search.engine.scheduler import Scheduler
 from search.engine.searcher import DroppedError, Searched, Searcher
 from search.progress import Listener, listener
-from search.protocol import Critic, Planner
+from search.protocol import Critic, Planner, as_critic
 from search.run_spec import RunSpec
 from search.setup import make_setup
 from search.spec_loading import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec
@@ -106,12 +107,11 @@ class FleetStart(NamedTuple):
 async def _journal(pool: ActorPool, spec: RunSpec, listen: Listener | None) -> Journal:
     """Open the run's journal as soon as one actor has loaded and reported its policy and critic."""
     policy, critic = await pool.facts()
-    engine: Any = SimpleNamespace(**policy, sample=list, meters=pool.meters)
-    guide: Any = None if critic is None else SimpleNamespace(**critic, score=list)
+    engine = as_policy(SimpleNamespace(**policy, sample=list, meters=pool.meters))
+    guide = None if critic is None else as_critic(SimpleNamespace(**critic, score=list))
     setup = make_setup(replace(spec, policy=engine, critic=guide))
     pool.limit(setup.run_budget, setup.budget)
-    stored = None if spec.store is None else open_record(spec.store, setup, spec.problems, setup.policy, spec.run_name)
-    return Journal(setup, stored, listen, actors=pool.size)
+    return Journal(setup, open_record(setup), listen, actors=pool.size)
 
 
 def _connect(address: str | None) -> None:
@@ -152,9 +152,7 @@ class Worker:
         policy = make_policy()
         critic = None if make_critic is None else make_critic()
         self._setup = make_setup(replace(spec, policy=policy, critic=critic))
-        self._scheduler = Scheduler(
-            self._setup, self._setup.policy, concurrency=spec.concurrency, task=self._setup.problems
-        )
+        self._scheduler = Scheduler(self._setup)
 
     async def facts(self, stored: bool) -> tuple[JSONObject, JSONObject | None]:
         """Return facts about the policy and the critic, with their identities if the run has a store."""

@@ -15,11 +15,11 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from mas_gym.critics import Scores, ScoringContext, scores_of
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, SearchError
+from mas_gym.errors import EngineUnavailableError, PolicyError, SearchError
 from mas_gym.internal.event_loop import Threads, on_engine_loop
-from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
-from mas_gym.tasks.base import Problem, as_problems
-from search.budget import Budget, Cost
+from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.tasks.base import Problem
+from search.budget import Cost
 from search.engine.batching import Batches
 from search.engine.one_search import ActiveSearch
 from search.engine.searcher import DroppedError, Searched, Searcher
@@ -46,29 +46,16 @@ class Scheduler(Searcher):
         waiting: Number of searches that have not begun.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        policy: AsyncPolicy,
-        *,
-        concurrency: int = 64,
-        task: Iterable[Problem] | None = None,
-        run_budget: Budget | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
         """Start without searches.
 
         Args:
-            setup: The setup shared by searches; `search` can override parts of it.
-            policy: Writes the messages.
-            concurrency: Maximum number of open searches; memory grows with it, but results do not depend on it.
-            task: Grades the answers, if the task has custom grading.
-            run_budget: Limits of all searches together; a search that exceeds its expected cost may be dropped.
+            setup: The settings shared by searches; `search` can override parts of them. A task in ``problems`` grades
+                the answers. A search that exceeds its expected cost may be dropped to keep within ``run_budget``.
         """
-        if concurrency < 1:
-            raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
-        super().__init__(concurrency, run_budget or Budget(), setup.budget)
+        super().__init__(setup.concurrency, setup.run_budget, setup.budget)
         self.waiting = self._calls = self._rows = 0
-        self._setup, self._task = setup, () if task is None else as_problems(task)
+        self._setup, policy = setup, setup.policy
         self._batches = Batches(setup.critic, self._batch_is_full)
         self._policy = policy
         self._models = open_models(setup, policy, self._sample)
@@ -78,7 +65,7 @@ class Scheduler(Searcher):
         self._held: dict[ActiveSearch, tuple[int, asyncio.Future[None]]] = {}
         self._ends: dict[ActiveSearch, BaseException] = {}
         self._slots, self._call_slots = (
-            asyncio.Semaphore(concurrency),
+            asyncio.Semaphore(setup.concurrency),
             asyncio.Semaphore(max(1, policy.max_concurrency)),
         )
         self._usage = Usage()
@@ -131,7 +118,7 @@ class Scheduler(Searcher):
     async def _admitted(self, setup: Setup, problem: Problem, on_message: Callable[[str, Usage], None]) -> Searched:
         if self.closed:
             raise SearchError(f"expected an open scheduler, got one that has ended: {self.stopped or 'closed'}")
-        search = ActiveSearch(setup, problem, self._task, self._models, self, on_message)
+        search = ActiveSearch(setup, problem, self._setup.problems, self._models, self, on_message)
         task = asyncio.current_task()
         assert task is not None
         self._open[search] = _Entry(search, task, self._allowance.grant)

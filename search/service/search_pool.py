@@ -169,7 +169,7 @@ class SearchPool:
         self.canary = make_canary(service.canary, service.spec.planner, self.setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
-        self._scheduler = Scheduler(self.setup, self.setup.policy, concurrency=self.setup.concurrency, task=task)
+        self._scheduler = Scheduler(self.setup)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mas-gym-service", daemon=True)
         self._thread.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
 
 from mas_gym.errors import DataError, StoreError
 from mas_gym.internal.database import transaction
@@ -39,7 +37,6 @@ from search.store.row_conversion import (
 )
 from search.store.run_identity import config_differences, named_alike, run_config, run_facts
 from search.store.run_lock import RunLock
-from search.store.store import Store
 from search.store.table_schema import FORMAT, Damage, digest, explained
 from search.usage import Usage
 
@@ -252,17 +249,16 @@ class RunRecord:
         self._lock.close()
 
 
-def open_record(
-    store: Store | str | os.PathLike[str], setup: Setup, problems: Iterable[Problem], policy: Any, name: str | None
-) -> RunRecord:
-    """Open a run in a store for writing; see `search.run`.
+def open_record(setup: Setup) -> RunRecord | None:
+    """Open a run in its store for writing; None for a run without a store.
 
     Raises:
         IdentityError: A part of the run has no identity.
         StoreError: As for `RunRecord`.
     """
-    path = store.path if isinstance(store, Store) else Path(store)
-    return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy.meters)
+    if setup.store is None:
+        return None
+    return RunRecord(Path(setup.store), run_config(setup), run_facts(setup), setup.run_name, setup.policy.meters)
 
 
 def _mas_of(config: JSONMapping) -> MAS:

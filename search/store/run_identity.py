@@ -21,7 +21,7 @@ FORM = 2
 """The schema of a run's config."""
 
 
-def run_config(setup: Setup, problems: Iterable[Problem], policy: object) -> JSONObject:
+def run_config(setup: Setup) -> JSONObject:
     """Return everything that determines a run's results, in JSON-serializable form.
 
     Raises:
@@ -34,13 +34,13 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: object) -> JSO
         "schema": FORM,
         "planner": _stated("planner", setup.planner),
         "mas": setup.dynamics.mas.to_dict(),
-        "policy": engine_identity("policy", policy),
+        "policy": engine_identity("policy", setup.policy),
         "critic": None if setup.critic is None else engine_identity("critic", setup.critic),
         "seed": setup.seed,
         "training": setup.training,
         "sampling": dataclasses.asdict(setup.sampling),
         "budget": setup.budget.to_dict(),
-        "grading": _grading(problems),
+        "grading": _grading(setup.problems),
     }
 
 
@@ -75,8 +75,9 @@ def _stated(role: str, part: object) -> object:
         raise IdentityError(f"a run with store= requires the identity of its {role}: {error}") from error
 
 
-def run_facts(setup: Setup, problems: Iterable[Problem]) -> JSONObject:
+def run_facts(setup: Setup) -> JSONObject:
     """Return facts that do not determine a run's results."""
+    problems = setup.problems
     named = problems if isinstance(problems, Task) else setup.recorded
     return {
         "mas_gym": mas_gym.__version__,
