@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,8 @@ def test_report_of_a_log_shows_agents_agreement_and_failures(team: Path, tmp_pat
     assert "<td>planner</td><td>160</td><td>\N{EN DASH}</td><td>10</td>" in page
     assert "planner 10, solver 7" in page and "most frequent answer" in page
     assert page.count('<article class="failure">') == page.count('<li class="blamed">') == 10
+    links = re.findall(r'href="(report-trees/[^"]+)"', page)
+    assert len(set(links)) == 10 and all((tmp_path / link).is_file() for link in links)
 
 
 def test_siblings_say_nothing_where_right_samples_never_share_messages(tmp_path: Path) -> None:

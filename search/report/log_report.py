@@ -32,6 +32,7 @@ class Failure(NamedTuple):
         question: The question.
         messages: The messages.
         verdict: The blamed agent with the evidence, in words.
+        reference: The reference answer; empty if there is none.
         tree: Address of the page of the question's tree; empty if it is not written.
     """
 
@@ -39,6 +40,7 @@ class Failure(NamedTuple):
     question: str
     messages: tuple[Said, ...]
     verdict: str
+    reference: str = ""
     tree: str = ""
 
 

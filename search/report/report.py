@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 from mas_gym.internal.text import by_cause
 from mas_gym.internal.whole_files import write_file
 from search.pages.templates import render
+from search.pages.tree_page import write_tree_page
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
 from search.report.log_report import Failure
@@ -37,6 +39,8 @@ def write_report(
 ) -> list[SettingReport]:
     """Write a store's report as a self-contained HTML page; return its data.
 
+    The trees of a log's clearest failures are separate pages, in the folder ``NAME-trees`` next to the page.
+
     Args:
         store: The store; None for a page about only a service.
         path: The HTML file to write.
@@ -55,13 +59,15 @@ def write_report(
     """
     sections = [] if service_log is None else [_Section([canary_panel(service_log)])]
     reports = [] if store is None else read_reports(store, runs, baseline, prices)
+    trees = path.with_name(f"{path.stem}-trees")
     for number, report in enumerate(reports, 1):
         drawn = figures_of(report)
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
             for name, draw in drawn.items():
                 save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
-        sections.append(_section(report, {name: data_url(draw()) for name, draw in drawn.items()}))
+        section = _section(report, {name: data_url(draw()) for name, draw in drawn.items()})
+        sections.append(section._replace(failures=_failures(store, report, trees)))
     path.parent.mkdir(parents=True, exist_ok=True)
     source = store.path if store is not None else service_log
     assert source is not None, "expected a store or a log"
@@ -98,8 +104,21 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
     if failures:
         more.append(TextTable(("Search", "Reason", "Number"), failures, "Failed searches"))
     shown = [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()]
-    instructive = {label: log.failures for label, log in report.logs.items() if log.blames}
-    return _Section(text_tables(found.rows, found.title, found.baseline), shown, more, instructive)
+    return _Section(text_tables(found.rows, found.title, found.baseline), shown, more)
+
+
+def _failures(store: Store | None, report: SettingReport, folder: Path) -> dict[str, list[Failure]]:
+    """Return the clearest failures of each log, and write the trees of their questions into a folder."""
+    found: dict[str, list[Failure]] = {}
+    runs = {label: run.run for run, (label, _) in zip(report.setting.runs, report.setting.labels, strict=True)}
+    for label, log in report.logs.items() if store is not None else ():
+        for one in log.failures:
+            problem, plan = store.search(one.problem, runs[label])
+            lines = found.setdefault(label, [])
+            page = folder / f"{runs[label][:8]}-{len(lines) + 1}.html"
+            write_tree_page(plan, page, {"problem": problem.id, "planner": label}, problem.answer or None)
+            lines.append(one._replace(reference=problem.answer, tree=quote(f"{folder.name}/{page.name}")))
+    return found
 
 
 _CLAIM = re.compile(r"probability (\d\.\d+) above ")
