@@ -169,8 +169,8 @@ def test_documents_have_the_values_of_rebuilt_plans(whole: Path) -> None:
     with open_store(whole) as store:
         for info in store.runs():
             plans = list(store.plans(info.run))
-            for plan, (row, document) in zip(plans, store.documents(info.run), strict=True):
-                assert row["problem"] == plan.problem_id and scored(document) == scored(document_of(plan))
+            for plan, (problem, document) in zip(plans, store.documents(info.run), strict=True):
+                assert problem.id == plan.problem_id and scored(document) == scored(document_of(plan))
                 seen += sum(one.states for bins in scored(document).values() for one in bins)
     assert seen > 20
 
