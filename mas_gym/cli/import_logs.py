@@ -126,8 +126,8 @@ def _show(found: Imported, store: Path) -> None:
     _show_broken(found.lines, found.broken)
     if found.ungraded:
         note(
-            f"{found.ungraded:,} transcripts have neither an outcome nor a reference answer and count as wrong; import "
-            "them with --task FILE.csv, which has the columns question and answer",
+            f"{found.ungraded:,} transcripts have neither an outcome nor a reference answer, so their outcome is "
+            "unknown; import them with --task FILE.csv, which has the columns question and answer",
             "yellow",
         )
     if found.disagree:

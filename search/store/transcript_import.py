@@ -70,7 +70,7 @@ class Imported:
         broken: Number of lines that are not transcripts.
         lines: The first 1,000 of these lines.
         dropped: Number of omissions from transcripts, by reason.
-        ungraded: Number of transcripts with neither a recorded outcome nor a reference answer; they count as wrong.
+        ungraded: Number of transcripts with neither a recorded outcome nor a reference answer.
         disagree: Number of recorded outcomes that differ from the answer's grade; the recorded outcomes are used.
         skipped: The files that had already been imported.
     """
