@@ -29,7 +29,7 @@ COLUMNS = {
 """The columns of an exported run, with the names of their Arrow types."""
 
 
-def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
+def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[JSONObject]:
     """Yield a row for each state whose messages' best and worst mean rewards differ by at least ``least``.
 
     Of messages that are equal by ``same``, only the most visited one is compared.
@@ -52,7 +52,7 @@ def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict
             }
 
 
-def _rows(agents: Sequence[Agent], problem: Problem, content: Document) -> Iterator[dict[str, Any]]:
+def _rows(agents: Sequence[Agent], problem: Problem, content: Document) -> Iterator[JSONObject]:
     """Yield a search's nodes; a node with several candidates is repeated for each."""
     tree = content.tree
     if tree is None:
@@ -84,7 +84,7 @@ def _rows(agents: Sequence[Agent], problem: Problem, content: Document) -> Itera
             yield {name: _plain(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
-def batches(searches: Iterable[tuple[Problem, Document]], info: RunInfo) -> Iterator[list[dict[str, Any]]]:
+def batches(searches: Iterable[tuple[Problem, Document]], info: RunInfo) -> Iterator[list[JSONObject]]:
     """Yield the rows of a run's searches by problem and node, a few thousand at a time."""
     agents = info.mas.agents
     rows = (row for search in searches for row in _rows(agents, *search))

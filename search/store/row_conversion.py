@@ -77,7 +77,7 @@ def search_id(run: str, problem_id: str) -> int:
     return int.from_bytes(digest(run, problem_id)[:8], "big") >> 1
 
 
-def usage_of_row(row: Mapping[str, Any]) -> Usage:
+def usage_of_row(row: Row) -> Usage:
     """Return the cost of a search from its row of ``searches``."""
     return Usage(**{name: row[name] for name in AMOUNTS}, arms=row["arms"])
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
@@ -346,7 +347,7 @@ class Store:
 
     def preferences(
         self, run: str | None = None, *, least: float = 0.5, same: str | Same | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JSONObject]:
         """Return preferences between an agent's messages for the same prompt, in the columns of TRL's ``DPOTrainer``.
 
         Each state of a training run with a sufficient difference between the best and the worst message gives one row.
