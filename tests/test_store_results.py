@@ -169,8 +169,8 @@ def test_documents_have_the_values_of_rebuilt_plans(whole: Path) -> None:
     with open_store(whole) as store:
         for info in store.runs():
             plans = list(store.plans(info.run))
-            for plan, (row, document) in zip(plans, store.documents(info.run), strict=True):
-                assert row["problem"] == plan.problem_id and scored(document) == scored(document_of(plan))
+            for plan, (problem, document) in zip(plans, store.documents(info.run), strict=True):
+                assert problem.id == plan.problem_id and scored(document) == scored(document_of(plan))
                 seen += sum(one.states for bins in scored(document).values() for one in bins)
     assert seen > 20
 
@@ -217,6 +217,7 @@ FORGED: list[Callable[[Any], object]] = [
     lambda found: found["tree"]["tokens"].__setitem__(1, True),
     lambda found: found["tree"]["recipients"].__setitem__(0, ["x"]),
     lambda found: found["tree"]["text"].__setitem__(0, 10**6),
+    lambda found: found["tree"]["parent"].__setitem__(1, 1),
     lambda found: found["tree"]["seed"].pop(),
     lambda found: found.update(requests=[1]),
     lambda found: found.pop("anytime"),
@@ -226,8 +227,10 @@ FORGED: list[Callable[[Any], object]] = [
 @pytest.mark.parametrize("forge", FORGED, ids=range(len(FORGED)))
 def test_document_of_wrong_types_with_a_right_checksum_is_reported(store: Path, forge: Callable[[Any], object]) -> None:
     change(store, forge, sealed=True)
-    with open_store(store) as opened, pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
-        list(opened.plans("stopped"))
+    with open_store(store) as opened:
+        for read in (opened.plans, opened.documents):
+            with pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
+                list(read("stopped"))
 
 
 def test_document_that_expands_beyond_the_limit_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,9 @@ def _failures(store: Store | None, report: SettingReport, folder: Path) -> dict[
     """Return the clearest failures of each log, and write the trees of their questions into a folder."""
     found: dict[str, list[Failure]] = {}
     runs = {label: run.run for run, (label, _) in zip(report.setting.runs, report.setting.labels, strict=True)}
-    for label, log in report.logs.items() if store is not None else ():
+    if store is None:
+        return found
+    for label, log in report.logs.items():
         for one in log.failures:
             problem, plan = store.search(one.problem, runs[label])
             lines = found.setdefault(label, [])

@@ -13,9 +13,9 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.whole_files import whole_file
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import chat_messages
-from mas_gym.tasks.base import Same
+from mas_gym.tasks.base import Problem, Same
 from search.results.run_info import RunInfo
-from search.store.row_conversion import Document, Row
+from search.store.row_conversion import Document
 from search.tree import Node, Tree
 
 SCHEMA = 3
@@ -29,7 +29,7 @@ COLUMNS = {
 """The columns of an exported run, with the names of their Arrow types."""
 
 
-def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
+def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[JSONObject]:
     """Yield a row for each state whose messages' best and worst mean rewards differ by at least ``least``.
 
     Of messages that are equal by ``same``, only the most visited one is compared.
@@ -52,7 +52,7 @@ def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict
             }
 
 
-def _rows(agents: Sequence[Agent], row: Row, content: Document) -> Iterator[dict[str, Any]]:
+def _rows(agents: Sequence[Agent], problem: Problem, content: Document) -> Iterator[JSONObject]:
     """Yield a search's nodes; a node with several candidates is repeated for each."""
     tree = content.tree
     if tree is None:
@@ -60,11 +60,11 @@ def _rows(agents: Sequence[Agent], row: Row, content: Document) -> Iterator[dict
     ends: dict[int, list[JSONObject]] = {}
     for rank, one in enumerate(content.candidates, 1):
         ends.setdefault(one.node, []).append({"rank": rank, **one._asdict()})
-    problem = {name: row[name] for name in ("problem", "question", "reference")}
+    asked = {"problem": problem.id, "question": problem.question, "reference": problem.answer}
     terminal, cut = set(tree["terminal"]), set(tree["truncated"])
     texts = [None, *(tree["texts"][place] for place in tree["text"])]
     for node, visits in enumerate(tree["visits"]):
-        said = problem | {
+        said = asked | {
             "node": node,
             "parent": tree["parent"][node],
             # The root, the question, has no speaker.
@@ -84,7 +84,7 @@ def _rows(agents: Sequence[Agent], row: Row, content: Document) -> Iterator[dict
             yield {name: _plain(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
-def batches(searches: Iterable[tuple[Row, Document]], info: RunInfo) -> Iterator[list[dict[str, Any]]]:
+def batches(searches: Iterable[tuple[Problem, Document]], info: RunInfo) -> Iterator[list[JSONObject]]:
     """Yield the rows of a run's searches by problem and node, a few thousand at a time."""
     agents = info.mas.agents
     rows = (row for search in searches for row in _rows(agents, *search))
@@ -105,7 +105,7 @@ def arrow_schema(info: RunInfo) -> Any:
     return pa.schema(kinds, metadata={"mas_gym": json.dumps(about, sort_keys=True)})
 
 
-def write_parquet(searches: Iterable[tuple[Row, Document]], info: RunInfo, path: Path) -> int:
+def write_parquet(searches: Iterable[tuple[Problem, Document]], info: RunInfo, path: Path) -> int:
     """Write one run as Parquet, completely or not at all, and return the number of rows."""
     pa = _pyarrow()
     from pyarrow import parquet
@@ -119,7 +119,7 @@ def write_parquet(searches: Iterable[tuple[Row, Document]], info: RunInfo, path:
     return count
 
 
-def to_dataset(searches: Iterable[tuple[Row, Document]], info: RunInfo) -> Any:
+def to_dataset(searches: Iterable[tuple[Problem, Document]], info: RunInfo) -> Any:
     """Return one run as a ``datasets.Dataset``."""
     pa, dataset = _pyarrow(), need("datasets", "a data set", "data").Dataset
     schema = arrow_schema(info)

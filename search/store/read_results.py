@@ -6,8 +6,8 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
 
+from mas_gym.internal.json_types import JSONObject
 from search.results.outcomes import Outcome, Totals
 from search.store.row_conversion import Columns
 from search.store.table_schema import CHECKSUM, from_text
@@ -53,7 +53,9 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
         failures = {from_text(error): number for error, number in found}
     query = "SELECT problem, correct AND error IS NULL, finished, seconds FROM searches WHERE run = ? ORDER BY problem"
     rows = connection.execute(query, (run,)).fetchall()
-    amounts: Any = {name: cost if name == "seconds" else int(cost) for name, cost in zip(_SUMMED, costs, strict=True)}
+    amounts: JSONObject = {
+        name: cost if name == "seconds" else int(cost) for name, cost in zip(_SUMMED, costs, strict=True)
+    }
     return Totals(
         [(from_text(problem), None if correct is None else bool(correct)) for problem, correct, *_ in rows],
         failures,

@@ -8,10 +8,10 @@ resuming a run ignores gradings. If a search is repeated, its grades in all grad
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +20,10 @@ from mas_gym.internal.database import transaction
 from mas_gym.internal.identity import identity_of
 from mas_gym.tasks.base import Grade, Grader, Problem
 from search.results.run_info import RunInfo
-from search.store.row_conversion import document_of, read_columns, rows_of, searches_of, snapshot
-from search.store.row_conversion import problem_of as stored_problem
+from search.store.row_conversion import Document, search_id
+from search.store.store import Store
 from search.store.stored_grades import Node
-from search.store.table_schema import FORMAT, Damage, checksum, digest, explained
+from search.store.table_schema import FORMAT, checksum, digest, explained
 
 _BATCH = 500
 
@@ -89,76 +89,58 @@ def regrade(
     """
     identity = json.dumps(identity_of([grader, references]), sort_keys=True)
     grading = digest(identity).hex()
-    read = run.mas.final_text
     found: list[Change] = []
     failed: dict[str, str] = {}
-    lost: list[str] = []
-    with explained(Path(path)), closing(FORMAT.connect(Path(path), create=True)) as connection:
-        keys, wrong = searches_of(connection, run.run)
+    damage: StoreError | None = None
+    with Store(path) as store, closing(FORMAT.connect(store.path, create=True)) as connection, explained(store.path):
         with transaction(connection):
             row = (grading, label, identity, datetime.now(UTC).isoformat(timespec="seconds"))
             connection.execute("INSERT OR REPLACE INTO gradings VALUES (?, ?, ?, ?)", row)
-        named = [(key, ascii(problem)) for key, problem in keys.items()]
-        for start in range(0, len(named), _BATCH):
+        searches = store.documents(run.run)
+        while damage is None:
+            batch: list[tuple[Problem, Document]] = []
+            try:
+                batch.extend(islice(searches, _BATCH))
+            except StoreError as error:
+                damage = error
+            if not batch and damage is None:
+                break
             rows = []
             # Grade outside of a transaction, because a grader may be slow and would block other writers.
-            for key, name in named[start : start + _BATCH]:
+            for stored, content in batch:
+                problem = problem_of(stored)
+                if problem is None:
+                    continue
                 try:
-                    graded = _graded(connection, key, grader, problem_of, read)
-                except Damage as damage:
-                    lost.append(f"{name} ({damage})")
+                    nodes = _graded(problem, content, grader, run.mas.final_text)
                 except MASGymError as error:
-                    failed[name] = f"{type(error).__name__}: {error}"
-                else:
-                    if graded is not None:
-                        text = json.dumps(graded[1])
-                        rows.append((key, grading, text, checksum(key, grading, text)))
-                        found.append(graded[0])
+                    failed[ascii(stored.id)] = f"{type(error).__name__}: {error}"
+                    continue
+                key, text = search_id(run.run, stored.id), json.dumps(nodes)
+                rows.append((key, grading, text, checksum(key, grading, text)))
+                _, answer, correct, _ = nodes[0]
+                found.append(Change(stored.id, *content.candidates[0][2:], answer, correct))
             with transaction(connection):
                 connection.executemany("INSERT OR REPLACE INTO grades VALUES (?, ?, ?, ?)", rows)
             listen(len(found))
-    if lost or wrong:
-        raise StoreError(
-            f"store {path}: damaged searches were not graded: {', '.join(lost[:10]) or wrong}; graded {len(found):,} "
-            "searches"
-        )
+    if damage is not None:
+        raise StoreError(f"{damage}; graded {len(found):,} searches") from damage
     changed = tuple(one for one in found if (one.answer, one.correct) != (one.new_answer, one.new_correct))
     known = [one.correct for one in found if one.correct is not None]
     after = sum(one.new_correct for one in found)
     return Regrade(run, grading, len(found), len(known), sum(known), after, changed, failed)
 
 
-def _graded(
-    connection: sqlite3.Connection,
-    key: int,
-    grader: Grader,
-    problem_of: Callable[[Problem], Problem | None],
-    read: Callable[[str], str],
-) -> tuple[Change, list[Node]] | None:
-    """Grade one search; return None if it failed or is omitted."""
-    with snapshot(connection):
-        rows = rows_of(read_columns(connection, [key], document=True))
-        if not rows:
-            raise Damage("its row is missing")
-        [row] = rows
-        if row["error"] is not None:
-            return None
-        stored, content = stored_problem(row), document_of(row)
-    problem = problem_of(stored)
-    if problem is None:
-        return None
+def _graded(problem: Problem, content: Document, grader: Grader, read: Callable[[str], str]) -> list[Node]:
+    """Grade the nodes of candidates and curve, the chosen candidate first."""
     tree = content.tree or {}
-    # The chosen candidate comes first.
     nodes = [one.node for one in content.candidates] + [point.node for point in content.anytime]
-    wanted = dict.fromkeys(node for node in nodes if node is not None)
     grades: dict[str, Grade] = {}
     graded: list[Node] = []
-    for node in wanted:
+    for node in dict.fromkeys(node for node in nodes if node is not None):
         text = read(tree["texts"][tree["text"][node - 1]] if node else "")
         if text not in grades:
             grades[text] = grader.grade(problem, text)
         grade = grades[text]
         graded.append((node, grade.extracted, bool(grade.correct), grade.reason))
-    best = graded[0] if content.candidates else (0, None, False, "")
-    before = None if row["correct"] is None else bool(row["correct"])
-    return Change(stored.id, row["answer"], before, best[1], best[2]), graded
+    return graded

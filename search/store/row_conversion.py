@@ -6,12 +6,10 @@ import json
 import re
 import sqlite3
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import cache
-from operator import contains
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -79,7 +77,7 @@ def search_id(run: str, problem_id: str) -> int:
     return int.from_bytes(digest(run, problem_id)[:8], "big") >> 1
 
 
-def usage_of_row(row: Mapping[str, Any]) -> Usage:
+def usage_of_row(row: Row) -> Usage:
     """Return the cost of a search from its row of ``searches``."""
     return Usage(**{name: row[name] for name in AMOUNTS}, arms=row["arms"])
 
@@ -242,7 +240,8 @@ def read_columns(connection: sqlite3.Connection, searches: Sequence[int], *, doc
         datetime.fromisoformat(text)
     if not all(map(_CURVE.fullmatch, found["curve"])):
         raise Damage("its curve has values of wrong types")
-    found["arms"] = [() if text == "[]" else _arms(json.loads(text)) for text in found["arms"]]
+    arms = (_checked_entries("arms", json.loads(text), _ARMS) if text != "[]" else () for text in found["arms"])
+    found["arms"] = [tuple(map(ArmUsage._make, entries)) for entries in arms]
     return found
 
 
@@ -251,33 +250,26 @@ def rows_of(columns: Columns) -> list[Row]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _arms(entries: Any) -> tuple[ArmUsage, ...]:
-    return tuple(map(ArmUsage._make, _entries(entries, _fits_arms)))
-
-
 _CHECKED = len(ROW) - 1
 _CURVE = re.compile(r"\[(\[[0-9]+, (true|false)\](, )?)*\]")
-_Fits = Callable[[tuple[type, ...]], bool]
+_ARMS = [{str}, *[{int}] * 5]
+_CANDIDATES = [{int}, {int, float, NoneType}, {str, NoneType}, {bool, NoneType}]
+_POINTS = [{int}, {int}, {int, NoneType}, {str, NoneType}, {bool, NoneType}]
 
 
-def _fits(allowed: Sequence[Container[type]]) -> _Fits:
-    """Return a function that checks the types of an entry's values."""
-    return cache(lambda found: len(found) == len(allowed) and all(map(contains, allowed, found)))
-
-
-_NUMBER = (int, float)
-_fits_arms = _fits([(str,), *[(int,)] * 5])
-_fits_candidate = _fits([(int,), (*_NUMBER, NoneType), (str, NoneType), (bool, NoneType)])
-_fits_point = _fits([(int,), (int,), (int, NoneType), (str, NoneType), (bool, NoneType)])
-_fits_prompt = _fits([(str,), (int,)])
-
-
-def _entries(entries: Any, fits: _Fits) -> Any:
+def _checked_entries(name: str, entries: Any, types: Sequence[set[type]]) -> Any:
     """Return a list of lists if the types of their values fit. Raises `Damage`."""
-    for entry in entries:
-        if not fits(tuple(map(type, entry))):
-            raise Damage(f"expected values of other types, got {str(entry)[:80]!a}")
+    _check_column(name, entries, {list})
+    if {len(entry) for entry in entries} - {len(types)}:
+        raise Damage(f"its document has wrong values in the column {name}")
+    for allowed, column in zip(types, zip(*entries, strict=True), strict=False):
+        _check_column(name, list(column), allowed)
     return entries
+
+
+def _check_column(name: str, column: object, types: set[type], length: int | None = None) -> None:
+    if not isinstance(column, list) or length not in (None, len(column)) or not types.issuperset(map(type, column)):
+        raise Damage(f"its document has wrong values in the column {name}")
 
 
 def problem_of(row: Row) -> Problem:
@@ -310,15 +302,15 @@ def document_of(row: Row) -> Document:
     found = json.loads(text)
     tree, prompts = found["tree"], found["prompts"]
     nodes = 0 if tree is None else _checked_tree(tree)
-    candidates = _entries(found["candidates"], _fits_candidate)
-    anytime = _entries(found["anytime"], _fits_point)
+    candidates = _checked_entries("candidates", found["candidates"], _CANDIDATES)
+    anytime = _checked_entries("anytime", found["anytime"], _POINTS)
     places = [entry[0] for entry in candidates] + [entry[2] for entry in anytime if entry[2] is not None]
     wrong = [place for place in places if not 0 <= place < nodes]
     if wrong:
         raise Damage(f"its tree has no node {wrong[0]}")
-    _check_column("prompts", prompts, {str}, None)
+    _check_column("prompts", prompts, {str})
     requests = {
-        int(node): [(role, prompts[place]) for role, place in _entries(messages, _fits_prompt)]
+        int(node): [(role, prompts[place]) for role, place in _checked_entries("requests", messages, [{str}, {int}])]
         for node, messages in found["requests"].items()
     }
     points = [AnytimePoint(calls, tokens, None, *point) for calls, tokens, *point in anytime]
@@ -334,15 +326,15 @@ def _checked_tree(tree: JSONObject) -> int:
     for name, types in _MESSAGES.items():
         _check_column(name, tree[name], types, nodes - 1)
     for name, types in _LISTS.items():
-        _check_column(name, tree[name], types, None)
+        _check_column(name, tree[name], types)
     for recipients in tree["recipients"]:
-        _check_column("recipients", recipients, {int}, None)
+        _check_column("recipients", recipients, {int})
+    # Readers without a rebuilt tree follow these numbers.
+    if not all(-1 <= parent < node for node, parent in enumerate(tree["parent"])):
+        raise Damage("its tree has a node before its parent")
+    if not all(0 <= place < len(tree["texts"]) for place in tree["text"]):
+        raise Damage("its tree has a message without a text")
     return nodes
-
-
-def _check_column(name: str, column: object, types: set[type], length: int | None) -> None:
-    if not isinstance(column, list) or length not in (None, len(column)) or not set(map(type, column)) <= types:
-        raise Damage(f"its document has wrong values in the column {name}")
 
 
 def plan_of(row: Row, dynamics: Dynamics | None) -> Plan:

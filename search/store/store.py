@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
@@ -238,17 +239,17 @@ class Store:
         """Read one run's rows of the table ``searches``, including failed searches; otherwise as for `plans`."""
         return self._batches(self.find(run), rows_of)
 
-    def documents(self, run: str | None = None) -> Iterator[tuple[Row, Document]]:
-        """Read rows and documents of one run's searches, without rebuilding the trees; otherwise as for `plans`."""
+    def documents(self, run: str | None = None) -> Iterator[tuple[Problem, Document]]:
+        """Read problems and documents of one run's searches, without rebuilding the trees; otherwise as for `plans`."""
 
-        def read(columns: Columns) -> Iterator[tuple[Row, Document]]:
-            return ((row, document_of(row)) for row in rows_of(columns) if row["error"] is None)
+        def read(columns: Columns) -> Iterator[tuple[Problem, Document]]:
+            return ((problem_of(row), document_of(row)) for row in rows_of(columns) if row["error"] is None)
 
         return self._batches(self.find(run), read, document=True)
 
     def message_seeds(self, run: str | None = None) -> Iterator[tuple[str, list[int | None]]]:
         """Read each search's problem and, by node, the seed of the message, None if it has none; errors as `plans`."""
-        return ((row["problem"], found.tree["seed"]) for row, found in self.documents(run) if found.tree is not None)
+        return ((problem.id, found.tree["seed"]) for problem, found in self.documents(run) if found.tree is not None)
 
     def problems(self, run: str | None = None) -> Iterator[Problem]:
         """Read the problems of one run's searches, including failed ones; otherwise as for `plans`."""
@@ -346,7 +347,7 @@ class Store:
 
     def preferences(
         self, run: str | None = None, *, least: float = 0.5, same: str | Same | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JSONObject]:
         """Return preferences between an agent's messages for the same prompt, in the columns of TRL's ``DPOTrainer``.
 
         Each state of a training run with a sufficient difference between the best and the worst message gives one row.
