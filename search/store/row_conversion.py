@@ -252,9 +252,9 @@ def rows_of(columns: Columns) -> list[Row]:
 
 _CHECKED = len(ROW) - 1
 _CURVE = re.compile(r"\[(\[[0-9]+, (true|false)\](, )?)*\]")
-_ARMS = [{str}, *[{int}] * 5]
-_CANDIDATES = [{int}, {int, float, NoneType}, {str, NoneType}, {bool, NoneType}]
-_POINTS = [{int}, {int}, {int, NoneType}, {str, NoneType}, {bool, NoneType}]
+_ARMS: Sequence[set[type]] = [{str}, *[{int}] * 5]
+_CANDIDATES: Sequence[set[type]] = [{int}, {int, float, NoneType}, {str, NoneType}, {bool, NoneType}]
+_POINTS: Sequence[set[type]] = [{int}, {int}, {int, NoneType}, {str, NoneType}, {bool, NoneType}]
 
 
 def _checked_entries(name: str, entries: Any, types: Sequence[set[type]]) -> Any:
