@@ -252,7 +252,7 @@ def rows_of(columns: Columns) -> list[Row]:
 
 _CHECKED = len(ROW) - 1
 _CURVE = re.compile(r"\[(\[[0-9]+, (true|false)\](, )?)*\]")
-_ARMS: Sequence[set[type]] = [{str}, *[{int}] * 5]
+_ARMS: Sequence[set[type]] = ({str}, {int}, {int}, {int}, {int}, {int})
 _CANDIDATES: Sequence[set[type]] = [{int}, {int, float, NoneType}, {str, NoneType}, {bool, NoneType}]
 _POINTS: Sequence[set[type]] = [{int}, {int}, {int, NoneType}, {str, NoneType}, {bool, NoneType}]
 
