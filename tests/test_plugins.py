@@ -208,6 +208,9 @@ def test_package_components_load_by_name_with_settings_and_options() -> None:
     assert load_policy("extra:hello#loud=true").name == "said"
     task = mas_gym.load_task("extra:size=3", split="dev")
     assert (len(task), task.split, mas_gym.MASEnv("extra").mas.name) == (3, "dev", "single")
+    assert len(mas_gym.load_task("extra", size=5, limit=3)) == 3
+    with pytest.raises(ConfigError, match="task 'extra': got an unexpected keyword argument 'color'"):
+        mas_gym.load_task("extra", color=1)
 
 
 @pytest.mark.slow

@@ -8,31 +8,9 @@ from env_data import IDS, make
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-NUMBERS = [
-    "1e1000000",
-    "-1e-999999999",
-    "1/0",
-    "9" * 5000,
-    "0x10",
-    "1_000",
-    "\u0663",
-    "NaN",
-    "inf",
-    "1e400",
-    "-0",
-    "2^9999",
-]
-LATEX = [
-    r"\frac{1}{0}",
-    r"\boxed{" * 50,
-    r"\sqrt[0]{x}",
-    "{" * 500,
-    r"\frac12",
-    "x" + "'" * 99,
-    r"\left(",
-    "$$",
-    "10^{10^{10}}",
-]
+NUMBERS = ["1e1000000", "-1e-999999999", "1/0", "9" * 5000, "0x10", "1_000", "\u0663", "NaN", "inf", "1e400", "-0"]
+LATEX = [r"\frac{1}{0}", r"\boxed{" * 50, r"\sqrt[0]{x}", "{" * 500, r"\frac12", "x" + "'" * 99, r"\left(", "$$"]
+LATEX += ["2^9999", "10^{10^{10}}"]
 WORDS = ["5 people sitting around the circular table without restrictions whatsoever + 1", "VERDICT: DISAGREE", "(A)"]
 PIECES = st.sampled_from(
     [*NUMBERS, *LATEX, *WORDS, "Final Answer: ", "The answer is ", "####", "\n", " ", "\x00", "\ud800"]
