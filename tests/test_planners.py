@@ -33,6 +33,7 @@ from search import (
     StepBeamSearch,
 )
 from search.planners.rebase import share
+from search.planners.stop_rules import Confident
 from search.planners.voting import vote
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
@@ -693,7 +694,7 @@ CHOICES = {
     "stop": 0.9,
     "horizon": "budget",
     "stages": (BestOfN(2), MCTS()),
-    "rules": (0.3,),
+    "rules": (Confident(0.3),),
 }
 
 
