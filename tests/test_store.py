@@ -29,6 +29,7 @@ from search_worlds import (
     chain,
     comparable,
     consults,
+    drive,
     execute,
     open_at_once,
     problems,
@@ -47,7 +48,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading.answers import grade
-from search import MCTS, Budget, Proposal, Remaining, SinglePass, StepBeamSearch, open_store
+from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
 from search.store.resume import RunRecord
 from search.store.run_lock import RunLock
 from search.store.table_schema import FORMAT
@@ -130,14 +131,8 @@ def search_sample(text: str, *_: Any) -> Any:
 def test_chain_of_ten_thousand_turns_is_stored_and_loaded(tmp_path: Path) -> None:
     world = World(10_000, value=lambda path: 0.5)
     proposal = Proposal(Action("on", world.model.mas.ALL), 1, -1.0)
-    generator = MCTS(2, 1).plan(world.model, world.model.initial_state("q"), random.Random(0))
-    replies: Any = None
-    try:
-        while True:
-            requests = generator.send(replies)
-            replies = [None if r == Remaining() else [proposal] if hasattr(r, "n") else [0.5] for r in requests]
-    except StopIteration as end:
-        plan = end.value
+    reply = lambda request: [proposal] if hasattr(request, "n") else [0.5]  # noqa: E731
+    plan = drive(MCTS(2, 1), world.model, reply, random.Random(0))
     config = {"mas": world.model.mas.to_dict()}
     record = RunRecord(tmp_path / "a.db", config, {"planner": "mcts:2,1", "started": "x"}, None)
     problem = Problem("deep", "q", "1")
