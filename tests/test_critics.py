@@ -433,18 +433,6 @@ def test_critic_spec_accepts_options(folders: dict[str, Path]) -> None:
         load_critic("tiny-masprm#threads=2")
 
 
-@pytest.mark.slow
-def test_critic_on_a_separate_thread_gives_the_same_plans() -> None:
-    problems = mas_gym.load_task("arithmetic", split="dev")[:6]
-    plans = []
-    for concurrent in (False, True):
-        critic = load_critic("tiny-masprm", device="cpu", dtype="float64", concurrent=concurrent)
-        run = search.run("mcts:4,2", problems, mas="rpsv", policy=load_policy("tiny"), critic=critic)
-        plans.append({plan.problem_id: (plan.answer, plan.candidates) for plan in run})
-    assert plans[0] == plans[1]
-    assert all(len(candidates) for _, candidates in plans[0].values())
-
-
 def damaged(folders: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders["masprm"], tmp_path / "critic"))
 
