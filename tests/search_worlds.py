@@ -59,6 +59,17 @@ def noise(*parts: object) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
+def drive(planner: Any, model: Any, reply: Callable[[Any], Any], rng: random.Random) -> Plan:
+    """Run a planner with replies that do not depend on the way to a state, which may be long."""
+    generator = planner.plan(model, model.initial_state("q"), rng)
+    replies: Any = None
+    try:
+        while True:
+            replies = [None if request == Remaining() else reply(request) for request in generator.send(replies)]
+    except StopIteration as end:
+        return end.value
+
+
 @dataclass
 class World:
     """Replies to a planner without a scheduler, and counts the cost."""

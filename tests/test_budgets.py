@@ -17,29 +17,11 @@ from search import Budget
 from search.planners.halving import considered_visits
 
 SPECS = [
-    "single",
-    "sc:5",
-    "sc:5,weights=critic",
-    "bon:5",
-    "sbs:5,3",
-    "sbs:2,2",
-    "mcts:10,3",
-    "mcts:10,3,parallel=4",
-    "mcts:10,3,virtual_visits=false,rank=leaf",
-    "mcts:10,3,leaf=bootstrap",
-    "mcts:10,3,leaf=bootstrap,parallel=3",
-    "puct:10,3",
-    "puct:10,3,leaf=bootstrap",
-    "halving:10,3",
-    "halving:10,3,leaf=bootstrap,width=4",
-    "dvts:3,5",
-    "rebase:15",
-    "rebase:15,choose=best",
-    "adaptive:10",
-    "mcts:10,3,horizon=budget",
-    "puct:10,3,horizon=budget",
-    "siblings:2",
-    "cascade:single>bon:5@1>mcts:10,3@1",
+    *("single", "sc:5", "sc:5,weights=critic", "bon:5", "sbs:5,3", "sbs:2,2", "dvts:3,5", "adaptive:10", "siblings:2"),
+    *("mcts:10,3", "mcts:10,3,parallel=4", "mcts:10,3,virtual_visits=false,rank=leaf", "mcts:10,3,horizon=budget"),
+    *("mcts:10,3,leaf=bootstrap", "mcts:10,3,leaf=bootstrap,parallel=3", "puct:10,3", "puct:10,3,leaf=bootstrap"),
+    *("puct:10,3,horizon=budget", "halving:10,3", "halving:10,3,leaf=bootstrap,width=4", "rebase:15"),
+    *("rebase:15,choose=best", "cascade:single>bon:5@1>mcts:10,3@1"),
 ]
 
 

@@ -529,20 +529,6 @@ def test_view_can_search_questions(address: str, store: Path) -> None:
     assert "0 problems" in page
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/nope", "/problems", "/problems?a=none", "/tree/none?problem=x", "/tree/?problem=", "/tree/%00?problem=%00"],
-)
-def test_view_returns_404_with_the_reason(address: str, path: str) -> None:
-    status, page = get(address + path)
-    assert status == 404
-    assert "expected" in page
-
-
-def test_view_rejects_foreign_host_headers(address: str) -> None:
-    assert get(address + "/", Host="evil.example")[0] == 403
-
-
 def test_view_errors_name_the_cause(run: Run, tmp_path: Path, store: Path, address: str) -> None:
     assert "no such file" in run("view", tmp_path / "none.db", "--no-open").stderr
     taken = address.rpartition(":")[2]

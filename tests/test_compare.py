@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_worlds import HashCritic, chain, problems, talker
+from search_worlds import HashCritic, chain, problems, talk, talker
 
 import search
 from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.policies import ScriptedPolicy
 from search import Comparison, compare
 from search.compare.comparison_runs import named_planners
 from search.compare.cost_matching import Match, _next_size
@@ -114,17 +115,16 @@ def test_match_resizes_planners_to_equal_cost(match: str, unit: str) -> None:
     assert "in calibration" in str(found)
 
 
-class Counting:
-    """A policy that counts the messages it writes."""
-
-    name, max_batch = "counting", 8
+class Counting(ScriptedPolicy):
+    """Remembers the last message of each request."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        super().__init__(talk, "counting", 8)
+        self.asked: list[str] = []
 
     def sample(self, requests: Any) -> Any:
-        self.calls += sum(len(request.seeds) for request in requests)
-        return talker().sample(requests)
+        self.asked += [request.messages[-1].content for request in requests for _ in request.seeds]
+        return super().sample(requests)
 
     def identity(self) -> str:
         return "counting"
@@ -134,9 +134,9 @@ def test_repeated_match_makes_no_new_calls(tmp_path: Path) -> None:
     policy, store = Counting(), tmp_path / "runs.db"
     options: dict[str, Any] = {"mas": chain(1), "policy": policy, "match": "calls=5", "dev": problems(40)[30:]}
     first = compare(["sc:2", "single"], problems(3), store=store, **options)
-    made = policy.calls
+    made = len(policy.asked)
     again = compare(["sc:2", "single"], problems(3), store=store, **options)
-    assert policy.calls == made > 0
+    assert len(policy.asked) == made > 0
     assert again.calibrated == first.calibrated and again.to_markdown() == first.to_markdown()
     # Calibration searches are in a separate file, so tables of the store do not mix them with others.
     with search.open_store(store) as opened:
@@ -193,21 +193,10 @@ def test_match_skips_incompatible_pairs() -> None:
 
 
 def test_match_uses_the_given_calibration_problems() -> None:
-    asked: list[str] = []
-
-    class Watched:
-        name, max_batch = "watched", 8
-
-        def sample(self, requests: Any) -> Any:
-            asked.extend(request.messages[-1].content for request in requests)
-            return talker().sample(requests)
-
-        def identity(self) -> str:
-            return "watched"
-
-    dev = [search_problem for search_problem in problems(20) if int(search_problem.id.split("/")[1]) >= 12]
-    compare(["sc:2"], problems(3), mas=chain(1), policy=Watched(), match="calls=5", dev=dev)
-    assert any("Question 15:" in text for text in asked) and not any("Question 5:" in text for text in asked)
+    policy = Counting()
+    compare(["sc:2"], problems(3), mas=chain(1), policy=policy, match="calls=5", dev=problems(20)[12:])
+    assert any("Question 15:" in text for text in policy.asked)
+    assert not any("Question 5:" in text for text in policy.asked)
 
 
 @given(cost=st.floats(0.5, 200), fixed=st.floats(0, 50), amount=st.floats(1, 5000), size=st.integers(1, 50))

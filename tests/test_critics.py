@@ -7,7 +7,6 @@ import math
 import random
 import shutil
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from grove import MODEL, chain, grove, other_graph, random_tree, save_base
 
 import mas_gym
 import search
-import search.critic_registry as critics_module
-from mas_gym import plugins
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import ScriptedPolicy, load_policy
@@ -436,38 +433,8 @@ def test_critic_spec_accepts_options(folders: dict[str, Path]) -> None:
         load_critic("tiny-masprm#threads=2")
 
 
-@pytest.mark.slow
-def test_critic_on_a_separate_thread_gives_the_same_plans() -> None:
-    problems = mas_gym.load_task("arithmetic", split="dev")[:6]
-    plans = []
-    for concurrent in (False, True):
-        critic = load_critic("tiny-masprm", device="cpu", dtype="float64", concurrent=concurrent)
-        run = search.run("mcts:4,2", problems, mas="rpsv", policy=load_policy("tiny"), critic=critic)
-        plans.append({plan.problem_id: (plan.answer, plan.candidates) for plan in run})
-    assert plans[0] == plans[1]
-    assert all(len(candidates) for _, candidates in plans[0].values())
-
-
-def test_third_party_critics_register_through_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("shy", "search.critic_registry:_constant", critics_module.CRITICS.group)
-    broken = EntryPoint("broken", "no_such_package:critic", critics_module.CRITICS.group)
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point, broken])
-    assert {"shy", "broken", "constant"} <= set(known_critics())
-    assert load_critic("shy:3").free
-    with pytest.raises(mas_gym.errors.MissingDependencyError, match="no_such_package"):
-        load_critic("broken:x")
-
-
 def damaged(folders: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders["masprm"], tmp_path / "critic"))
-
-
-def test_truncated_weights_are_reported(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = damaged(folders, tmp_path)
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(DataError, match="damaged"):
-        load_critic(str(folder))
 
 
 def test_model_without_head_is_reported(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -478,27 +445,8 @@ def test_model_without_head_is_reported(folders: dict[str, Path], tmp_path: Path
 
 
 def test_folder_of_unfinished_training_is_reported(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = damaged(folders, tmp_path)
-    (folder / "critic.json").unlink()
-    with pytest.raises(DataError, match=r"critic\.json"):
-        load_critic(str(folder))
     with pytest.raises(DataNotFoundError, match="no critic at"):
         LearnedCritic(tmp_path / "nothing")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"schema": 99}, "schema 1"), ({"text_format": 7}, "text format 1"), ({"kind": None}, "kind")],
-)
-def test_other_schema_version_is_reported(
-    folders: dict[str, Path], tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    folder = damaged(folders, tmp_path)
-    file = folder / "critic.json"
-    info = {**json.loads(file.read_text(encoding="utf-8")), **change}
-    file.write_text(json.dumps({k: v for k, v in info.items() if v is not None}), encoding="utf-8")
-    with pytest.raises(DataError, match=words):
-        load_critic(str(folder))
 
 
 def test_non_finite_weights_are_reported(folders: dict[str, Path], tmp_path: Path) -> None:

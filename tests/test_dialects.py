@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
-from search_worlds import noise
+from search_worlds import HashCritic, noise
 
 import search
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
@@ -184,15 +184,6 @@ async def agents_sdk_streamed(question: str, base_url: str) -> str:
     return str(result.final_output)
 
 
-class ScoreByText:
-    """A critic that likes some texts better than others."""
-
-    name, terminal_only, free = "by text", False, False
-
-    def score(self, contexts: Any) -> list[float]:
-        return [noise(context.state.text, 0) for context in contexts]
-
-
 def problems(count: int) -> list[Problem]:
     return [Problem(f"p{i}", f"What is 2 + 2? ({i})", "4", "number") for i in range(count)]
 
@@ -201,7 +192,7 @@ def searched(program: Any, planner: str = "mcts:8,3", count: int = 2, **options:
     """Return the answer and the tree of each problem."""
     found = {}
     made = Program(program, agents=["Solver"], **options)
-    for plan in search.run(planner, problems(count), program=made, policy=POLICY, critic=ScoreByText(), seed=3):
+    for plan in search.run(planner, problems(count), program=made, policy=POLICY, critic=HashCritic(), seed=3):
         assert plan.error is None and plan.tree is not None, plan.error_details
         transcripts = tuple(state.transcript for state in plan.tree.states)
         found[plan.problem_id] = plan.answer, plan.usage.agent_calls, transcripts, tuple(plan.tree.visits)

@@ -380,9 +380,7 @@ def test_failed_request_fails_only_its_search(shape: str) -> None:
     ("critic", "message"),
     [
         (lambda state: float("nan"), "finite number, got nan"),
-        (lambda state: float("inf"), "finite number, got inf"),
         (lambda state: 1 / 0, "division"),
-        (lambda state: "much", "finite number, got 'much'"),
     ],
 )
 @pytest.mark.parametrize("concurrent", [False, True])

@@ -6,7 +6,7 @@ import pickle
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError
@@ -16,22 +16,9 @@ from mas_gym.systems.loading import load_mas, mas_names
 from mas_gym.systems.prompts import agent_inputs, chat_messages
 from mas_gym.systems.state import Action, LocalView, MASState, Message
 
-TEXTS = st.sampled_from(
-    [
-        "",
-        " \n",
-        "x",
-        "a",
-        "ab",
-        "xb",
-        "Final Answer: 18",
-        "\ud800",
-        "نص من اليمين",
-        "\u202eover",
-        "漢字🙂",
-        "\x00\x1b[31m",
-    ]
-) | st.text(max_size=8)
+ODD = ["", " \n", "x", "a", "ab", "xb", "Final Answer: 18", "\ud800"]
+ODD += ["نص من اليمين", "\u202eover", "漢字🙂", "\x00\x1b[31m"]
+TEXTS = st.sampled_from(ODD) | st.text(max_size=8)
 CONDITIONS = ["contains:x", "not_contains:x", "regex:^a", "not_regex:b$"]
 
 
@@ -251,16 +238,11 @@ def test_states_survive_serialization(walk) -> None:
             assert after.acting == model.transition(read, ("x", model.mas.ALL)).acting
 
 
+@example("\ud800")
 @given(st.text(max_size=20))
 def test_json_preserves_every_text(text: str) -> None:
     model = Dynamics(load_mas("single"))
     state = model.transition(model.initial_state(text), (text, 1))
-    assert model.state_from_dict(json.loads(json.dumps(state.to_dict()))) == state
-
-
-def test_lone_surrogates_survive_json() -> None:
-    model = Dynamics(load_mas("single"))
-    state = model.transition(model.initial_state("\udfff"), ("\ud800", 1))
     assert model.state_from_dict(json.loads(json.dumps(state.to_dict()))) == state
 
 

@@ -71,23 +71,9 @@ def test_run_with_30_percent_failed_calls_equals_a_clean_run(
         policy = load_policy(f"openai:served@{base}/v1", timeout=1.5, max_attempts=12)
         assert told(list(run(policy, program=program))) == clean
     assert all(proxy.seen[fault] for fault in Fault)
+    assert {"timeout", "rate limit", "server error", "reset", "bad reply"} <= set(policy.meter.faults)
     share = 1 - proxy.seen[Fault.NONE] / proxy.seen.total()
     assert 0.2 < share < 0.4
-
-
-@pytest.mark.slow
-def test_tiny_model_behind_a_failing_server_gives_the_same_answers() -> None:
-    def ask(front: str) -> list[str | None]:
-        policy = load_policy(f"openai:served@{front}/v1", max_attempts=12)
-        plans = list(search.run("single", TASK[:6], mas="rpsv", policy=policy, seed=7))
-        assert all(plan.error is None and plan.usage.agent_calls == 4 for plan in plans)
-        return [plan.answer for plan in sorted(plans, key=lambda plan: plan.problem_id)]
-
-    mended = tuple(fault for fault in Fault if fault not in (Fault.NONE, Fault.TIMEOUT))
-    app = make_app(load_policy("tiny"))  # type: ignore[arg-type]
-    with serving(app) as base, proxied(proxy := FaultProxy(base, seed=1, faults=mended)) as front:
-        assert ask(front) == ask(base)
-    assert proxy.seen.total() > proxy.seen[Fault.NONE]
 
 
 @SYSTEMS
@@ -229,15 +215,3 @@ def test_hostile_messages_follow_only_legal_edges_and_searches_finish(
     with search.open_store(store) as opened:
         stored = [[c.text for c in plan.candidates] for plan in opened.plans()]
     assert stored == [[c.text for c in plan.candidates] for plan in sorted(plans, key=lambda plan: plan.problem_id)]
-
-
-@pytest.mark.parametrize("attack", HOSTILE[:5], ids=lambda text: ascii(text[:12]))
-def test_hostile_message_from_a_server_is_treated_as_plain_text(attack: str) -> None:
-    policy = ScriptedPolicy(lambda request, seed: f"{attack} Final Answer: {seed % 3}", max_batch=8)
-    app = make_app(policy)
-    with serving(app) as base:
-        plans = list(search.run("single", TASK[:2], mas="rpsv", policy=load_policy(f"openai:served@{base}/v1"), seed=7))
-    assert all(plan.error is None for plan in plans)
-    for body in app.state.bodies:
-        assert [message["role"] for message in body["messages"]] == ["system", "user"]
-        assert "<|im_" not in body["messages"][1]["content"]

@@ -146,16 +146,18 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(("config", "policy", value) for value in (None, {}, [])),
         *(("facts", "spent", value) for value in ("x", [1], {"nosuch": 1}, {"seconds": "x"})),
         *(("facts", "started", value) for value in (None, 3, [1])),
+        ("facts", "planner", 3),
+        *((column, None, value) for column in ("config", "facts") for value in ([], [3], None)),
     ],
 )
 def test_run_with_wrong_types_raises_store_error(
-    column: str, place: str, value: object, stored: Path, tmp_path: Path
+    column: str, place: str | None, value: object, stored: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "runs.db"
     shutil.copy(stored, path)
     with closing(FORMAT.connect(path, create=False)) as connection:
         [run, text] = connection.execute(f"SELECT run, {column} FROM runs").fetchone()
-        text = json.dumps(with_entry(place, value)(json.loads(text)))
+        text = json.dumps(value if place is None else with_entry(place, value)(json.loads(text)))
         new = digest(text).hex() if column == "config" else run
         connection.execute(f"UPDATE runs SET run = ?, {column} = ?", (new, text))
         connection.execute("UPDATE searches SET run = ?", (new,))
@@ -166,14 +168,3 @@ def test_run_with_wrong_types_raises_store_error(
     for page, query in (("/", {}), ("/problems", {"a": new[:8]}), (f"/tree/{new}", {"problem": "x"})):
         with pytest.raises(MASGymError):
             Pages(path).page(page, query)
-
-
-@pytest.mark.parametrize("column", ["seconds", "hit_rank", "candidates", "correct", "generated_tokens"])
-def test_search_with_a_text_for_a_number_raises_store_error(column: str, stored: Path, tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-    shutil.copy(stored, path)
-    with closing(FORMAT.connect(path, create=False)) as connection:
-        connection.execute(f"UPDATE searches SET {column} = 'x'")
-        connection.execute(f"UPDATE searches SET checksum = {CHECKSUM}")
-    with search.open_store(path) as store, pytest.raises(StoreError, match=column):
-        list(store.outcomes())

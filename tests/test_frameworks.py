@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from search_worlds import noise
+from search_worlds import HashCritic, noise
 
 import mas_gym
 import search
@@ -44,19 +44,10 @@ def said(request: SamplingRequest, seed: int) -> str:
     return f"{request.agent} says {int(draw * 1000)}. Final Answer: {int(draw * 4)}"
 
 
-class ByText:
-    """A critic that likes some texts better than others."""
-
-    name, terminal_only, free = "by text", False, False
-
-    def score(self, contexts: Any) -> list[float]:
-        return [noise(context.state.text, 0) for context in contexts]
-
-
 def shapes(planner: str, count: int, policy: Any, **system: Any) -> dict[str, tuple[Any, ...]]:
     task = mas_gym.load_task("arithmetic", split="test", limit=count)
     found = {}
-    for plan in search.run(planner, task, policy=policy, critic=ByText(), seed=7, **system):
+    for plan in search.run(planner, task, policy=policy, critic=HashCritic(), seed=7, **system):
         assert plan.error is None and plan.tree is not None, plan.error_details
         assert not plan.order_varied
         transcripts = tuple(state.transcript for state in plan.tree.states)

@@ -46,41 +46,22 @@ def hand_tree() -> Tree:
 
 def test_process_targets_are_the_clipped_means_of_visited_nodes() -> None:
     assert [(t.state.text, t.target) for t in process_targets(hand_tree())] == [
-        ("a", 1.0),
-        (" A. ", -1.0),
-        ("b", 0.0),
-        ("c", 0.0),
-        ("aa", 1.0),
-        ("ab", -0.5),
-        ("ba", -1.0),
-        ("aaa", 1 / 3),
-        ("18", 1.0),
-        ("17", -1.0),
+        *(("a", 1.0), (" A. ", -1.0), ("b", 0.0), ("c", 0.0), ("aa", 1.0), ("ab", -0.5), ("ba", -1.0)),
+        *(("aaa", 1 / 3), ("18", 1.0), ("17", -1.0)),
     ]
 
 
 def test_pairs_of_a_small_tree_equal_a_hand_computation() -> None:
     # Root: a (1.0) over b and c, which tie at 0. Node a: aa over ab. Node b has one child. Node aaa: 18 over 17.
-    assert named(pairs(hand_tree(), D)) == [
-        ("a", "b", 1.0, 0),
-        ("aa", "ab", 1.5, 1),
-        ("18", "17", 2.0, 3),
-        ("a", "c", 1.0, 0),
-    ]
+    expected = [("a", "b", 1.0, 0), ("aa", "ab", 1.5, 1), ("18", "17", 2.0, 3), ("a", "c", 1.0, 0)]
+    assert named(pairs(hand_tree(), D)) == expected
 
 
 def test_pointwise_mining_uses_only_paths_to_visited_terminal_states() -> None:
-    assert [(t.state.text, t.target) for t in pointwise(hand_tree())] == [
-        ("a", 1.0),
-        ("aa", 1.0),
-        ("aaa", 1 / 3),
-        ("18", 1.0),
-        ("17", -1.0),
-    ]
-
-
-def test_outcome_targets_are_the_visited_terminal_states() -> None:
-    assert [(t.state.text, t.target) for t in outcomes(hand_tree())] == [("18", 1.0), ("17", -1.0)]
+    ends = [("18", 1.0), ("17", -1.0)]
+    found = [(t.state.text, t.target) for t in pointwise(hand_tree())]
+    assert found == [("a", 1.0), ("aa", 1.0), ("aaa", 1 / 3), *ends]
+    assert [(t.state.text, t.target) for t in outcomes(hand_tree())] == ends
 
 
 def test_pointwise_mining_removes_exact_duplicates() -> None:
@@ -195,12 +176,8 @@ def worded_tree() -> Tree:
     """Two plans, each under two opening words."""
     tree = Tree(MODEL.initial_state("q"))
     tree.visits[0] = 10
-    for text, visits, total in (
-        ("Plan: + 2.", 4, 4.0),
-        ("Steps: + 2.", 1, -1.0),
-        ("Plan: - 2.", 2, -2.0),
-        ("Path: - 2.", 3, -2.7),
-    ):
+    plans = (("Plan: + 2.", 4, 4.0), ("Steps: + 2.", 1, -1.0), ("Plan: - 2.", 2, -2.0), ("Path: - 2.", 3, -2.7))
+    for text, visits, total in plans:
         grow(tree, 0, text, visits, total)
     return tree
 
@@ -244,11 +221,6 @@ def test_unknown_rules_are_rejected() -> None:
         same_rule("label")
     with pytest.raises(ConfigError, match="got int"):
         same_rule(3)  # type: ignore[arg-type]
-
-
-def test_mining_is_deterministic() -> None:
-    assert pairs(bushy(), D) == pairs(bushy(), D)
-    assert collect(grove(), "pairs").fingerprint() == collect(grove(), "pairs").fingerprint()
 
 
 def test_rows_contain_their_source() -> None:
@@ -295,9 +267,11 @@ def test_split_of_one_problem_is_rejected() -> None:
         split(collect([random_tree(1)], "points"))
 
 
-def test_mining_without_trees_is_rejected() -> None:
+def test_mining_without_visited_trees_is_rejected() -> None:
     with pytest.raises(DataError, match="no tree"):
         collect([], "pairs")
+    with pytest.raises(DataError, match="no pairs in 1 trees"):
+        collect([LabeledTree(Tree(chain([])), MAS, "arithmetic", "p")], "pairs")
 
 
 def ended(reward: float, name: str) -> LabeledTree:
@@ -318,11 +292,6 @@ def test_trees_with_one_outcome_are_rejected_with_a_suggested_fix(reward: float,
     assert "solve only sometimes" in str(error.value)
     with pytest.raises(DataError, match=f"every outcome is .*{which} .*{remedy} problems"):
         collect(trees, "outcomes")
-
-
-def test_unvisited_trees_are_rejected() -> None:
-    with pytest.raises(DataError, match="no pairs in 1 trees"):
-        collect([LabeledTree(Tree(chain([])), MAS, "arithmetic", "p")], "pairs")
 
 
 def test_different_graphs_with_one_name_are_rejected() -> None:

@@ -29,7 +29,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, Pro
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, split_address
-from mas_gym.policies.openai_format import BadReply, defuse, parse_reply
+from mas_gym.policies.openai_format import defuse, parse_reply
 from mas_gym.policies.retries import delay, retry_after
 from mas_gym.policies.usage_meters import Meter, Price
 from mas_gym.systems.prompts import ChatMessage
@@ -192,10 +192,9 @@ def test_large_token_limit_is_lowered_before_a_prompt_is_truncated(words: int, k
     assert (reply.dropped_tokens == 0) is kept and reply.prompt_tokens <= 1500
 
 
-@pytest.mark.parametrize(("model", "error", "words"), [("absent", EngineUnavailableError, "a server with the model")])
-def test_unknown_model_ends_the_run_immediately(url: str, model: str, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"(?i){words} 'absent'.*/v1/models"):
-        ask(OpenAIPolicy(model, url), [request()])
+def test_unknown_model_ends_the_run_immediately(url: str) -> None:
+    with pytest.raises(EngineUnavailableError, match=r"(?i)a server with the model 'absent'.*/v1/models"):
+        ask(OpenAIPolicy("absent", url), [request()])
 
 
 def test_unreachable_server_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -270,18 +269,6 @@ def test_key_is_read_from_the_environment_and_not_stored(monkeypatch: pytest.Mon
     assert "wrong-key" not in str(caught.value)
 
 
-@pytest.mark.slow
-def test_answers_are_equal_with_30_percent_failed_calls(url: str) -> None:
-    requests = [request(i) for i in range(60)]
-    proxy = FaultProxy(url.removesuffix("/v1"), share=0.3, seed=7)
-    with proxied(proxy) as base:
-        policy = policy_at(base + "/v1", timeout=2.0, max_attempts=12)
-        assert texts(ask(policy, requests)) == direct(requests)
-    assert all(proxy.seen[fault] >= 2 for fault in Fault), proxy.seen
-    assert {"timeout", "rate limit", "server error", "reset", "bad reply"} <= set(policy.meter.faults)
-    assert policy.meter.calls == 180
-
-
 TRANSIENT = (Fault.LIMIT, Fault.ERROR, Fault.RESET)
 
 
@@ -292,7 +279,7 @@ def test_transient_faults_are_retried_more_often_than_max_attempts(url: str, mon
     with proxied(proxy) as base:
         policy = policy_at(base + "/v1")
         assert texts(ask(policy, requests)) == direct(requests)
-    assert max(proxy.tries.values()) > policy.options.max_attempts
+    assert max(proxy.tries.values()) > policy.options.max_attempts and policy.meter.calls == 90
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
@@ -426,46 +413,11 @@ def test_ordinary_symbols_are_not_escaped(text: str) -> None:
 CHOICE = {"index": 0, "finish_reason": "stop", "message": {"content": " hi "}, "logprobs": None}
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"choices": None}, "no list of choices"),
-        ({"choices": [1]}, "no list of choices"),
-        ({"choices": []}, "expected 1 choices, got 0"),
-        ({"error": {"message": "boom"}}, "boom"),
-        ({"choices": [CHOICE | {"message": None}]}, "no message"),
-        ({"choices": [CHOICE | {"message": {"content": 5}}]}, "not a string"),
-        ({"choices": [CHOICE | {"finish_reason": "content_filter"}]}, "content_filter"),
-        ({"choices": [CHOICE | {"logprobs": {"content": [{"logprob": "x"}]}}]}, "'x'"),
-        ({"choices": [CHOICE | {"logprobs": {"content": [{"logprob": 1.0}]}}]}, "1.0"),
-        ({"choices": [CHOICE | {"logprobs": {"content": [None]}}]}, "None"),
-    ],
-)
-def test_malformed_reply_error_names_the_reason(change: dict[str, Any], reason: str) -> None:
-    body = {"choices": [CHOICE], "usage": {"prompt_tokens": 3, "completion_tokens": 2}} | change
-    with pytest.raises(BadReply, match=reason):
-        parse_reply(json.dumps(body).encode(), 1, "chat", True)
-
-
 def test_valid_reply_is_read() -> None:
     body = {"choices": [CHOICE], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     reply = parse_reply(json.dumps(body).encode(), 1, "chat", True)
     assert reply.samples[0] == Sample("hi", 2, None, "stop")
     assert (reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens) == (3, 0, 2)
-
-
-@given(
-    st.binary(max_size=300)
-    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode)
-)
-def test_arbitrary_bytes_raise_bad_reply(raw: bytes) -> None:
-    with pytest.raises(BadReply):
-        parse_reply(raw, 1, "chat", True)
-
-
-def test_deeply_nested_json_raises_bad_reply() -> None:
-    with pytest.raises(BadReply):
-        parse_reply(b'{"choices": ' + b"[" * 200_000, 1, "chat", True)
 
 
 @pytest.mark.parametrize(
@@ -546,21 +498,11 @@ def test_options_are_accepted_in_the_spec_and_as_arguments() -> None:
     )
 
 
-BAD_SPECS = [
-    "",
-    "@http://h",
-    "m#price=1",
-    "m#price=1,1,-2",
-    "m#price=1,nan,2",
-    "m#apy=chat",
-    "m#api=talk",
-    "m#logprobs=maybe",
-    "m#timeout=x",
-    "m#timeout=-1",
-]
+BAD_SPECS = ["", "@http://h", "m#price=1", "m#price=1,1,-2", "m#price=1,nan,2", "m#apy=chat", "m#api=talk"]
+BAD_SPECS += ["m#logprobs=maybe", "m#timeout=x", "m#timeout=-1", "m#max_concurrency=1.5", "m#extra_body=3"]
 
 
-@pytest.mark.parametrize("spec", [*BAD_SPECS, "m#max_concurrency=1.5", "m#extra_body=3"])
+@pytest.mark.parametrize("spec", BAD_SPECS)
 def test_invalid_specs_are_rejected(spec: str) -> None:
     with pytest.raises(ConfigError, match=r"expected|takes"):
         loaded(spec)

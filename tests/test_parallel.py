@@ -18,6 +18,7 @@ from search.protocol import Propose, ValueKind
 
 KINDS: list[Any] = ["process", "likelihood", "outcome", "reward"]
 LEAVES: list[Any] = ["rollout", "bootstrap"]
+NUMBERS = (st.integers(1, 30), st.integers(1, 4))
 
 
 class Forced(MCTS):
@@ -37,7 +38,7 @@ def planner(values: ValueKind, leaf: Any, n: int, c: int, parallel: int) -> MCTS
     return MCTS(n, c, leaf=leaf if values in ("process", "likelihood") else "rollout", values=values, parallel=parallel)
 
 
-@given(st.sampled_from(KINDS), st.sampled_from(LEAVES), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))
+@given(st.sampled_from(KINDS), st.sampled_from(LEAVES), *NUMBERS, st.integers(0, 99))
 def test_search_with_parallel_1_equals_the_serial_search(values: Any, leaf: Any, n: int, c: int, seed: int) -> None:
     serial = planner(values, leaf, n, c, 1)
     one, other = world(seed), world(seed)
@@ -48,14 +49,7 @@ def test_search_with_parallel_1_equals_the_serial_search(values: Any, leaf: Any,
     assert (other.calls, other.evaluated, other.rewarded) == (one.calls, one.evaluated, one.rewarded)
 
 
-@given(
-    st.sampled_from(KINDS),
-    st.sampled_from(LEAVES),
-    st.integers(1, 30),
-    st.integers(1, 4),
-    st.integers(2, 12),
-    st.integers(0, 99),
-)
+@given(st.sampled_from(KINDS), st.sampled_from(LEAVES), *NUMBERS, st.integers(2, 12), st.integers(0, 99))
 def test_visits_sum_to_the_number_of_simulations_without_repeated_requests(
     values: Any, leaf: Any, n: int, c: int, parallel: int, seed: int
 ) -> None:
@@ -109,10 +103,8 @@ def test_parallel_simulations_need_fewer_rounds() -> None:
 @pytest.mark.parametrize("critic", [HashCritic, search.PolicyLikelihood])
 def test_parallel_plans_are_independent_of_concurrency(spec: str, critic: Any) -> None:
     def plans(concurrency: int, seed: int = 5) -> Any:
-        run = search.run(
-            spec, problems(24), mas=chain(3), policy=talker(), critic=critic(), seed=seed, concurrency=concurrency
-        )
-        return by_problem(run)
+        options: dict[str, Any] = {"critic": critic(), "seed": seed, "concurrency": concurrency}
+        return by_problem(search.run(spec, problems(24), mas=chain(3), policy=talker(), **options))
 
     alone = plans(1)
     assert plans(64) == alone != plans(64, seed=6)
@@ -131,15 +123,8 @@ def test_parallel_training_search_uses_true_rewards() -> None:
 
 def test_budget_limits_the_calls_of_parallel_searches() -> None:
     for calls in range(6, 40, 3):
-        run = search.run(
-            "mcts:30,3,parallel=6",
-            problems(2),
-            mas=chain(3),
-            policy=talker(),
-            critic=HashCritic(),
-            budget=Budget(calls=calls),
-        )
-        for plan in run:
+        options: dict[str, Any] = {"policy": talker(), "critic": HashCritic(), "budget": Budget(calls=calls)}
+        for plan in search.run("mcts:30,3,parallel=6", problems(2), mas=chain(3), **options):
             assert plan.usage.agent_calls <= calls
             assert plan.error is None or "BudgetError" in plan.error
 

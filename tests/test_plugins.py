@@ -20,10 +20,10 @@ from mas_gym.cli import app
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, UnknownNameError
 from mas_gym.internal.identity import identity_of
 from mas_gym.plugins import Registry, Spec, read_settings, write_settings
-from mas_gym.policies import ScriptedPolicy, load_policy
+from mas_gym.policies import ScriptedPolicy, known_policies, load_policy
 from mas_gym.programs import load_program
 from mas_gym.tasks.grading.graders import make_grader
-from rewardmodels import load_critic
+from rewardmodels import known_critics, load_critic
 
 # ---- grammar
 
@@ -201,6 +201,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("package")
 def test_package_components_load_by_name_with_settings_and_options() -> None:
+    assert all({"extra", "broken"} <= set(known()) for known in (known_critics, known_policies))
     assert search.load_planner("extra:3").n == 3  # type: ignore[attr-defined]
     assert search.load_planner("extra:width=4#deep=true").deep  # type: ignore[attr-defined]
     critic: Any = load_critic("extra:some/model#weight=0.5")
@@ -208,6 +209,9 @@ def test_package_components_load_by_name_with_settings_and_options() -> None:
     assert load_policy("extra:hello#loud=true").name == "said"
     task = mas_gym.load_task("extra:size=3", split="dev")
     assert (len(task), task.split, mas_gym.MASEnv("extra").mas.name) == (3, "dev", "single")
+    assert len(mas_gym.load_task("extra", size=5, limit=3)) == 3
+    with pytest.raises(ConfigError, match="task 'extra': got an unexpected keyword argument 'color'"):
+        mas_gym.load_task("extra", color=1)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback import serving
 from openai import AsyncOpenAI, OpenAI
-from search_worlds import noise
+from search_worlds import HashCritic, noise
 
 import search
 from mas_gym.envs.wrappers import CandidateChoice
@@ -145,21 +145,9 @@ def streamed(question: str, client: OpenAI) -> str:
 
 def searched(program: Any, policy: Any, planner: str = "bon:6", tasks: Any = None, **options: Any) -> dict[str, Plan]:
     program = program if isinstance(program, Program) else Program(program, agents=["Solver"])
-    critic = ScoreByText()
+    critic = HashCritic()
     run = search.run(planner, tasks or problems(), program=program, policy=policy, critic=critic, **options)
     return {plan.problem_id: plan for plan in run}
-
-
-class ScoreByText:
-    """A critic that likes some texts better than others."""
-
-    name, terminal_only, free = "by text", False, False
-
-    def identity(self) -> str:
-        return "by text"
-
-    def score(self, contexts: Any) -> list[float]:
-        return [noise(context.state.text, 0) for context in contexts]
 
 
 def shape(plan: Plan) -> tuple[Any, ...]:
@@ -270,17 +258,19 @@ def test_content_similar_to_a_tool_call_is_read_as_content(policy: OpenAIPolicy)
     assert plan.best.text.startswith("Sure.\n\n[ tool calls]")
 
 
-def test_changed_tools_on_replay_are_reported(policy: OpenAIPolicy) -> None:
-    names = iter("abcdefghijklmnopqrstuvwxyz")
+@pytest.mark.parametrize("part", ["tool", "speaker"])
+def test_changed_name_on_replay_is_reported(policy: OpenAIPolicy, part: str) -> None:
+    names = itertools.cycle("abc")
 
     async def changing(question: str, client: AsyncOpenAI) -> str:
-        messages: list[Any] = [SYSTEM, {"role": "user", "content": question}]
-        tool: Any = {"type": "function", "function": {"name": next(names)}}
-        await client.chat.completions.create(model="m", messages=messages, tools=[tool])
+        own: Any = {"name": next(names)}
+        messages: Any = [SYSTEM, {"role": "user", "content": question} | (own if part == "speaker" else {})]
+        tools: Any = [{"type": "function", "function": own} if part == "tool" else ADD]
+        await client.chat.completions.create(model="m", messages=messages, tools=tools)
         return "4"
 
-    plan = searched(changing, policy, "bon:4", tasks=problems(1))["p0"]
-    assert plan.error is not None and "- " in plan.error and '"name": "a"' in plan.error
+    plan = searched(changing, policy, "bon:8", tasks=problems(1))["p0"]
+    assert plan.error is not None and '"name": "a"' in plan.error and '"name": "b"' in plan.error
 
 
 # ---- other settings
@@ -345,37 +335,30 @@ def test_policy_without_tool_support_is_named_and_other_policies_continue(policy
 NAMED = [SYSTEM, {"role": "user", "name": "Planner", "content": "Add 2 and 2"}]
 
 
+async def named(question: str, client: AsyncOpenAI) -> str:
+    reply = await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
+    return str(reply.choices[0].message.content)
+
+
 def call_of(*messages: Any) -> Call:
     return read_call(json.dumps({"model": "m", "messages": messages}).encode(), {})
 
 
 def test_speaker_name_is_sent_to_the_server(policy: OpenAIPolicy, bodies: list[Any]) -> None:
-    async def program(question: str, client: AsyncOpenAI) -> str:
-        await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
-        return "4"
-
-    assert searched(program, policy, "single", tasks=problems(1))["p0"].correct
+    assert searched(named, policy, "single", tasks=problems(1))["p0"].error is None
     assert [message.get("name") for message in bodies[0]["messages"]] == [None, "Planner"]
     assert bodies[0]["messages"][1]["content"] == "Add 2 and 2"
 
 
 def test_policies_without_names_receive_the_name_of_the_speaker_in_the_text(tmp_path: Path) -> None:
-    async def program(question: str, client: AsyncOpenAI) -> str:
-        reply = await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
-        return str(reply.choices[0].message.content)
-
     heard = ScriptedPolicy(lambda request, seed: request.messages[1].content + request.extra_body)
     for made in (lambda file: RecordingPolicy(heard, file), RecordedPolicy):
-        best = searched(program, made(tmp_path / "said.jsonl"), "single", tasks=problems(1))["p0"].best
+        best = searched(named, made(tmp_path / "said.jsonl"), "single", tasks=problems(1))["p0"].best
         assert best is not None and best.text == "Planner: Add 2 and 2"
 
 
 def test_environment_observation_contains_the_speaker_name(policy: OpenAIPolicy, bodies: list[Any]) -> None:
-    async def program(question: str, client: AsyncOpenAI) -> str:
-        await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
-        return "4"
-
-    inner = gym.make("MAS-Program-v0", program=Program(program, agents=["Solver"]), disable_env_checker=True)
+    inner = gym.make("MAS-Program-v0", program=Program(named, agents=["Solver"]), disable_env_checker=True)
     env = CandidateChoice(inner, policy, n=2, seed=0)
     observation, _ = env.reset(seed=0)
     assert observation["messages"][1] == ChatMessage("user", "Planner: Add 2 and 2")
@@ -391,18 +374,6 @@ def test_calls_with_different_speaker_names_are_distinct() -> None:
     assert len(keys) == 3
     with pytest.raises(CallError, match="name: expected"):
         call_of(NAMED[1] | {"name": ["Planner"]})
-
-
-def test_changed_speaker_on_replay_is_reported(policy: OpenAIPolicy) -> None:
-    names = itertools.cycle("abc")
-
-    async def program(question: str, client: AsyncOpenAI) -> str:
-        messages: Any = [SYSTEM, {"role": "user", "name": next(names), "content": question}]
-        await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
-        return "4"
-
-    plan = searched(program, policy, "bon:8", tasks=problems(1))["p0"]
-    assert plan.error is not None and '"name": "a"' in plan.error and '"name": "b"' in plan.error
 
 
 def test_calls_without_system_prompts_use_their_model_as_the_agent(policy: OpenAIPolicy) -> None:

@@ -212,19 +212,8 @@ def test_killed_driver_keeps_its_finished_searches(tmp_path: Path) -> None:
 
 def test_command_line_with_ray_gives_the_same_table(tmp_path: Path) -> None:
     def table(name: str, *options: str) -> Any:
-        command = [
-            sys.executable,
-            "-m",
-            "mas_gym.cli",
-            "eval",
-            "-n",
-            "6",
-            "--planner",
-            "sc:2,weights=critic",
-            "--critic",
-            "constant:0.5",
-        ]
-        command += ["--json", f"{name}.json", *options]
+        command = [sys.executable, "-m", "mas_gym.cli", "eval", "-n", "6", "--planner", "sc:2,weights=critic"]
+        command += ["--critic", "constant:0.5", "--json", f"{name}.json", *options]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         rows = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["rows"]

@@ -205,43 +205,15 @@ def combination(folder: Path, member: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "member",
-    [
-        "evil.py:Critic",
-        "{folder}/evil.py:Critic",
-        "vote:random,evil.py:Critic",
-        r'judge:{"*": "evil.p\x79:Critic"}',
-        "judge:transformers:{folder}#trust_remote_code=true",
-        "judge:openai:m@http://127.0.0.1:9/v1#key_env=HOME",
-        "JUDGE:tiny",
-        "http://127.0.0.1:9/pooling#model=m",
-        "HTTP://127.0.0.1:9/pooling#model=m",
-        "org/name",
-        "hub",
-        "folder",
-        "constant:1",
-        "random#seed=1",
-        " random",
-        "",
-        ".",
-        "..",
-        "../outside",
-        "{outside}",
-        "~",
-        "link",
-        "inside/../../outside",
-        "nul\0",
-        "x" * 5000,
-        "recorded:../runs.db",
-        "recorded:{outside}/runs.db",
-        "recorded:linked.db",
-        "recorded:runs.db,evil.py:Critic",
-        "recorded:inside",
-        ["random"],
-        None,
-    ],
-)
+CODE = ["evil.py:Critic", "{folder}/evil.py:Critic", "vote:random,evil.py:Critic", r'judge:{"*": "evil.p\x79:Critic"}']
+CODE += ["judge:transformers:{folder}#trust_remote_code=true", "recorded:runs.db,evil.py:Critic"]
+PLACES = ["judge:openai:m@http://127.0.0.1:9/v1#key_env=HOME", "http://127.0.0.1:9/pooling#model=m", "org/name", "hub"]
+PLACES += ["HTTP://127.0.0.1:9/pooling#model=m", "../outside", "{outside}", "~", "link", "inside/../../outside"]
+PLACES += ["recorded:../runs.db", "recorded:{outside}/runs.db", "recorded:linked.db", "recorded:inside"]
+ODD = ["folder", ".", "..", "JUDGE:tiny", "constant:1", "random#seed=1", " random", "", "nul\0", "x" * 5000, None]
+
+
+@pytest.mark.parametrize("member", [*CODE, *PLACES, *ODD, ["random"]])
 def test_calibrated_critic_rejects_members_outside_its_folder(member: object, tmp_path: Path) -> None:
     store = imported(tmp_path, [("a", "yes"), ("b", "no")], [("a", "yes"), ("c", "no")])
     outside, folder = tmp_path / "outside", tmp_path / "c"

@@ -266,7 +266,3 @@ def test_wrong_node_of_a_candidate_is_corrected() -> None:
     assert plan.tree is not None and plan.best is not None and plan.best.node == 2
     with pytest.raises(MASGymError, match="a candidate's node is 0"):
         check_planner(Astray(wrong))
-
-
-def test_budget_error_is_exported() -> None:
-    assert issubclass(search.BudgetError, MASGymError) and "BudgetError" in search.__all__

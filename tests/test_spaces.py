@@ -61,12 +61,7 @@ def test_samples_are_contained_and_reproducible(space) -> None:
 def arguments(space):
     if isinstance(space, Unicode):
         return {"max_bytes": space.max_bytes}
-    return {
-        "record": space.record,
-        "fields": space.fields,
-        "max_rows": space.max_rows,
-        "max_bytes": space.max_bytes,
-    }
+    return {name: getattr(space, name) for name in ("record", "fields", "max_rows", "max_bytes")}
 
 
 def test_samples_contain_several_writing_systems() -> None:
@@ -117,17 +112,10 @@ def test_spaces_are_equal_after_pickling() -> None:
 @pytest.mark.parametrize(
     "stranger",
     [
-        None,
-        [Message(0, "a", 1)],
-        ((0, "a", 1),),
-        (Message(4, "a", 1),),
-        (Message(-1, "a", 1),),
-        (Message(0, "a", 5),),
-        (Message(0, b"a", 1),),
-        (Message(0, "a", "1"),),
-        (ChatMessage("user", "a"),),
-        (Message(0, "a", 1),) * 7,
-        (Message(0, "a" * 1_001, 1),),
+        *(None, [Message(0, "a", 1)], ((0, "a", 1),), (ChatMessage("user", "a"),), (Message(0, "a", 1),) * 7),
+        *((Message(place, "a", 1),) for place in (4, -1)),
+        *((Message(0, "a", to),) for to in (5, "1")),
+        *((Message(0, text, 1),) for text in (b"a", "a" * 1_001)),
         (Message(0, "a" * 600, 1),) * 2,
     ],
 )

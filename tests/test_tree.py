@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_worlds import World, chain, noise
+from search_worlds import World, chain, drive, noise
 
 from mas_gym.errors import DataError
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import load_mas
 from mas_gym.systems.state import Action
-from search import MCTS, Proposal, Remaining, SinglePass, Tree
+from search import MCTS, Proposal, SinglePass, Tree
 
 
 def small() -> tuple[Tree, Dynamics]:
@@ -67,18 +67,9 @@ def test_node_needs_less_than_200_bytes() -> None:
     rng = random.Random(1)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    generator = MCTS(400, 3, 2.0).plan(world.model, world.model.initial_state("q"), rng)
-    replies: Any = None
-    try:
-        while True:
-            requests = generator.send(replies)
-            replies = [
-                None if r == Remaining() else texts if hasattr(r, "n") else [rng.random() for _ in r.states]
-                for r in requests
-            ]
-    except StopIteration as end:
-        tree = end.value.tree
-    del generator, requests, replies
+    reply = lambda r: texts if hasattr(r, "n") else [rng.random() for _ in r.states]  # noqa: E731
+    tree = drive(MCTS(400, 3, 2.0), world.model, reply, rng).tree
+    assert tree is not None
     gc.collect()
     spent = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -138,23 +129,9 @@ def test_data_that_is_not_a_tree_is_rejected(data: Any) -> None:
 @pytest.mark.parametrize("planner", [SinglePass(), MCTS(3, 1), MCTS(3, 1, leaf="bootstrap")], ids=str)
 def test_chain_of_ten_thousand_turns_is_supported(planner: Any) -> None:
     world = World(10_000, value=lambda path: 0.5)
-    plan = _long(world, planner)
-    assert plan.best is not None and plan.best.state.depth == 10_000
+    proposal = Proposal(Action("on", world.model.mas.ALL), 1, -1.0)
+    reply = lambda r: [proposal] * r.n if hasattr(r, "n") else [0.5] * len(r.states)  # noqa: E731
+    plan = drive(planner, world.model, reply, random.Random(0))
+    assert plan.best is not None and plan.best.state.depth == 10_000 and plan.tree is not None
     data = json.loads(json.dumps(plan.tree.to_dict()))
     assert len(Tree.from_dict(data, world.model)) == 10_001
-
-
-def _long(world: World, planner: Any) -> Any:
-    # Naming each state by its path would take quadratic time here.
-    proposal = Proposal(Action("on", world.model.mas.ALL), 1, -1.0)
-    generator = planner.plan(world.model, world.model.initial_state("q"), random.Random(0))
-    replies: Any = None
-    try:
-        while True:
-            requests = generator.send(replies)
-            replies = [
-                None if r == Remaining() else [proposal] * r.n if hasattr(r, "n") else [0.5] * len(r.states)
-                for r in requests
-            ]
-    except StopIteration as end:
-        return end.value

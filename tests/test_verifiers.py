@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from search_worlds import verdict
 
 import mas_gym
 import search
-from mas_gym.errors import ConfigError, CriticError, PolicyError, StoreError, UnknownNameError
+from mas_gym.errors import ConfigError, CriticError, PolicyError, UnknownNameError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import Certainty, Choice, Sample, first_tokens
@@ -28,7 +27,7 @@ from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_critic
-from rewardmodels import Ensemble, load_critic
+from rewardmodels import load_critic
 from rewardmodels.verifiers.judge_critic import JudgeCritic
 from search import Proposal, ScoringContext
 from search.critics import Agreement, RandomCritic, Uncertainty
@@ -278,14 +277,8 @@ def test_pairs_are_compared_in_both_orders() -> None:
 
 def test_judge_guides_a_search_and_its_cost_is_stored(tmp_path: Path) -> None:
     def run(store: Path) -> Any:
-        return search.run(
-            "sbs:3,1",
-            problems(3),
-            mas="rpsv",
-            policy=load_policy("tiny"),
-            critic=load_critic("judge:tiny"),
-            store=store,
-        )
+        options: dict[str, Any] = {"policy": load_policy("tiny"), "critic": load_critic("judge:tiny")}
+        return search.run("sbs:3,1", problems(3), mas="rpsv", store=store, **options)
 
     first = run(tmp_path / "a.db")
     plans = {plan.problem_id: plan.usage for plan in first}
@@ -297,23 +290,6 @@ def test_judge_guides_a_search_and_its_cost_is_stored(tmp_path: Path) -> None:
         assert {plan.problem_id: plan.usage for plan in store.plans(trees=False)} == plans
         [info] = store.runs()
         assert info.spent.critic_tokens == sum(usage.critic_tokens for usage in plans.values())
-
-
-def test_changed_critic_costs_are_reported_as_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "a.db"
-    options: dict[str, Any] = {"mas": "rpsv", "policy": load_policy("tiny"), "critic": load_critic("judge:tiny")}
-    [plan] = search.run("sbs:2,1", problems(1), store=path, **options)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE searches SET critic_tokens = 1")
-    connection.close()
-    with (
-        search.open_store(path) as store,
-        pytest.raises(StoreError, match=r"damaged: .*its row"),
-    ):
-        list(store.plans(trees=False))
-    [again] = search.run("sbs:2,1", problems(1), store=path, **options)
-    assert "is damaged" in caplog.text
-    assert again.usage.critic_tokens == plan.usage.critic_tokens
 
 
 def test_search_without_a_readable_verdict_fails_and_keeps_its_cost() -> None:
@@ -343,14 +319,6 @@ def test_critic_token_column_is_shown_only_if_used() -> None:
 
     assert "Critic TOK" not in to_markdown(rows(0)) and "| Critic TOK |" in to_markdown(rows(7))
     assert "critic_tokens" in to_csv(rows(7)).splitlines()[0]
-
-
-def test_ensemble_cost_is_the_sum_over_members() -> None:
-    judge = JudgeCritic(talker("yes"), n=2)
-    scores = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
-    assert (list(scores), list(scores.tokens)) == ([0.5], [6])
-    unread = Ensemble([JudgeCritic(talker("hm"), n=2), search.ConstantCritic(0.0)]).score([context("a")])
-    assert math.isnan(unread[0]) and unread.reasons[0] and list(unread.unread) == [2]
 
 
 def test_judge_identity_contains_policy_prompt_and_settings(tmp_path: Path, folder: Path) -> None:

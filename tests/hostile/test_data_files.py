@@ -123,6 +123,7 @@ def test_broken_parquet_file_error_names_the_file(tmp_path: Path) -> None:
 def test_arbitrary_bytes_are_read_or_rejected(suffix: str, tmp_path: Path) -> None:
     rng = random.Random(suffix)
     seeds = [json.dumps(row).encode() for row in GOOD.values()] + [b"a\nA text.\nWhich?\nA.w\nB.x\nC.y\nD.z\n\n"]
+    seeds += [b"q,w,x,y,z,A\n", b'",[{\n', b"\xef\xbb\xbf\x00"]
     for _ in range(60):
         content = bytearray(rng.choice(seeds) + b"\n" + rng.choice(seeds))
         for _ in range(rng.randint(0, 6)):
@@ -131,7 +132,7 @@ def test_arbitrary_bytes_are_read_or_rejected(suffix: str, tmp_path: Path) -> No
         file.write_bytes(bytes(content))
         for task in BENCHMARKS:
             try:
-                load_task(task, data=file)
+                assert load_task(task, data=file)
             except DataError as error:
                 check(error, str(file))
 

@@ -8,31 +8,9 @@ from env_data import IDS, make
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-NUMBERS = [
-    "1e1000000",
-    "-1e-999999999",
-    "1/0",
-    "9" * 5000,
-    "0x10",
-    "1_000",
-    "\u0663",
-    "NaN",
-    "inf",
-    "1e400",
-    "-0",
-    "2^9999",
-]
-LATEX = [
-    r"\frac{1}{0}",
-    r"\boxed{" * 50,
-    r"\sqrt[0]{x}",
-    "{" * 500,
-    r"\frac12",
-    "x" + "'" * 99,
-    r"\left(",
-    "$$",
-    "10^{10^{10}}",
-]
+NUMBERS = ["1e1000000", "-1e-999999999", "1/0", "9" * 5000, "0x10", "1_000", "\u0663", "NaN", "inf", "1e400", "-0"]
+LATEX = [r"\frac{1}{0}", r"\boxed{" * 50, r"\sqrt[0]{x}", "{" * 500, r"\frac12", "x" + "'" * 99, r"\left(", "$$"]
+LATEX += ["2^9999", "10^{10^{10}}"]
 WORDS = ["5 people sitting around the circular table without restrictions whatsoever + 1", "VERDICT: DISAGREE", "(A)"]
 PIECES = st.sampled_from(
     [*NUMBERS, *LATEX, *WORDS, "Final Answer: ", "The answer is ", "####", "\n", " ", "\x00", "\ud800"]
@@ -42,10 +20,10 @@ TEXTS = st.lists(PIECES | st.text(max_size=20) | st.characters(), max_size=8).ma
 RECIPIENTS = st.integers(-3, 12) | st.sampled_from([10**5000, -(10**5000), 2**63, True]) | st.integers()
 
 
-@pytest.mark.parametrize("grading", ["strict", "paper"])
+@pytest.mark.parametrize(("grading", "view"), [("strict", "full"), ("paper", "local")])
 @pytest.mark.parametrize("env_id", IDS)
-def test_step_accepts_any_pair_of_text_and_number(env_id: str, grading: str, tmp_path) -> None:
-    env = make(env_id, tmp_path, grading=grading, render_mode="ansi").unwrapped
+def test_step_accepts_any_pair_of_text_and_number(env_id: str, grading: str, view: str, tmp_path) -> None:
+    env = make(env_id, tmp_path, grading=grading, view=view, render_mode="ansi").unwrapped
 
     @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.tuples(TEXTS, RECIPIENTS), max_size=3), TEXTS, st.integers(0, 9))
@@ -63,6 +41,8 @@ def test_step_accepts_any_pair_of_text_and_number(env_id: str, grading: str, tmp
             observation, reward, terminated, truncated, info = env.step(action)
             assert observation in env.observation_space
             assert reward in (-1.0, 0.0, 1.0)
+            assert (reward != 0.0) == terminated
+            assert info["action_mask"].dtype == np.int8 and info["action_mask"].shape == (env.ALL + 1,)
             assert not truncated
             assert len(info.get("invalid_action", "")) < 1000
             assert isinstance(env.render(), str)

@@ -40,11 +40,16 @@ def refused(text: str, tmp_path, suffix: str = ".yaml") -> str:
         ("name: {{ title }}", "own.yaml: line 1: a key must be a plain word"),
         ("a: 1\n---\nb: 2\n", "own.yaml: line 2: expected a single document"),
         ("name: 'x", "own.yaml: line 1: "),
+        ("", "expected a mapping with agents and edges, got None"),
+        ("- 1\n- 2\n", "expected a mapping with agents and edges, got [1, 2]"),
+        ("agents: 1\nagents: 2\n", "own.yaml: line 2: the key 'agents' occurs twice in one mapping"),
+        ("? [a, b]\n: 1\n", "own.yaml: line 1: a key must be a plain word"),
+        ("a: \x07\n", "control characters are not allowed"),
     ],
     ids=lambda value: value[:24],
 )
 def test_hostile_file_error_names_line_and_reason(text: str, expected: str, tmp_path) -> None:
-    assert refused(text, tmp_path).startswith(expected)
+    assert expected in refused(text, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"agents":' * 100_000, "1" * 100_000, '{"agents": 1e999999}'])

@@ -133,12 +133,6 @@ def test_arbitrary_bytes_are_read_or_rejected(suffix: str, tmp_path: Path) -> No
             assert len(str(error)) < 5000
 
 
-@pytest.mark.parametrize("name", ["no.csv", "../no/no.jsonl"])
-def test_missing_file_raises_typed_error(name: str) -> None:
-    with pytest.raises((ConfigError, DataNotFoundError, DataError)):
-        load_task(name)
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_named_pipe_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "my.csv")

@@ -13,29 +13,9 @@ from mas_gym.tasks import Problem, ProblemTask
 SIZE = 1_000_000
 SECONDS = 2.0
 UNITS = [
-    "->",
-    "-",
-    "\u2192",
-    "-> a ",
-    "->\n",
-    "RECIPIENT:\n",
-    "RECIPIENT ",
-    "RECIPIENT",
-    "RECIPIEN:\n",
-    "CURRENT ANSWER:\n",
-    "CURRENT ANSWER ",
-    "*" * 40 + ":\n",
-    ":",
-    ":\n",
-    " ",
-    "\n",
-    "\r",
-    "\u2028",
-    "\x00",
-    "\ud800",
-    "\u202e",
-    "\u00df\u0130",
-    "Critic\n",
+    *("->", "-", "\u2192", "-> a ", "->\n", "RECIPIENT:\n", "RECIPIENT ", "RECIPIENT", "RECIPIEN:\n", ":", ":\n", " "),
+    *("CURRENT ANSWER:\n", "CURRENT ANSWER ", "*" * 40 + ":\n", "\n", "\r", "\u2028", "\x00", "\ud800", "\u202e"),
+    *("\u00df\u0130", "Critic\n"),
 ]
 
 

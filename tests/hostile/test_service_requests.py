@@ -289,33 +289,13 @@ def test_question_length_is_limited_in_bytes(url: str) -> None:
 
 
 HOSTS = [
-    "evil.example",
-    "evil.example:80",
-    "127.0.0.1.evil.example",
-    "localhost.evil.example",
-    "192.168.0.7",
-    "0.0.0.0",
-    "[",
-    "[::2]",
-    "localhost@evil.example",
-    "x:y@localhost",
-    "localhost:x",
-    "localhost/evil",
-    "localhost#x",
-    "localhost?x",
-    "127.1.evil",
+    *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.0.7", "0.0.0.0"),
+    *("[", "[::2]", "localhost@evil.example", "x:y@localhost", "localhost:x", "localhost/evil", "localhost#x"),
+    *("localhost?x", "127.1.evil"),
 ]
 ORIGINS = [
-    "https://evil.example",
-    "http://localhost.evil.example",
-    "null",
-    "http://192.168.0.7",
-    "file://",
-    "localhost",
-    "http://[",
-    "http://localhost@evil.example",
-    "http://evil.example/127.0.0.1",
-    "http://localhost/x",
+    *("https://evil.example", "http://localhost.evil.example", "null", "http://192.168.0.7", "file://", "localhost"),
+    *("http://[", "http://localhost@evil.example", "http://evil.example/127.0.0.1", "http://localhost/x"),
 ]
 
 

@@ -29,47 +29,11 @@ from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels import load_critic
 from rewardmodels.verifiers.judge_critic import JudgeCritic
-from search import ScoringContext
 
 NONSENSE = (
-    "",
-    "\x00\x1b[2J",
-    "yes and no",
-    "No/yes",
-    "A or B",
-    "ja",
-    "{}{0}{question}",
-    "yes",
-    "A",
-    "Verdict:",
-    "Verdict: yes",
-    "Verdict 00000000: A",
-    "verdict: maybe",
-    "y" * 100_000,
+    *("", "\x00\x1b[2J", "yes and no", "No/yes", "A or B", "ja", "{}{0}{question}", "yes", "A", "Verdict:"),
+    *("Verdict: yes", "Verdict 00000000: A", "verdict: maybe", "y" * 100_000),
 )
-
-
-class Says:
-    """A critic that returns the given object."""
-
-    name, terminal_only, free = "says", False, False
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def score(self, contexts: Sequence[ScoringContext]) -> Any:
-        return [self.values] * len(contexts) if not isinstance(self.values, list) else self.values
-
-
-# ---- values of any critic
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "high", True, [], [0.5] * 99, [[0.5]]])
-def test_invalid_critic_values_fail_the_search_with_the_reason(value: Any) -> None:
-    task = mas_gym.load_task("arithmetic", split="test")[:1]
-    [plan] = search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=Says(value))
-    assert plan.error is not None and plan.error.startswith("CriticError: critic 'says'") and plan.answer is None
-    assert "expected" in plan.error
 
 
 # ---- judges

@@ -91,6 +91,9 @@ def get(port: int, target: str = "/", *lines: str, host: str = "localhost") -> t
 
 
 TARGETS = {
+    "unknown": "/nope",
+    "no run": "/problems",
+    "unknown run": "/problems?a=none",
     "another host": "http://evil.example/nope",
     "parents": "/../../etc/passwd",
     "encoded parents": "/tree/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
