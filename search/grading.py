@@ -11,7 +11,7 @@ from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.systems.recipient_names import current_answer
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Grader, Problem, Task, as_task, is_task
-from mas_gym.tasks.grading.graders import KindGrader
+from mas_gym.tasks.grading.graders import NO_REFERENCE, KindGrader
 from mas_gym.tasks.grading.judge import Judge
 from search.plan import AnytimePoint, Plan
 from search.usage import Usage
@@ -111,7 +111,7 @@ class ProblemGrader:
         """
         grades = [self.grade(self.key(candidate.state)) for candidate in plan.candidates]
         candidates = tuple(
-            replace(candidate, answer=grade.extracted, correct=grade.correct)
+            replace(candidate, answer=grade.extracted, correct=known(grade))
             for candidate, grade in zip(plan.candidates, grades, strict=True)
         )
         anytime = tuple(self._graded(point) for point in plan.anytime)
@@ -124,14 +124,19 @@ class ProblemGrader:
             candidates=candidates,
             anytime=anytime,
             answer=best.answer if best else None,
-            correct=bool(best.correct) if best else False,
+            correct=best.correct if best else False,
         )
 
     def _graded(self, point: AnytimePoint) -> AnytimePoint:
         if point.state is None:
             return point
         grade = self.grade(self.key(point.state))
-        return point._replace(answer=grade.extracted, correct=grade.correct)
+        return point._replace(answer=grade.extracted, correct=known(grade))
+
+
+def known(grade: Grade) -> bool | None:
+    """Return whether an answer is correct; None if that is not known, because there is no reference."""
+    return None if grade.reason == NO_REFERENCE else grade.correct
 
 
 def grading_threads(task: object, kind: str) -> int:

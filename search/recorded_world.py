@@ -12,6 +12,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
+from mas_gym.tasks.grading.graders import NO_REFERENCE
 from search.plan import Plan
 from search.tree import Proposal, Tree
 
@@ -111,11 +112,17 @@ def _episodes(plan: Plan, tree: Tree) -> list[int]:
 
 
 def _grades(plan: Plan) -> dict[bytes, Grade]:
-    """Return the outcome of each candidate's state; the majority outcome if identical episodes have different ones."""
+    """Return the outcome of each candidate's state; the majority outcome if identical episodes have different ones.
+
+    Without a known outcome, the reason of the grade is `NO_REFERENCE`.
+    """
     right: defaultdict[bytes, list[bool]] = defaultdict(list)
     answers: dict[bytes, str | None] = {}
     for candidate in plan.candidates:
         key = candidate.state.digest
-        right[key].append(bool(candidate.correct))
+        right[key] += [] if candidate.correct is None else [candidate.correct]
         answers[key] = answers.get(key) or candidate.answer
-    return {key: Grade(2 * sum(found) > len(found), answers[key]) for key, found in right.items()}
+    return {
+        key: Grade(2 * sum(found) > len(found), answers[key], "" if found else NO_REFERENCE)
+        for key, found in right.items()
+    }

@@ -482,6 +482,8 @@ def test_run_without_outcomes_is_unknown_in_tables_pages_and_status(tmp_path: Pa
     [data] = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
     found = json.loads(data)
     assert found["correct"] is None and set(found["nodes"]["correct"]) == {None}
+    [again, *_] = search.run("sc:2", recorded=search.Recorded(store))
+    assert (again.correct, again.outcome) == (None, "answered")
     result = regrade(store, info, FunctionGrader(lambda problem, text: True, KindGrader()), "all")
     assert (result.known, result.before, result.after) == (0, 0, 3)
     with search.open_store(store) as opened:

@@ -7,7 +7,6 @@ import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +131,9 @@ def test_status_counts_overlapping_time_once_and_excludes_pauses(store: Path) ->
     connection = FORMAT.connect(store, create=False)
     with closing(connection):
         for number, (start, end) in enumerate(spans):
-            finished = datetime.fromtimestamp(end, UTC).isoformat(timespec="milliseconds")
             query = "SELECT id FROM searches WHERE problem = ?"
             for (key,) in connection.execute(query, (problems(5)[number].id,)).fetchall():
-                row = (finished, end - start, key)
+                row = (end, end - start, key)
                 connection.execute("UPDATE searches SET finished = ?, seconds = ? WHERE id = ?", row)
                 connection.execute(f"UPDATE searches SET checksum = {CHECKSUM} WHERE id = ?", (key,))
     with open_store(store) as opened:
@@ -244,8 +242,12 @@ def test_row_of_wrong_types_with_a_right_checksum_is_reported(store: Path, reade
     with closing(FORMAT.connect(store, create=False)) as connection:
         connection.execute(f"UPDATE searches SET {forged} WHERE id = {CHOSEN}")
         connection.execute(f"UPDATE searches SET checksum = {CHECKSUM} WHERE id = {CHOSEN}")
-    with open_store(store) as opened, pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
-        list(getattr(opened, reader)("stopped"))
+    with open_store(store) as opened:
+        with pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
+            list(getattr(opened, reader)("stopped"))
+        if forged.split()[0] in ("correct", "error", "finished", "seconds"):
+            with pytest.raises(StoreError, match=r"runs\.db: .*'toy/2' \("):
+                opened.totals("stopped")
 
 
 CHOSEN = "(SELECT id FROM searches JOIN runs USING (run) WHERE problem = 'toy/2' AND name = 'stopped')"

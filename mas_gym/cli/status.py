@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,15 +78,14 @@ def _pace(run: RunInfo, figures: Totals, paid: bool) -> tuple[str, ...]:
     return (done, f"{run.failed:,}", clock(active), *rates, each, ago, *cost)
 
 
-def active_time(spans: Iterable[tuple[str, float]]) -> tuple[float, float | None]:
+def active_time(spans: Iterable[tuple[float, float]]) -> tuple[float, float | None]:
     """Return the seconds with at least one search running, and the end of the last search in Unix time.
 
     Args:
-        spans: The end of each search, in ISO format, and its seconds.
+        spans: The end of each search, in Unix time, and its seconds.
     """
-    ends = [(datetime.fromisoformat(end).timestamp(), seconds) for end, seconds in spans]
     length, last = 0.0, -math.inf
-    for start, end in sorted((end - seconds, end) for end, seconds in ends):
+    for start, end in sorted((end - seconds, end) for end, seconds in spans):
         if end > last:
             length += end - max(start, last)
             last = end

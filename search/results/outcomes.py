@@ -108,14 +108,14 @@ class Totals(NamedTuple):
         failures: Number of failed searches by reason.
         usage: The cost of the searches that did not fail, in the amounts that tables show.
         tokens: Generated tokens, including those of failed searches.
-        spans: The end of each search, in ISO format, and its seconds; only from a store.
+        spans: The end of each search, in Unix time, and its seconds; only from a store.
     """
 
     grades: Sequence[tuple[str, bool | None]]
     failures: Mapping[str, int]
     usage: Usage
     tokens: int
-    spans: Sequence[tuple[str, float]] = ()
+    spans: Sequence[tuple[float, float]] = ()
 
 
 def totals_of(outcomes: Sequence[Outcome]) -> Totals:

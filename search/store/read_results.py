@@ -18,6 +18,11 @@ _SUMMED = (
     *("critic_tokens", "grader_tokens", "seconds"),
 )
 
+_DAMAGED = (
+    f"checksum IS NOT {CHECKSUM} OR typeof(correct) NOT IN ('integer', 'null') OR typeof(finished) != 'real' "
+    "OR typeof(seconds) != 'real'"
+)
+
 
 def outcomes_of(columns: Columns, planner: str, critic: str, seed: int) -> Iterable[Outcome]:
     """Return the outcomes of searches from their columns, with the names of their planner and critic."""
@@ -42,7 +47,7 @@ def outcomes_of(columns: Columns, planner: str, critic: str, seed: int) -> Itera
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     """Return the sums over the searches of a run; None if a search is corrupt."""
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in _SUMMED)
-    query = f"SELECT total(checksum IS NOT {CHECKSUM}), count(error), total(generated_tokens), {sums} FROM searches"
+    query = f"SELECT total({_DAMAGED}), count(error), total(generated_tokens), {sums} FROM searches"
     damaged, failed, tokens, *costs = connection.execute(f"{query} WHERE run = ?", (run,)).fetchone()
     if damaged:
         return None
@@ -51,15 +56,13 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
         query = "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error"
         found = connection.execute(f"{query} ORDER BY min(problem)", (run,))
         failures = {from_text(error): number for error, number in found}
-    query = "SELECT problem, correct AND error IS NULL, finished, seconds FROM searches WHERE run = ? ORDER BY problem"
-    rows = connection.execute(query, (run,)).fetchall()
-    amounts: JSONObject = {
-        name: cost if name == "seconds" else int(cost) for name, cost in zip(_SUMMED, costs, strict=True)
-    }
+    names = "problem, CASE WHEN error IS NULL THEN correct ELSE 0 END, finished, seconds"
+    rows = connection.execute(f"SELECT {names} FROM searches WHERE run = ? ORDER BY problem", (run,)).fetchall()
+    amounts: JSONObject = dict(zip(_SUMMED, costs, strict=True))
     return Totals(
         [(from_text(problem), None if correct is None else bool(correct)) for problem, correct, *_ in rows],
         failures,
-        Usage(**amounts),
+        Usage(**{name: cost if name == "seconds" else int(cost) for name, cost in amounts.items()}),
         int(tokens),
         [(finished, seconds) for *_, finished, seconds in rows],
     )

@@ -118,7 +118,8 @@ class Recorded(Sequence[Problem]):
         # Imported answers are stored as written in the log; votes need normalized answers.
         grader = ProblemGrader([problem], problem, self.mas.final_text)
         read = {one.state.digest: _answer(grader, one.state.text) or one.answer for one in plan.candidates}
-        return replace(world, grades={key: Grade(grade.correct, read[key]) for key, grade in world.grades.items()})
+        grades = {key: Grade(grade.correct, read[key], grade.reason) for key, grade in world.grades.items()}
+        return replace(world, grades=grades)
 
 
 def _answer(grader: ProblemGrader, text: str) -> str | None:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from time import time
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -128,7 +128,7 @@ def write_search(connection: sqlite3.Connection, run: str, problem: Problem, pla
         **asdict(plan.usage),
         "seconds": float(plan.usage.seconds),
         "arms": json.dumps(plan.usage.arms),
-        "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "finished": round(time(), 3),
         "candidates": len(ended.candidates),
         "hit_rank": ranks[0] if ranks else None,
         "curve": json.dumps([[point.generated_tokens, bool(point.correct)] for point in ended.anytime]),
@@ -236,8 +236,6 @@ def read_columns(connection: sqlite3.Connection, searches: Sequence[int], *, doc
     for name in _TEXTS:
         if ESCAPE in "".join(filter(None, found[name])):
             found[name] = [text and from_text(text) for text in found[name]]
-    for text in found["finished"]:
-        datetime.fromisoformat(text)
     if not all(map(_CURVE.fullmatch, found["curve"])):
         raise Damage("its curve has values of wrong types")
     arms = (_checked_entries("arms", json.loads(text), _ARMS) if text != "[]" else () for text in found["arms"])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
+from search.grading import known
 from search.protocol import Peers, ScoringContext
 from search.recorded_world import RecordedWorld
 from search.store.recorded_runs import Recorded
@@ -63,7 +64,7 @@ def _states(world: RecordedWorld, model: Dynamics) -> list[tuple[MASState, Propo
         for action, message in {one.action: one for one in messages}.items():
             child = model.transition(state, action)
             grade = world.grades.get(child.digest)
-            if grade is not None:
+            if grade is not None and known(grade) is not None:
                 right[child.digest] = times[action] * grade.correct
                 total[child.digest] = times[action]
             order.append((child, message))

@@ -42,7 +42,7 @@ CREATE TABLE searches (
     grader_prompt_tokens INTEGER NOT NULL,
     unrecorded INTEGER NOT NULL,    -- messages asked for beyond those of a recorded run
     seconds REAL NOT NULL,          -- wall clock, like ``finished``: not part of the result
-    finished TEXT NOT NULL,
+    finished REAL NOT NULL,         -- the end, in Unix time
     stopped TEXT,                   -- reason for stopping early
     error TEXT,
     arms TEXT NOT NULL,             -- JSON: what each arm contributed, as lists of the fields of search.ArmUsage
@@ -121,7 +121,7 @@ def as_text(text: str) -> str:
 
 def from_text(stored: str) -> str:
     """Return the text that `as_text` wrote. Raises `ValueError`, or `TypeError` if the value is not a text."""
-    return _STORED.sub(lambda found: chr(int(found[1], 16)), stored)
+    return _STORED.sub(lambda found: chr(int(found[1], 16)), stored) if ESCAPE in stored else stored
 
 
 ESCAPE = "\x1a"
@@ -131,7 +131,7 @@ _STORED = re.compile(f"{ESCAPE}([0-9a-f]{{4}})")
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=12,
+    schema=13,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",

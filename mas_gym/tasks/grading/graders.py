@@ -94,12 +94,16 @@ class KindGrader:
         return grade(problem, text, self.mode, self.decimal)
 
 
+NO_REFERENCE = "no reference"
+"""The reason of a grade without a reference answer."""
+
+
 class Ungraded(KindGrader):
     """Reads answers by kind without grading them, for questions without a reference."""
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Return the answer, graded as not correct."""
-        return Grade(False, self.extract(problem, text), "no reference")
+        return Grade(False, self.extract(problem, text), NO_REFERENCE)
 
 
 class CustomGrader:
