@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, Browser
 from typer.testing import CliRunner
 
 import mas_gym
@@ -261,6 +262,27 @@ def test_report_of_a_log_shows_agents_agreement_and_failures(team: Path, tmp_pat
     assert page.count('<article class="failure">') == page.count('<li class="blamed">') == 10
     links = re.findall(r'href="(report-trees/[^"]+)"', page)
     assert len(set(links)) == 10 and all((tmp_path / link).is_file() for link in links)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_report_of_a_log_fits_wide_and_narrow_windows(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in team_log(tmp_path / "team.jsonl").read_text(encoding="utf-8").splitlines()]
+    for one in rows:
+        one["messages"][1]["content"] += "\n" + "unbroken" * 60
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    search.import_transcripts(tmp_path / "long.jsonl", tmp_path / "long.db")
+    write_report_of(tmp_path / "long.db", tmp_path / "report.html")
+    with Browser(tmp_path / "profile") as browser:
+        for width in (1280, 390):
+            page = browser.page((tmp_path / "report.html").as_uri(), width)
+            assert page.js("document.documentElement.scrollWidth") <= width
+            right = (
+                "Math.max(...[...document.querySelectorAll('.failure *')].map(e => e.getBoundingClientRect().right))"
+            )
+            assert page.js("document.querySelectorAll('.failure').length") == 10 and page.js(right) <= width
+            link = page.js("document.querySelector('.failure a').href")
+            page.go(link)
+            assert page.js("document.body.textContent.includes('planner')")
 
 
 def test_siblings_say_nothing_where_right_samples_never_share_messages(tmp_path: Path) -> None:

@@ -541,6 +541,21 @@ def test_import_with_a_task_adds_missing_reference_answers(tmp_path: Path) -> No
     assert "contents were imported before" in again.output
 
 
+def test_import_of_a_folder_reads_its_files_once_and_names_some_of_them(tmp_path: Path) -> None:
+    folder, store = tmp_path / "logs", tmp_path / "runs.db"
+    (folder / "inner").mkdir(parents=True)
+    for n in range(120):
+        write(folder / f"{n:03}.jsonl", said(("A", f"Final Answer: {n}"), question=f"Number {n % 40}?", answer="5"))
+    write(folder / ".hidden.jsonl", said(("A", "Final Answer: 5"), answer="5"))
+    done = search.import_transcripts(folder, store)
+    assert (done.transcripts, done.questions, done.name) == (120, 40, "logs")
+    with search.open_store(store) as opened:
+        assert 0 < len(opened.find("logs").facts["files"]) <= 100
+    again = search.import_transcripts(folder, store)
+    assert (again.run, len(again.skipped)) == (None, 120)
+    assert "Question\nNumber 0?" in command("import", folder, "--dry-run").output
+
+
 def test_samples_in_separate_equal_files_are_imported_once_each(tmp_path: Path) -> None:
     files = [write(tmp_path / f"{n}.jsonl", said(("A", "Final Answer: 5"), answer="5")) for n in range(3)]
     store = tmp_path / "runs.db"

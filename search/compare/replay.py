@@ -6,7 +6,6 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mas_gym.errors import ConfigError, shown
 from mas_gym.policies.base import AsyncPolicy, Policy
@@ -103,14 +102,22 @@ def replay(
         names = tuple(speakers[agent] for agent in one.sample.speakers)
         transcripts[known[one.sample.problem_id].question][names, one.texts] = None
     planner = Continuations({question: tuple(found) for question, found in transcripts.items()}, n)
-    if isinstance(system, Program):
+    mas, program = (None, system) if isinstance(system, Program) else (system, None)
+    if program is not None:
         replies = {question: [texts[:-1] for _, texts in found] for question, found in transcripts.items()}
-        source: dict[str, Any] = {"program": system.continuing(replies)}
-    else:
-        source = {"mas": system}
+        program = program.continuing(replies)
     outcomes: dict[tuple[str, Texts], Outcomes] = {}
-    given: dict[str, Any] = {"policy": policy, "sampling": sampling, "seed": seed, "raise_errors": True}
-    for plan in run(planner, list(known.values()), **source, **given):
+    plans = run(
+        planner,
+        list(known.values()),
+        mas=mas,
+        program=program,
+        policy=policy,
+        sampling=sampling,
+        seed=seed,
+        raise_errors=True,
+    )
+    for plan in plans:
         texts = [texts for _, texts in planner.transcripts[known[plan.problem_id].question]]
         for prefix, found in _outcomes(plan, texts, n).items():
             outcomes[plan.problem_id, prefix] = found
