@@ -374,7 +374,7 @@ def test_judge_grades_answers_and_its_tokens_are_counted_separately(rows: Rows) 
     task = load_task(rows(capitals()), kind="judge", judge=judge)
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: Vienna", name="writer")
     plans = list(search.run("sc:3", task[:2], mas="single", policy=policy))
-    assert [plan.correct for plan in plans] == [True, False]
+    assert {plan.problem_id: plan.correct for plan in plans} == {task[0].id: True, task[1].id: False}
     assert [plan.usage.generated_tokens for plan in plans] == [9, 9]
     assert (judge.spent.calls, judge.spent.generated_tokens, judge.spent.prompt_tokens > 20) == (2, 8, True)
     with pytest.raises(PolicyError, match="to end with the line 'Verdict "):
