@@ -6,8 +6,8 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from itertools import repeat
+from typing import Any
 
-from mas_gym.internal.json_types import JSONObject
 from search.results.outcomes import Outcome, Totals
 from search.store.row_conversion import Columns
 from search.store.table_schema import CHECKSUM, from_text
@@ -58,11 +58,12 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
         failures = {from_text(error): number for error, number in found}
     names = "problem, CASE WHEN error IS NULL THEN correct ELSE 0 END, finished, seconds"
     rows = connection.execute(f"SELECT {names} FROM searches WHERE run = ? ORDER BY problem", (run,)).fetchall()
-    amounts: JSONObject = dict(zip(_SUMMED, costs, strict=True))
+    # SQL returns every total as a float.
+    amounts: Any = {name: cost if name == "seconds" else int(cost) for name, cost in zip(_SUMMED, costs, strict=True)}
     return Totals(
         [(from_text(problem), None if correct is None else bool(correct)) for problem, correct, *_ in rows],
         failures,
-        Usage(**{name: cost if name == "seconds" else int(cost) for name, cost in amounts.items()}),
+        Usage(**amounts),
         int(tokens),
         [(finished, seconds) for *_, finished, seconds in rows],
     )
