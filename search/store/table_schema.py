@@ -131,7 +131,7 @@ _STORED = re.compile(f"{ESCAPE}([0-9a-f]{{4}})")
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=13,
+    schema=14,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",
