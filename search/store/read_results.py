@@ -57,13 +57,12 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
         found = connection.execute(f"{query} ORDER BY min(problem)", (run,))
         failures = {from_text(error): number for error, number in found}
     names = "problem, CASE WHEN error IS NULL THEN correct ELSE 0 END, finished, seconds"
-    rows = connection.execute(f"SELECT {names} FROM searches WHERE run = ? ORDER BY problem", (run,)).fetchall()
+    grades: list[tuple[str, bool | None]] = []
+    spans: list[tuple[float, float]] = []
+    query = f"SELECT {names} FROM searches WHERE run = ? ORDER BY problem"
+    for problem, correct, finished, seconds in connection.execute(query, (run,)):
+        grades.append((from_text(problem), None if correct is None else correct == 1))
+        spans.append((finished, seconds))
     # SQL returns every total as a float.
     amounts: Any = {name: cost if name == "seconds" else int(cost) for name, cost in zip(_SUMMED, costs, strict=True)}
-    return Totals(
-        [(from_text(problem), None if correct is None else bool(correct)) for problem, correct, *_ in rows],
-        failures,
-        Usage(**amounts),
-        int(tokens),
-        [(finished, seconds) for *_, finished, seconds in rows],
-    )
+    return Totals(grades, failures, Usage(**amounts), int(tokens), spans)

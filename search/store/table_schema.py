@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 import re
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 from mas_gym.errors import StoreError
@@ -110,8 +110,8 @@ def digest(*parts: str) -> bytes:
 
 def checksum(*row: Any) -> bytes:
     """Return the digest of a row's values and types as returned by SQLite."""
-    # Version 2 has neither references nor interned texts, so equal rows have equal bytes.
-    return blake2b(marshal.dumps(row, 2), digest_size=16).digest()
+    # Version 2 has neither references nor interned texts, so equal rows have equal bytes. Processors compute SHA-256.
+    return sha256(marshal.dumps(row, 2)).digest()[:16]
 
 
 def as_text(text: str) -> str:
@@ -131,7 +131,7 @@ _STORED = re.compile(f"{ESCAPE}([0-9a-f]{{4}})")
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=13,
+    schema=14,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",
