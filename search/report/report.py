@@ -15,7 +15,7 @@ from search.pages.tree_page import write_tree_page
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
 from search.report.log_report import Failure
-from search.report.report_data import NOT_KNOWN, SettingReport, read_reports
+from search.report.report_data import MOST_BLAMED, NOT_KNOWN, SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
 from search.report.store_pages import regrade_tables
 from search.results.intervals import wilson
@@ -164,7 +164,8 @@ def _blame_table(report: SettingReport) -> TextTable:
     names = [*(name for name in spoke if name in blamed), NOT_KNOWN]
     lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (
-        "Failed samples by the agent that probably made the first error, from the outcomes of the question's other "
-        "samples and from stored values. To list the messages, run mas-gym blame."
+        f"Failed samples of each run's first {MOST_BLAMED:,} searches, by the agent that probably made the first error, "
+        "from the outcomes of the question's other samples and from stored values. To list the messages, run mas-gym "
+        "blame."
     )
     return TextTable(("Search", *names), lines, "Blamed agents", note)

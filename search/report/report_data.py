@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
@@ -76,6 +77,10 @@ def read_reports(
     return reports
 
 
+MOST_BLAMED = 1000
+"""Searches per run in which failed samples are blamed: trees are read slowly."""
+
+
 def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) -> SettingReport:
     outcomes: list[Outcome] = []
     states: dict[str, ScoredStates] = {}
@@ -95,7 +100,7 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         if is_recorded(run.config):
             logs[label] = LogOverview(agents[label], store.plans(run.run))
         elif any(one.candidates > 1 for one in outcomes[first:]):
-            blames = blame_failures(store.plans(run.run))
+            blames = blame_failures(islice(store.plans(run.run), MOST_BLAMED))
         places = [one.agent() for one in blames]
         blamed.setdefault(label, Counter()).update(NOT_KNOWN if i is None else agents[label][i] for i in places)
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
