@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,41 +35,48 @@ app = typer.Typer(
     epilog=examples("mas-gym train masprm --store trees.db", "mas-gym train agents --method dpo --store trees.db"),
 )
 
-Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees or imported logs. Repeatable.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder for the critic; repeat the command to resume.")]
 FEATURES = "features"
-Base = Annotated[
-    str,
-    typer.Option(
-        "--base",
-        help=f"Base model: tiny, the folder or hub id of a decoder, or {FEATURES}, a regression without a "
-        "language model on the agreement among samples, lengths, answers and log-probabilities.",
-    ),
-]
-ViewOption = Annotated[str, typer.Option("--view", help="Input of the critic: full (transcript) or local (view).")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if available.")]
 RunName = Annotated[
     str | None, typer.Option("--run", help="Only this run of the store; by default all training and imported runs.")
 ]
-SplitOption = Annotated[
-    str,
-    typer.Option(
-        "--split",
-        help="all questions, or train: four fifths by digest, so that eval --recorded --split held-out uses the rest.",
-    ),
-]
-MinContinuations = Annotated[
-    int | None,
-    typer.Option(
-        "--min-continuations",
-        min=1,
-        help="Imported runs: leave out states shared by fewer recorded samples. 1 accepts targets that are the "
-        "outcome of a single sample.",
-    ),
-]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Hyperparameter, such as learning_rate=1e-5. Repeatable.")
 ]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The options of a critic's training."""
+
+    store: Annotated[list[Path], typer.Option(help="Store with training trees or imported logs. Repeatable.")]
+    out: Annotated[Path, typer.Option(help="Folder for the critic; repeat the command to resume.")]
+    base: Annotated[
+        str,
+        typer.Option(
+            help=f"Base model: tiny, the folder or hub id of a decoder, or {FEATURES}, a regression without a language "
+            "model on the agreement among samples, lengths, answers and log-probabilities."
+        ),
+    ] = "tiny"
+    view: Annotated[str, typer.Option(help="Input of the critic: full (transcript) or local (view).")] = "full"
+    device: Device = None
+    setting: Sets = None
+    run: RunName = None
+    min_continuations: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Imported runs: leave out states shared by fewer recorded samples. 1 accepts targets that are the "
+            "outcome of a single sample.",
+        ),
+    ] = None
+    split: Annotated[
+        str,
+        typer.Option(
+            help="all questions, or train: four fifths by digest, so that eval --recorded --split held-out uses the "
+            "rest."
+        ),
+    ] = "all"
 
 
 @app.command(
@@ -79,23 +86,15 @@ Sets = Annotated[
         "mas-gym train masprm --store trees.db --set learning_rate=1e-5",
     ),
 )
+@grouped(out=Path("models/masprm"))
 def masprm(
-    store: Stores,
-    out: Out = Path("models/masprm"),
-    base: Base = "tiny",
-    head: Annotated[str, typer.Option("--head", help="bt (pairs) or mse (values).")] = "bt",
-    view: ViewOption = "full",
-    device: Device = None,
-    setting: Sets = None,
-    run: RunName = None,
-    min_continuations: MinContinuations = None,
-    split: SplitOption = "all",
+    options: Training, head: Annotated[str, typer.Option("--head", help="bt (pairs) or mse (values).")] = "bt"
 ) -> None:
     """Train MASPRM, the process reward model, which scores every state.
 
     The target of a state is the mean reward of the simulations or recorded samples that share its messages.
     """
-    _train("masprm", head, store, out, base, view, device, setting, run, split, min_continuations)
+    _train("masprm", head, options)
 
 
 @app.command(
@@ -104,19 +103,10 @@ def masprm(
         "mas-gym train orm --store trees.db", "mas-gym train orm --store trees.db --head mse --out models/orm-mse"
     ),
 )
-def orm(
-    store: Stores,
-    out: Out = Path("models/orm"),
-    base: Base = "tiny",
-    head: Annotated[str, typer.Option("--head", help="bce or mse.")] = "bce",
-    view: ViewOption = "full",
-    device: Device = None,
-    setting: Sets = None,
-    run: RunName = None,
-    split: SplitOption = "all",
-) -> None:
+@grouped(out=Path("models/orm"), min_continuations=False)
+def orm(options: Training, head: Annotated[str, typer.Option("--head", help="bce or mse.")] = "bce") -> None:
     """Train the ORM, the outcome reward model, which scores finished transcripts."""
-    _train("orm", head, store, out, base, view, device, setting, run, split)
+    _train("orm", head, options)
 
 
 @app.command(
@@ -126,7 +116,9 @@ def orm(
 def calibrated(
     store: Annotated[Path, typer.Option("--store", help="Store with an imported run.")],
     critic: Annotated[list[str], typer.Option("--critic", help="Critic to combine, by name or folder. Repeatable.")],
-    out: Out = Path("models/calibrated"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the critic; repeat the command to resume.")] = Path(
+        "models/calibrated"
+    ),
     method: Annotated[
         str, typer.Option("--method", help="logistic: regression on the values; isotonic: monotone in their mean.")
     ] = "logistic",
@@ -162,76 +154,55 @@ def calibrated(
     _show_metrics(figures, out, f"mas-gym eval --recorded {store} --planner bon:5 --critic {out}")
 
 
-def _train(
-    kind: str,
-    head: str,
-    stores: Sequence[Path],
-    out: Path,
-    base: str,
-    view: str,
-    device: str | None,
-    setting: Sequence[str] | None,
-    run: str | None,
-    split: str,
-    min_continuations: int | None = None,
-) -> None:
+def _train(kind: str, head: str, options: Training) -> None:
     import rewardmodels
     from rewardmodels.data.question_digests import for_training
     from rewardmodels.training.config import check_head
 
     check_head(kind, head)
-    part = choice("--split", split, ("all", "train"))
-    if base == FEATURES:
-        _train_features(
-            kind, stores, out, run, part == "train", min_continuations, {"--set": setting, "--view": view != "full"}
-        )
+    part = choice("--split", options.split, ("all", "train"))
+    if options.base == FEATURES:
+        _train_features(kind, options)
         return
-    overrides: dict[str, Any] = {**read_pairs(setting), "kind": kind, "head": head, "view": view}
+    overrides: dict[str, Any] = {**read_pairs(options.setting), "kind": kind, "head": head}
     wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
     def trees() -> Iterator[LabeledTree]:
-        for tree in chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores):
+        for tree in chain.from_iterable(rewardmodels.stored_trees(store, options.run) for store in options.store):
             if part == "all" or for_training(tree.tree.states[0].question):
                 yield tree
 
     # Only one of torchrun's processes prints.
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
-    mined: dict[str, Any] = {"view": view, "min_continuations": min_continuations}
+    mined: dict[str, Any] = {"view": options.view, "min_continuations": options.min_continuations}
     data = rewardmodels.collect(trees(), wanted, **mined)
     for name, counts in rewardmodels.histogram(data).items():
         say(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
     points = rewardmodels.collect(trees(), "points", **mined) if wanted == "pairs" else None
-    trained = rewardmodels.train(data, out, base, points=points, device=device, log=say, **overrides)
+    overrides |= {"view": options.view, "device": options.device, "log": say, "points": points}
+    trained = rewardmodels.train(data, options.out, options.base, **overrides)
     if first:
-        _show_metrics(trained.info.metrics, trained.folder, _next(kind, stores[0], trained.folder, part))
+        _show_metrics(trained.info.metrics, trained.folder, _next(kind, options.store[0], trained.folder, part))
 
 
-def _train_features(
-    kind: str,
-    stores: Sequence[Path],
-    out: Path,
-    run: str | None,
-    part: bool,
-    min_continuations: int | None,
-    given: Mapping[str, object],
-) -> None:
+def _train_features(kind: str, options: Training) -> None:
     from rewardmodels.data.question_digests import for_training
     from rewardmodels.training.train_feature_critic import train_features
     from search import Recorded
     from search.store import recorded_states
 
-    for flag, typed in given.items():
+    for flag, typed in {"--set": options.setting, "--view": options.view != "full"}.items():
         if typed:
             raise ConfigError(f"{flag}: cannot be combined with --base {FEATURES}, which is a logistic regression")
     rows = [
         row
-        for store in stores
-        for row in recorded_states(Recorded(store, run), kind == "orm")
-        if not part or for_training(row.context.state.question)
+        for store in options.store
+        for row in recorded_states(Recorded(store, options.run), kind == "orm")
+        if options.split == "all" or for_training(row.context.state.question)
     ]
-    model = train_features(rows, out, kind, note, min_continuations)  # type: ignore[arg-type]
-    _show_metrics(model.metrics, out, _next(kind, stores[0], out, "train" if part else "all"))
+    model = train_features(rows, options.out, kind, note, options.min_continuations)  # type: ignore[arg-type]
+    _show_metrics(model.metrics, options.out, _next(kind, options.store[0], options.out, options.split))
 
 
 @app.command(
