@@ -102,16 +102,13 @@ def replay(
         names = tuple(speakers[agent] for agent in one.sample.speakers)
         transcripts[known[one.sample.problem_id].question][names, one.texts] = None
     planner = Continuations({question: tuple(found) for question, found in transcripts.items()}, n)
-    mas, program = (None, system) if isinstance(system, Program) else (system, None)
-    if program is not None:
-        replies = {question: [texts[:-1] for _, texts in found] for question, found in transcripts.items()}
-        program = program.continuing(replies)
+    replies = {question: [texts[:-1] for _, texts in found] for question, found in transcripts.items()}
     outcomes: dict[tuple[str, Texts], Outcomes] = {}
     plans = run(
         planner,
         list(known.values()),
-        mas=mas,
-        program=program,
+        mas=None if isinstance(system, Program) else system,
+        program=system.continuing(replies) if isinstance(system, Program) else None,
         policy=policy,
         sampling=sampling,
         seed=seed,
