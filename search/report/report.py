@@ -164,7 +164,7 @@ def _blame_table(report: SettingReport) -> TextTable:
     names = [*(name for name in spoke if name in blamed), NOT_KNOWN]
     lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (
-        f"Failed samples of each run's first {MOST_BLAMED:,} searches, by the agent that probably made the first error, "
+        f"Failed samples of each run's first {MOST_BLAMED:,} searches by the agent that probably made the first error, "
         "from the outcomes of the question's other samples and from stored values. To list the messages, run mas-gym "
         "blame."
     )
