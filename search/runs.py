@@ -13,10 +13,11 @@ from search.progress import listener
 from search.protocol import Planner
 from search.run_spec import RunSpec
 from search.setup import make_setup, warn_of_misuse
-from search.spec_loading import RunSettings, load_spec
+from search.spec_loading import RunSettings, load_spec, shows
 from search.store.resume import open_record
 
 
+@shows(RunSettings)
 def run(planner: Planner | str, problems: Iterable[Problem] | None = None, **settings: Unpack[RunSettings]) -> Run:
     """Search every problem and yield plans as searches finish.
 

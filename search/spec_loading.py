@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypedDict, Unpack
+from dataclasses import MISSING, fields
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import refuse_unknown
@@ -68,6 +70,28 @@ class RunSettings(CompareSettings, FleetSettings, total=False):
 
     critic: Critic | None
     raise_errors: bool
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def shows(takes: type[SharedSettings]) -> Callable[[F], F]:
+    """Show the settings in a function's signature, for ``help``, notebooks and the API pages."""
+    given = {field.name: None if field.default is MISSING else field.default for field in fields(RunSpec)}
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        listed = [part for part in own.parameters.values() if part.kind is not part.VAR_KEYWORD]
+        listed += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=given[name], annotation=kind.__forward_arg__
+            )
+            for name, kind in takes.__annotations__.items()
+        ]
+        function.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def load_spec(

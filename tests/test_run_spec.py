@@ -1,5 +1,6 @@
 """The description of a run: one list of settings, and the rules for options that depend on each other."""
 
+import inspect
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +19,8 @@ SETTINGS = {field.name for field in fields(search.RunSpec)}
 
 def test_arguments_of_run_are_the_settings_of_a_spec() -> None:
     assert {*RunSettings.__annotations__} | {"planner", "problems"} == SETTINGS
+    shown = inspect.signature(search.run).parameters
+    assert shown.keys() == SETTINGS and shown["concurrency"].default == 64
 
 
 def test_rules_name_existing_options() -> None:

@@ -18,9 +18,10 @@ from search.protocol import Critic, Planner
 from search.results.summary import find_row, summarize
 from search.results.table import CALIBRATION_PROBLEMS, CalibratedSize, Comparison
 from search.run_spec import RunSpec
-from search.spec_loading import CompareSettings, load_spec
+from search.spec_loading import CompareSettings, load_spec, shows
 
 
+@shows(CompareSettings)
 def compare(
     planners: str | Planner | Mapping[str, str | Planner] | Iterable[str | Planner],
     problems: Iterable[Problem] | None = None,

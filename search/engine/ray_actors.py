@@ -34,7 +34,7 @@ from search.progress import Listener, listener
 from search.protocol import Critic, Planner, as_critic
 from search.run_spec import RunSpec
 from search.setup import make_setup
-from search.spec_loading import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec
+from search.spec_loading import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec, shows
 from search.store.resume import open_record
 from search.store.run_identity import engine_identity
 from search.usage import Usage
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 
+@shows(FleetSettings)
 def run_ray(
     planner: Planner | str,
     problems: Iterable[Problem],
