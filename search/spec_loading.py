@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
+from inspect import signature
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from mas_gym.errors import ConfigError
@@ -80,7 +80,7 @@ def shows(takes: type[SharedSettings]) -> Callable[[F], F]:
     given = {field.name: None if field.default is MISSING else field.default for field in fields(RunSpec)}
 
     def decorate(function: F) -> F:
-        own = inspect.signature(function)
+        own = signature(function)
         listed = [part for part in own.parameters.values() if part.kind is not part.VAR_KEYWORD]
         listed += [
             inspect.Parameter(
