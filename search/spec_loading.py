@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from mas_gym.errors import ConfigError
@@ -83,9 +83,7 @@ def shows(takes: type[SharedSettings]) -> Callable[[F], F]:
         own = signature(function)
         listed = [part for part in own.parameters.values() if part.kind is not part.VAR_KEYWORD]
         listed += [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=given[name], annotation=kind.__forward_arg__
-            )
+            Parameter(name, Parameter.KEYWORD_ONLY, default=given[name], annotation=kind.__forward_arg__)
             for name, kind in takes.__annotations__.items()
         ]
         function.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]
