@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from search.prices import Prices as Prices
     from search.prices import as_prices as as_prices
     from search.progress import Progress as Progress
-    from search.protocol import Arm as Arm
-    from search.protocol import Arms as Arms
     from search.protocol import Critic as Critic
     from search.protocol import Evaluate as Evaluate
     from search.protocol import Extract as Extract
@@ -57,6 +55,8 @@ if TYPE_CHECKING:
     from search.protocol import Reward as Reward
     from search.protocol import Scores as Scores
     from search.protocol import ScoringContext as ScoringContext
+    from search.protocol import Tag as Tag
+    from search.protocol import Tags as Tags
     from search.protocol import as_critic as as_critic
     from search.protocol import as_planner as as_planner
     from search.run_spec import RunSpec as RunSpec
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from search.tree import Node as Node
     from search.tree import Proposal as Proposal
     from search.tree import Tree as Tree
-    from search.usage import ArmUsage as ArmUsage
+    from search.usage import TagUsage as TagUsage
     from search.usage import Usage as Usage
 
 # Import the package now, so that a later import does not replace the function of the same name.

@@ -91,11 +91,11 @@ class Rate:
         total = 0.0
         tokens = [usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens]
         prices = dict(self.arms)
-        for arm in usage.arms:
-            if arm.arm in prices:
-                spent = arm.prompt_tokens, arm.cached_tokens, arm.generated_tokens
-                total += prices[arm.arm].cost(*spent)
-                tokens = [all_of_it - part for all_of_it, part in zip(tokens, spent, strict=True)]
+        for part in usage.tags:
+            if part.tag in prices:
+                spent = part.prompt_tokens, part.cached_tokens, part.generated_tokens
+                total += prices[part.tag].cost(*spent)
+                tokens = [whole - some for whole, some in zip(tokens, spent, strict=True)]
         if self.agents.tokens is not None:
             total += self.agents.tokens.cost(*tokens)
         if self.critic is not None:

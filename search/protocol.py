@@ -57,12 +57,13 @@ class Propose:
 
     Repeated requests at one state in the same search return further samples, never the same ones. The reply is shorter
     only in a recorded run without further messages at the state. It is empty only if the same list requests messages at
-    other states too. ``arm`` is the name of the model that writes the messages; by default the arms take turns.
+    other states too. The model interprets ``tag``: it names one of the
+    policy's models, for example. Without a tag, the model chooses, and usage is counted by tag.
     """
 
     state: MASState
     n: int = 1
-    arm: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +106,26 @@ class Remaining:
     """
 
 
-class Arm(NamedTuple):
-    """A model that can write the messages of an agent.
+class Tag(NamedTuple):
+    """A tag for `Propose` at a state.
 
     Attributes:
-        name: Its name for `Propose`; empty for the only model of a policy without arms.
-        price: USD per million generated tokens, from the run's prices; None without prices.
+        name: The tag; empty if a state has no choice.
+        cost: Cost of a million tokens generated with the tag, in USD; None if unknown.
     """
 
     name: str
-    price: float | None = None
+    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
-    """Request the models that can write the acting agent's message at ``state``; the reply is a tuple of `Arm`.
-
-    The tuple has one element for an agent without arms and in a recorded run.
-    """
+class Tags:
+    """Request the tags for messages at ``state``; the reply is a tuple with at least one `Tag`."""
 
     state: MASState
 
 
-Request = Propose | Evaluate | Extract | Reward | Remaining | Arms
+Request = Propose | Evaluate | Extract | Reward | Remaining | Tags
 Steps = Generator[list[Request], list[Any], T]
 """A part of a search: it yields requests, receives a list with the reply to each, and returns a result."""
 
@@ -167,13 +165,13 @@ class Planner(ABC):
             comparisons.
         size_setting: The name of the integer attribute that scales the cost, such as ``"n_simulations"``. ``--match``
             changes it (see `resized`); ``""`` for a planner with a fixed cost.
-        needs_prices: True for a planner that chooses by the price of an `Arm`; a run then needs ``prices``, which
+        needs_costs: True for a planner that chooses by the cost of a `Tag`; a run then needs ``prices``, which
             become part of its identity.
     """
 
     needs_critic: bool = True
     size_setting: str = ""
-    needs_prices: bool = False
+    needs_costs: bool = False
 
     @abstractmethod
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:

@@ -96,7 +96,7 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
         seen.add(state.digest)
         parent = tree.states[tree.parents[node]]
         entry = tree[node]
-        action = model.recorded_action(parent, state.text, state.recipients)
+        action = model.replayed_action(parent, state.text, state.recipients)
         proposal = Proposal(action, entry.tokens, entry.logprob, entry.finish_reason)
         messages[parent.digest] += [proposal] * (1 if distinct else episodes)
     return RecordedWorld(tree.states[0], messages, _grades(plan))

@@ -46,7 +46,7 @@ class Sampling:
         """Return the same sampling with the maximum length as a number."""
         if self.max_new_tokens is not None:
             return self
-        own = () if mas.program else (agent.max_new_tokens for agent in mas.agents)
+        own = () if mas.external else (agent.max_new_tokens for agent in mas.agents)
         return replace(self, max_new_tokens=max([DEFAULT_MAX_NEW_TOKENS, *own]))
 
     def for_agent(self, agent: Agent) -> Sampling:

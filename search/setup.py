@@ -50,7 +50,7 @@ def make_setup(spec: RunSpec) -> Setup:
     if critic is not None:
         critic.check_graph(spec.mas)
     planner = as_planner(as_planner(spec.planner).for_run(critic, spec.training))
-    if spec.prices is None and planner.needs_prices:
+    if spec.prices is None and planner.needs_costs:
         raise ConfigError(f"{planner_name(planner)} needs prices: pass prices=, or --prices prices.yaml")
     rate = None if spec.prices is None else spec.prices.rate(policy.name, charged_critic(planner, critic))
     adapted = {
@@ -79,7 +79,7 @@ def warn_of_misuse(setup: Setup) -> None:
         agents = f"the agents of policy {critic.made_for}"
         _warn_once(f"critic {critic.name} was trained on {agents}; its values of other agents' messages mean little")
     # A program's name does not reveal its prompts.
-    if purpose is not None and not setup.mas.program and isinstance(setup.problems, Task):
+    if purpose is not None and not setup.mas.external and isinstance(setup.problems, Task):
         misuse = purpose.misuse(setup.problems.name, setup.mas.name)
         if misuse is not None:
             _warn_once(f"policy {policy.name} was {misuse}")

@@ -35,7 +35,7 @@ class Proposal(NamedTuple):
         logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
         finish_reason: ``"stop"`` or ``"length"``.
         certainty: The policy's certainty about the message; None if the policy does not report it.
-        arm: Name of the model that wrote the message; empty for a policy with one model.
+        tag: The tag that the message was requested with, such as the name of one of a policy's models; empty if none.
     """
 
     action: Action
@@ -43,7 +43,7 @@ class Proposal(NamedTuple):
     logprob: float | None = None
     finish_reason: str = "stop"
     certainty: Certainty | None = None
-    arm: str = ""
+    tag: str = ""
 
     @property
     def mean_logprob(self) -> float | None:
@@ -65,7 +65,7 @@ class Node(NamedTuple):
         tokens: Generated tokens of the message.
         logprob: Sum of its token log-probabilities; None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
-        arm: Name of the model that wrote the message; empty for a policy with one model.
+        tag: The tag that the message was requested with, such as the name of one of a policy's models; empty if none.
     """
 
     id: int
@@ -78,7 +78,7 @@ class Node(NamedTuple):
     tokens: int
     logprob: float | None
     finish_reason: str
-    arm: str = ""
+    tag: str = ""
 
 
 class Tree:
@@ -96,11 +96,21 @@ class Tree:
         values: The value of each state; NaN if unknown.
         tokens: Generated tokens of each node's message.
         logprobs: Log-probabilities of each node's message; NaN if unknown.
-        arms: Name of the model that wrote a node's message, by node; empty for a policy with one model.
+        tags: The tag of each node's message, by node; nodes without a tag are missing.
     """
 
     __slots__ = (
-        "_cut", "_late", "arms", "first", "last", "logprobs", "parents", "states", "tokens", "totals", "values",
+        "_cut",
+        "_late",
+        "first",
+        "last",
+        "logprobs",
+        "parents",
+        "states",
+        "tags",
+        "tokens",
+        "totals",
+        "values",
         "visits",
     )  # fmt: skip
 
@@ -115,7 +125,7 @@ class Tree:
         self.values = array("d", [_NAN])
         self.tokens = array("i", [0])
         self.logprobs = array("d", [_NAN])
-        self.arms: dict[int, str] = {}
+        self.tags: dict[int, str] = {}
         self._cut = bytearray(1)
         self._late: dict[int, list[int]] = {}
 
@@ -136,7 +146,7 @@ class Tree:
             self.tokens[index],
             None if math.isnan(logprob) else logprob,
             "length" if self._cut[index] else "stop",
-            self.arms.get(index, ""),
+            self.tags.get(index, ""),
         )
 
     def __iter__(self) -> Iterator[Node]:
@@ -152,7 +162,7 @@ class Tree:
         Args:
             parent: Index of the parent.
             state: The child's state.
-            proposal: The message of the child, for its tokens, log-probability and arm.
+            proposal: The message of the child, for its tokens, log-probability and tag.
             terminal: Whether the state is terminal.
         """
         index = len(self.states)
@@ -167,8 +177,8 @@ class Tree:
         self.tokens.append(proposal.tokens if proposal is not None else 0)
         self.logprobs.append(proposal.logprob if known else _NAN)  # type: ignore[union-attr, arg-type]
         self._cut.append(proposal is not None and proposal.finish_reason == "length")
-        if proposal is not None and proposal.arm:
-            self.arms[index] = proposal.arm
+        if proposal is not None and proposal.tag:
+            self.tags[index] = proposal.tag
         if self.first[parent] == 0:
             self.first[parent] = index
             self.last[parent] = index + 1
@@ -209,7 +219,7 @@ class Tree:
         """Return the columns as JSON values, with each distinct text stored once; `from_dict` reads them back."""
         texts: dict[str, int] = {}
         rest = self.states[1:]
-        arms = {"arm": [self.arms.get(index, "") for index in range(len(self))]} if self.arms else {}
+        tags = {"tag": [self.tags.get(index, "") for index in range(len(self))]} if self.tags else {}
         return {
             "schema": SCHEMA,
             "root": self.states[0].to_dict(),
@@ -223,7 +233,7 @@ class Tree:
             "tokens": self.tokens.tolist(),
             "logprob": [None if math.isnan(v) else v for v in self.logprobs],
             "truncated": [index for index, cut in enumerate(self._cut) if cut],
-            **arms,
+            **tags,
         }
 
     @classmethod
@@ -242,14 +252,14 @@ class Tree:
         try:
             tree = cls(model.state_from_dict(data["root"]))
             cut = set(data["truncated"])
-            arms = data.get("arm") or [""] * len(data["parent"])
+            tags = data.get("tag") or [""] * len(data["parent"])
             for index, parent in enumerate(data["parent"][1:], 1):
                 if not 0 <= parent < index:
                     raise DataError(f"node {index}: expected an earlier node as its parent, got {parent}")
                 text, recipients = data["texts"][data["text"][index - 1]], tuple(data["recipients"][index - 1])
                 finish = "length" if index in cut else "stop"
                 message = Action(text, -1), data["tokens"][index], data["logprob"][index]
-                proposal = Proposal(*message, finish, arm=str(arms[index]))
+                proposal = Proposal(*message, finish, tag=str(tags[index]))
                 state = model.replay(tree.states[parent], text, recipients)
                 tree.add(parent, state, proposal, model.is_terminal(state))
             tree.visits[:] = [int(v) for v in data["visits"]]

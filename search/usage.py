@@ -7,11 +7,11 @@ from operator import sub
 from typing import NamedTuple
 
 
-class ArmUsage(NamedTuple):
-    """The usage of one arm of a policy with several models; see `mas_gym.policies.arms_policy`.
+class TagUsage(NamedTuple):
+    """The part of a usage that was requested with one tag (`search.Propose`).
 
     Attributes:
-        arm: The name of the arm.
+        tag: The tag.
         calls: Agent calls (AC).
         generated_tokens: Generated tokens (TOK).
         prompt_tokens: Prompt tokens.
@@ -19,7 +19,7 @@ class ArmUsage(NamedTuple):
         chosen: Messages on the paths to the chosen answers.
     """
 
-    arm: str
+    tag: str
     calls: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
@@ -49,7 +49,7 @@ class Usage:
         grader_prompt_tokens: Prompt tokens that the judge read to generate them.
         unrecorded: Messages that a planner requested beyond those of a recorded run (`search.Recorded`).
         seconds: Wall-clock seconds from start to end; ``+`` adds them up.
-        arms: The usage of each arm, sorted by name; empty for a policy without arms.
+        tags: The usage of each tag, sorted by name; usage without a tag is in the other fields only.
     """
 
     agent_calls: int = 0
@@ -67,12 +67,12 @@ class Usage:
     grader_prompt_tokens: int = 0
     unrecorded: int = 0
     seconds: float = 0.0
-    arms: tuple[ArmUsage, ...] = ()
+    tags: tuple[TagUsage, ...] = ()
 
     def __post_init__(self) -> None:
-        """Convert arms read from JSON (lists of lists) to `ArmUsage`."""
-        if self.arms != ():
-            object.__setattr__(self, "arms", tuple(ArmUsage(*arm) for arm in self.arms))
+        """Convert tags read from JSON (lists of lists) to `TagUsage`."""
+        if self.tags != ():
+            object.__setattr__(self, "tags", tuple(TagUsage(*tag) for tag in self.tags))
 
     def __add__(self, other: Usage) -> Usage:
         """Add field by field."""
@@ -93,22 +93,22 @@ class Usage:
             self.grader_prompt_tokens + other.grader_prompt_tokens,
             self.unrecorded + other.unrecorded,
             self.seconds + other.seconds,
-            _sum(self.arms, other.arms, 1) if self.arms or other.arms else (),
+            _sum(self.tags, other.tags, 1) if self.tags or other.tags else (),
         )
 
     def __sub__(self, other: Usage) -> Usage:
         """Subtract field by field."""
         amounts = map(sub, astuple(self)[:-1], astuple(other)[:-1])
-        return Usage(*amounts, _sum(self.arms, other.arms, -1))  # type: ignore[call-arg]
+        return Usage(*amounts, _sum(self.tags, other.tags, -1))  # type: ignore[call-arg]
 
 
-AMOUNTS = tuple(field.name for field in fields(Usage) if field.name != "arms")
+AMOUNTS = tuple(field.name for field in fields(Usage) if field.name != "tags")
 """The fields of `Usage` that are numbers."""
 
 
-def _sum(first: tuple[ArmUsage, ...], second: tuple[ArmUsage, ...], sign: int) -> tuple[ArmUsage, ...]:
-    found = {arm.arm: arm for arm in first}
-    for arm in second:
-        known = found.get(arm.arm, ArmUsage(arm.arm))
-        found[arm.arm] = ArmUsage(arm.arm, *(a + sign * b for a, b in zip(known[1:], arm[1:], strict=True)))
+def _sum(first: tuple[TagUsage, ...], second: tuple[TagUsage, ...], sign: int) -> tuple[TagUsage, ...]:
+    found = {tag.tag: tag for tag in first}
+    for tag in second:
+        known = found.get(tag.tag, TagUsage(tag.tag))
+        found[tag.tag] = TagUsage(tag.tag, *(a + sign * b for a, b in zip(known[1:], tag[1:], strict=True)))
     return tuple(found[name] for name in sorted(found))

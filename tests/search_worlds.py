@@ -23,7 +23,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent, Edge
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search import MCTS, Arm, Arms, Critic, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, run
+from search import MCTS, Critic, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, Tag, Tags, run
 from search.store.table_schema import FORMAT
 
 
@@ -112,8 +112,8 @@ class World:
                 return [state.text or None for state in states]
             case Remaining():
                 return None
-            case Arms():
-                return (Arm(""),)
+            case Tags():
+                return (Tag(""),)
         raise AssertionError(request)
 
     def propose(self, state: MASState, n: int) -> list[Proposal]:

@@ -25,7 +25,7 @@ from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_planner
-from search import ArmUsage, AskTell, Propose, Usage
+from search import AskTell, Propose, TagUsage, Usage
 from search.pages import tree_page
 from search.planners.chosen_arms import ChosenArms
 from search.planners.registry import PLANNERS
@@ -120,12 +120,12 @@ def test_load_policy_accepts_arms_of_one_agent_from_a_file(tmp_path: Path) -> No
     )
     policy = load_policy(f"{{agent0: {{one: '{file}:make', two: '{file}:make:b'}}, '*': '{file}:make:c'}}")
     assert policy.name == "agent0=arms:one=a|two=b, *=c"
-    assert policy.arms("agent0") == ("one", "two") and policy.arms("agent1") == ()
+    assert policy.tags("agent0") == ("one", "two") and policy.tags("agent1") == ()
     [plan] = run("bon:6", policy, 1)
-    assert {arm.arm: arm.calls for arm in plan.usage.arms} == {"one": 3, "two": 3}
+    assert {arm.tag: arm.calls for arm in plan.usage.tags} == {"one": 3, "two": 3}
     assert plan.usage.agent_calls == 18
     combined = load_policy({"agent0": f"arms:one={file}:make", "*": ScriptedPolicy(talk)})
-    assert combined.arms("agent0") == ("one",)
+    assert combined.tags("agent0") == ("one",)
 
 
 # ---- choice of arms
@@ -133,7 +133,7 @@ def test_load_policy_accepts_arms_of_one_agent_from_a_file(tmp_path: Path) -> No
 
 def test_arms_take_turns_in_an_order_that_depends_on_the_state() -> None:
     plans = run("bon:5", n=12)
-    counts = [{arm.arm: arm.calls for arm in plan.usage.arms} for plan in plans]
+    counts = [{arm.tag: arm.calls for arm in plan.usage.tags} for plan in plans]
     # 5 messages at the root, and one at each of 10 other states.
     assert all(6 <= count["large"] + count["small"] - 4 <= 15 for count in counts)
     assert len({count["large"] for count in counts}) > 1
@@ -145,8 +145,8 @@ def test_single_arm_gives_the_same_plans_as_its_policy() -> None:
     single = by_problem(run("mcts:6,3", arms(only="talker")))
     for plans in (alone, single):
         for plan in plans.values():
-            plan["usage"].pop("arms")
-            plan["tree"].pop("arm", None)
+            plan["usage"].pop("tags")
+            plan["tree"].pop("tag", None)
     assert single == alone
 
 
@@ -169,11 +169,11 @@ def test_planner_with_arms_is_reproducible_at_any_concurrency(spec: str, rule: s
         usage, best = plan.usage, plan.best
         assert best is not None
         for whole, part in (("agent_calls", "calls"), ("generated_tokens",) * 2, ("prompt_tokens",) * 2):
-            assert getattr(usage, whole) == sum(getattr(arm, part) for arm in usage.arms)
-        assert sum(arm.chosen for arm in usage.arms) == best.state.depth
+            assert getattr(usage, whole) == sum(getattr(arm, part) for arm in usage.tags)
+        assert sum(arm.chosen for arm in usage.tags) == best.state.depth
         costs = {"large": (1, 3), "small": (0.5, 1)}
         usd = sum(
-            arm.prompt_tokens * costs[arm.arm][0] + arm.generated_tokens * costs[arm.arm][1] for arm in usage.arms
+            arm.prompt_tokens * costs[arm.tag][0] + arm.generated_tokens * costs[arm.tag][1] for arm in usage.tags
         )
         assert plan.usd == pytest.approx(usd / 1e6)
 
@@ -186,18 +186,18 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert by_problem(resumed) == whole
     stored = search.open_store(store)
     read = sorted(stored.plans(), key=lambda plan: plan.problem_id)
-    assert [plan.usage.arms for plan in read] == [plan.usage.arms for plan in resumed]
+    assert [plan.usage.tags for plan in read] == [plan.usage.tags for plan in resumed]
     [row] = stored.compare(prices=PRICES).rows
     assert {share.arm for share in row.arms} == {"large", "small"}
     assert sum(share.chosen for share in row.arms) == pytest.approx(1)
     assert row.usd is not None and row.usd.mean > 0
     [info] = stored.runs()
-    assert info.spent.arms == sum((plan.usage for plan in resumed), Usage()).arms
+    assert info.spent.tags == sum((plan.usage for plan in resumed), Usage()).tags
 
 
 def shown_arms(plan: search.Plan) -> object:
     [data] = re.findall(r'<script id="data" type="application/json">(.*?)</script>', tree_page(plan), re.DOTALL)
-    return json.loads(data)["nodes"].get("arm")
+    return json.loads(data)["nodes"].get("tag")
 
 
 def test_trees_and_pages_contain_the_arm_of_each_node(tmp_path: Path) -> None:
@@ -207,13 +207,13 @@ def test_trees_and_pages_contain_the_arm_of_each_node(tmp_path: Path) -> None:
         assert plan.tree is not None and read.tree is not None and plan.mas is not None
         nodes = list(plan.tree)[1:]
         # The models of `arms` write different texts.
-        assert [node.arm for node in nodes] == ["large" if "says" in node.state.text else "small" for node in nodes]
-        assert {node.arm for node in nodes} == {"large", "small"} and plan.tree[0].arm == ""
+        assert [node.tag for node in nodes] == ["large" if "says" in node.state.text else "small" for node in nodes]
+        assert {node.tag for node in nodes} == {"large", "small"} and plan.tree[0].tag == ""
         again = Tree.from_dict(json.loads(json.dumps(plan.tree.to_dict())), Dynamics(plan.mas))
-        assert read.tree.arms == again.arms == plan.tree.arms
-        assert shown_arms(read) == ["", *(node.arm for node in nodes)]
+        assert read.tree.tags == again.tags == plan.tree.tags
+        assert shown_arms(read) == ["", *(node.tag for node in nodes)]
     alone = run("mcts:6,3", ScriptedPolicy(talk, "talker", 4), n=1)[0]
-    assert alone.tree is not None and "arm" not in alone.tree.to_dict() and shown_arms(alone) is None
+    assert alone.tree is not None and "tag" not in alone.tree.to_dict() and shown_arms(alone) is None
 
 
 def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_identity_depends_on_arms_rule_and_prices(tmp_path: Path) -> None:
 def test_thompson_rule_prefers_the_arm_with_higher_scoring_messages() -> None:
     def share(spec: str) -> float:
         used = sum((plan.usage for plan in run(spec, critic=Likes(), n=8)), Usage())
-        calls = {arm.arm: arm.calls for arm in used.arms}
+        calls = {arm.tag: arm.calls for arm in used.tags}
         return calls["large"] / sum(calls.values())
 
     assert share("mcts:20,3") < 0.6 < 0.75 < share("mcts:20,3,arms=thompson")
@@ -246,14 +246,14 @@ def test_fixed_arm_rule_uses_just_the_given_arm(spec: str) -> None:
     planner = search.load_planner(f"{spec},arms=only:small")
     assert search.planner_spec(planner) == f"{spec},arms=only:small"
     for plan in run(planner):
-        assert {arm.arm for arm in plan.usage.arms if arm.calls} == {"small"}
+        assert {arm.tag for arm in plan.usage.tags if arm.calls} == {"small"}
 
 
 def test_cascade_uses_the_large_arm_only_if_it_does_not_stop_early() -> None:
     spec = "cascade:bon:2,arms=only:small>mcts:6,3,arms=only:large@0.55"
     ended = Counter()
     for plan in run(spec, n=12):
-        used = {arm.arm for arm in plan.usage.arms if arm.calls}
+        used = {arm.tag for arm in plan.usage.tags if arm.calls}
         assert used == ({"small"} if plan.stopped else {"small", "large"})
         ended[plan.stopped is None] += 1
     assert len(ended) == 2
@@ -274,7 +274,7 @@ def test_cost_rule_prefers_the_cheaper_of_equal_arms() -> None:
     def share(large: float) -> float:
         prices = {"large": {"prompt": 0, "generated": large}, "small": {"prompt": 0, "generated": 1}}
         plans = run("mcts:20,3,arms=cost", policy, n=8, prices={**prices, "hash": {"forward": 0}})
-        used = {arm.arm: arm.calls for arm in sum((plan.usage for plan in plans), Usage()).arms}
+        used = {arm.tag: arm.calls for arm in sum((plan.usage for plan in plans), Usage()).tags}
         return used.get("large", 0) / sum(used.values())
 
     assert share(20) < 0.2 < 0.35 < share(1) < 0.65
@@ -306,7 +306,7 @@ def test_wrapped_planner_passes_the_planner_check(inner: str, rule: Any) -> None
 def test_arm_and_recipient_rules_can_be_combined() -> None:
     planner = search.load_planner("mcts:4,2,arms=thompson,recipients=uniform")
     assert search.planner_spec(planner) == "mcts:4,2,arms=thompson,recipients=uniform"
-    assert run(planner)[0].usage.arms
+    assert run(planner)[0].usage.tags
 
 
 class AsksFor(search.Planner):
@@ -320,15 +320,15 @@ class AsksFor(search.Planner):
     def plan(self, model: Any, root: Any, rng: random.Random) -> Any:
         state = root
         while not model.is_terminal(state):
-            [arms, [first, second]] = yield [search.Arms(state), Propose(state, 2, self.arm)]
-            assert [arm.name for arm in arms] == ["large", "small"] and first.arm == second.arm == self.arm
+            [arms, [first, second]] = yield [search.Tags(state), Propose(state, 2, self.arm)]
+            assert [arm.name for arm in arms] == ["large", "small"] and first.tag == second.tag == self.arm
             state = model.transition(state, first.action)
         return search.Plan.single(state)
 
 
 def test_planner_can_request_an_arm() -> None:
     [plan, *_] = run(AsksFor("small"))
-    assert plan.usage.arms == (ArmUsage("small", 6, plan.usage.generated_tokens, plan.usage.prompt_tokens, 0, 3),)
+    assert plan.usage.tags == (TagUsage("small", 6, plan.usage.generated_tokens, plan.usage.prompt_tokens, 0, 3),)
 
 
 @pytest.mark.parametrize("policy", [None, ScriptedPolicy(talk)])
@@ -356,7 +356,7 @@ def test_budget_stops_planners_with_arms() -> None:
 
 
 async def _reply(policy: Any, arm: str) -> str:
-    request = SamplingRequest((ChatMessage("user", "q"),), (1,), arm=arm)
+    request = SamplingRequest((ChatMessage("user", "q"),), (1,), tag=arm)
     return (await policy.sample_async(request)).samples[0].text
 
 
@@ -368,7 +368,7 @@ def test_cache_separates_arms(tmp_path: Path) -> None:
     for _ in range(2):
         assert [asyncio.run(_reply(cached, arm)) for arm in ("a", "b", "")] == ["a", "b", "a"]
     assert (cached.hits, cached.misses) == (3, 3)
-    assert cached.arms("x") == ("a", "b")
+    assert cached.tags("x") == ("a", "b")
 
 
 def test_cached_arm_shares_replies_with_its_policy(tmp_path: Path) -> None:
@@ -396,14 +396,14 @@ def rate(policy: str, prices: Any) -> Any:
 def test_arms_have_separate_prices() -> None:
     price = {"prompt": 1, "generated": 2}
     one = rate("arms:a=m|b=n", {"m": price, "n": {"prompt": 2, "generated": 4}})
-    used = Usage(generated_tokens=30, arms=(ArmUsage("a", 1, 10), ArmUsage("b", 1, 20)))
+    used = Usage(generated_tokens=30, tags=(TagUsage("a", 1, 10), TagUsage("b", 1, 20)))
     assert one.usd(used) == pytest.approx((10 * 2 + 20 * 4) / 1e6)
     assert (one.generated("a"), one.generated("b")) == (2, 4)
     # A price under the name of an arm takes precedence; models of one name need it.
     named = rate("arms:a=m|b=m", {"a": price, "b": {"prompt": 0, "generated": 8}})
     assert named.usd(used) == pytest.approx((10 * 2 + 20 * 8) / 1e6)
     mixed = rate("Solver=arms:a=m|b=n, *=n", {"m": price, "n": {"prompt": 2, "generated": 4}})
-    assert mixed.usd(Usage(generated_tokens=35, arms=used.arms)) == pytest.approx((20 + 25 * 4) / 1e6)
+    assert mixed.usd(Usage(generated_tokens=35, tags=used.tags)) == pytest.approx((20 + 25 * 4) / 1e6)
     assert rate("arms:a=m|b=m", {"m": {"second": 1}}).usd(Usage(seconds=2)) == 2
 
 
@@ -415,9 +415,9 @@ def test_arm_without_a_price_and_arm_with_a_price_per_second_are_rejected() -> N
 
 
 def test_usage_is_added_and_subtracted_by_arm_name() -> None:
-    left, right = Usage(arms=(ArmUsage("b", 1, 2),)), Usage(arms=(ArmUsage("a", 1), ArmUsage("b", 3, 4, chosen=1)))
-    assert (left + right).arms == (ArmUsage("a", 1), ArmUsage("b", 4, 6, chosen=1))
-    assert (left + right - left).arms == right.arms
+    left, right = Usage(tags=(TagUsage("b", 1, 2),)), Usage(tags=(TagUsage("a", 1), TagUsage("b", 3, 4, chosen=1)))
+    assert (left + right).tags == (TagUsage("a", 1), TagUsage("b", 4, 6, chosen=1))
+    assert (left + right - left).tags == right.tags
 
 
 # ---- output
@@ -471,7 +471,7 @@ def test_ask_tell_offers_arms_as_actions() -> None:
     # TreeQuest draws from NumPy's global generator, so the order of concurrent searches would change the result.
     numpy.random.seed(0)
     plans = run(AskTell(treequest.ABMCTSA(), 16), critic=Likes(), n=12, concurrency=1)
-    used = {arm.arm: arm.calls for arm in sum((plan.usage for plan in plans), Usage()).arms}
+    used = {arm.tag: arm.calls for arm in sum((plan.usage for plan in plans), Usage()).tags}
     assert used["large"] > used["small"] > 0
 
 

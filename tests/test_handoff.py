@@ -237,7 +237,10 @@ def test_placeholders_are_filled_at_each_turn() -> None:
     [
         ({"route": "text"}, "route: expected edges or message, got 'text'"),
         ({"route": ["message"]}, "route: expected edges or message, got ['message']"),
-        ({"program": True}, "route: route: message has no effect, because the program determines the next agent"),
+        (
+            {"external": True},
+            "route: route: message has no effect, because the running system determines the next agent",
+        ),
         ({"fallback": "Bob"}, "fallback: unknown node 'Bob'"),
         ({"fallback": "q"}, "fallback: q receives no messages: name an agent or sink"),
         (

@@ -463,7 +463,7 @@ HOSTILE = [
 def planned(question: str, agents: Sequence[str], texts: Sequence[str], chain: bool = False) -> search.Plan:
     """A plan with a tree of messages, all replies to the question or each a reply to the one before."""
     parts = [{"name": name, "system_prompt": "-"} for name in agents]
-    mas = load_mas({"name": "toy", "agents": parts, "edges": [], "program": True, "max_turns": 10_000})
+    mas = load_mas({"name": "toy", "agents": parts, "edges": [], "external": True, "max_turns": 10_000})
     dynamics = Dynamics(mas)
     tree = Tree(dynamics.initial_state(question, 0))
     for node, text in enumerate(texts):

@@ -171,7 +171,7 @@ def test_open_searches_are_bounded_by_concurrency() -> None:
 
 def test_usage_is_summed_by_field() -> None:
     count = len(AMOUNTS)
-    assert {*AMOUNTS, "arms"} == {field.name for field in dataclasses.fields(search.Usage)}
+    assert {*AMOUNTS, "tags"} == {field.name for field in dataclasses.fields(search.Usage)}
     first, second = search.Usage(*range(count)), search.Usage(*range(1, count + 1))
     assert first + second == search.Usage(*range(1, 2 * count, 2))
     assert (first + second) - first == second

@@ -231,7 +231,7 @@ def test_document_that_expands_beyond_the_limit_is_reported(store: Path, monkeyp
 
 
 NUMBERS = ("seconds", "hit_rank", "candidates", "correct", "generated_tokens")
-TEXTS = ("curve = '[[1]]'", "arms = '[3]'", "error = X'61'", "metadata = '3'", "finished = 'never'")
+TEXTS = ("curve = '[[1]]'", "tags = '[3]'", "error = X'61'", "metadata = '3'", "finished = 'never'")
 
 
 @pytest.mark.parametrize(

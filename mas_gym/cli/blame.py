@@ -102,7 +102,7 @@ def _replayed(
     from search.results.run_info import is_recorded
 
     given = agents.mas is not None or agents.program is not None
-    if run.mas.program and not given:
+    if run.mas.external and not given:
         raise ConfigError(
             f"--replay: expected --mas or --program with the agents that wrote the transcripts of {run.label}, got none"
         )
@@ -185,7 +185,7 @@ def _show_remedy(found: Sequence[Blame], run: RunInfo, store: Path, least: float
     if replayed is None:
         note("Not known: " + "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()))
         first = min((one for one in unknown), key=lambda one: one.sample.shared).sample.shared + 1
-        written = "--mas SYSTEM" if is_recorded(run.config) else "--program PROGRAM" if run.mas.program else ""
+        written = "--mas SYSTEM" if is_recorded(run.config) else "--program PROGRAM" if run.mas.external else ""
         extra = f" {written} --policy MODEL" if written else ""
         note(
             f"To settle them, replay {REPLAYS} continuations from message {first} on: mas-gym blame {store} "

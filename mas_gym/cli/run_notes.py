@@ -19,7 +19,7 @@ def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str
     from mas_gym.policies.registry import purpose_of
 
     purpose = purpose_of(policy)
-    misuse = purpose.misuse(task, mas.name, question) if purpose is not None and not mas.program else None
+    misuse = purpose.misuse(task, mas.name, question) if purpose is not None and not mas.external else None
     if misuse is not None:
         note(f"Policy {policy_label(policy)} was {misuse}.", "yellow")
 

@@ -126,8 +126,8 @@ def _cost(plan: Plan) -> str:
         f"{len(plan.candidates)} candidate{'s' * (len(plan.candidates) != 1)}",
         f"{usage.seconds:.1f} s",
     ]
-    if usage.arms:
-        parts.append("by arm: " + ", ".join(f"{arm.arm} {arm.calls} calls" for arm in usage.arms))
+    if usage.tags:
+        parts.append("by arm: " + ", ".join(f"{part.tag} {part.calls} calls" for part in usage.tags))
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} prompt tokens dropped: the context was too long")
     if usage.reasoning_only:

@@ -15,7 +15,7 @@ _FORM = "arms:small=tiny,large=transformers:DIR"
 
 
 class ArmsPolicy(CombinedPolicy):
-    """Sends each request to the model that its ``arm`` names; requests without an arm go to the first one.
+    """Sends each request to the model that its ``tag`` names; requests without a tag go to the first one.
 
     Planners choose arms with `search.Propose`. If they do not, the scheduler uses the arms in turn.
 
@@ -54,7 +54,7 @@ class ArmsPolicy(CombinedPolicy):
             f"{arm}={name}": meter for arm, view in self._views.items() for name, meter in view.meters.items()
         }
 
-    def arms(self, agent: str) -> tuple[str, ...]:
+    def tags(self, agent: str) -> tuple[str, ...]:
         """Return the names of the arms, in the order in which they were given."""
         return tuple(self._views)
 
@@ -64,10 +64,10 @@ class ArmsPolicy(CombinedPolicy):
         Raises:
             PolicyError: There is no such arm, or its policy fails.
         """
-        arm = request.arm or next(iter(self._views))
+        arm = request.tag or next(iter(self._views))
         if arm not in self._views:
             raise PolicyError(f"expected one of the arms {', '.join(self._views)}, got {arm!r}")
-        return await self._views[arm].sample_async(replace(request, arm=""))
+        return await self._views[arm].sample_async(replace(request, tag=""))
 
 
 def _common(supported: list[bool | Set[str]]) -> bool | Set[str]:

@@ -98,7 +98,7 @@ class SamplingRequest:
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
             ``messages`` holds further fields of each message. A policy receives only supported fields (see `fitted`).
         traced: Whether to return the `TokenTrace` of each sample. It does not affect the samples.
-        arm: Name of the model to use, for policies with arms (`mas_gym.policies.arms_policy`); empty for the first.
+        tag: Chooses among the models of a policy that has several (`PolicyBase.tags`); empty for the policy's choice.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -112,7 +112,7 @@ class SamplingRequest:
     agent: str = ""
     extra_body: str = ""
     traced: bool = False
-    arm: str = ""
+    tag: str = ""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -367,10 +367,10 @@ class PolicyBase:
         serving: PolicyBase = self if self.identical_to is None else self.identical_to.serving(agent)
         return serving
 
-    def arms(self, agent: str) -> tuple[str, ...]:
-        """Return the names of the models available for an agent's requests; empty for a policy without arms."""
-        arms: tuple[str, ...] = () if self.identical_to is None else self.identical_to.arms(agent)
-        return arms
+    def tags(self, agent: str) -> tuple[str, ...]:
+        """Return the tags that an agent's requests may have, such as names of models; empty for one model."""
+        tags: tuple[str, ...] = () if self.identical_to is None else self.identical_to.tags(agent)
+        return tags
 
     def stand_for(self, policy: PolicyBase) -> None:
         """Set `identical_to`, and copy the attributes of the wrapped policy."""

@@ -94,9 +94,9 @@ class _Adapted(Adapter, AsyncPolicy):
         inner = wrapped_part(self.identical_to)
         return self if inner is self.identical_to else as_policy(inner).serving(agent)
 
-    def arms(self, agent: str) -> tuple[str, ...]:
+    def tags(self, agent: str) -> tuple[str, ...]:
         inner = wrapped_part(self.identical_to)
-        return () if inner is self.identical_to else as_policy(inner).arms(agent)
+        return () if inner is self.identical_to else as_policy(inner).tags(agent)
 
 
 class _AdaptedAsyncPolicy(_Adapted):

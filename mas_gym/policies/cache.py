@@ -117,13 +117,13 @@ def _complete(
 
 
 def sample_key(request: SamplingRequest, seed: int) -> str:
-    """Return the digest (32 hex digits) of a prompt, its agent and arm, its sampling parameters and one seed."""
+    """Return the digest (32 hex digits) of a prompt, its agent and tag, its sampling parameters and one seed."""
     parts: list[object] = [[[m.role, m.content] for m in request.messages], request.agent]
     parts += [request.max_new_tokens, float(request.temperature), float(request.top_p), seed]
     if request.extra_body:
         parts.append(request.extra_body)
-    if request.arm:
-        parts.append({"arm": request.arm})
+    if request.tag:
+        parts.append({"tag": request.tag})
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 

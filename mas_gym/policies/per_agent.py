@@ -63,9 +63,9 @@ class PerAgentPolicy(CombinedPolicy):
         """Return the policy for an agent's requests. Raises `PolicyError` if there is none."""
         return self._route(agent).serving(agent)
 
-    def arms(self, agent: str) -> tuple[str, ...]:
-        """Return the arms of an agent's policy. Raises `PolicyError` if there is none."""
-        return self._route(agent).arms(agent)
+    def tags(self, agent: str) -> tuple[str, ...]:
+        """Return the tags of an agent's policy. Raises `PolicyError` if there is none."""
+        return self._route(agent).tags(agent)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Return the reply to one request.

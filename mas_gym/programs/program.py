@@ -187,7 +187,7 @@ class Program:
         if self._given_mas is not None:
             from mas_gym.systems.loading import load_mas
 
-            return replace(load_mas(self._given_mas), program=True)
+            return replace(load_mas(self._given_mas), external=True)
         if self._given_agents is not None:
             names = list(self._given_agents)
             if not names or not all(isinstance(name, str) and name.strip() for name in names):
@@ -199,7 +199,7 @@ class Program:
             names = [*dry_run(self, elsewhere), OTHERS]
         prompts = self._given_agents if isinstance(self._given_agents, Mapping) else {}
         agents = tuple(Agent(name, prompts.get(name) or _OWN_PROMPTS, MAX_NEW_TOKENS) for name in names)
-        return MAS(self.name, agents, (), max_turns=self.max_calls, program=True)
+        return MAS(self.name, agents, (), max_turns=self.max_calls, external=True)
 
     def agent_of(self, call: Call) -> int:
         """Return the index of the agent that makes a call.

@@ -12,7 +12,7 @@ There are two schedules from the paper, and one for systems with loops:
   the last turn goes to ``sink``, as does a message after which no agent is waiting to act.
   With ``route: message``, an agent's message names its recipient (`mas_gym.systems.prompts`).
 
-In a ``program``, the recipient of a message is the agent that acts next, or ``sink``; if the
+In an ``external`` system, the recipient of a message is the agent that acts next, or ``sink``; if the
 system has edges, `ALL` routes along them as above.
 
 Everything that depends only on the graph is precomputed, so a transition takes only a
@@ -83,13 +83,13 @@ class Dynamics:
 
         Args:
             question: The text ``x``.
-            acting: In a program, the agent that acts first.
+            acting: In an external system, the agent that acts first.
         """
         if not isinstance(question, str):
             raise DataError(
                 f"expected a question as a str, got {type(question).__name__}; take it from problem.question"
             )
-        if self.mas.program and acting is not None and 0 <= acting <= self._sink:
+        if self.mas.external and acting is not None and 0 <= acting <= self._sink:
             return MASState(question, acting)
         return MASState(question, self._first)
 
@@ -139,7 +139,7 @@ class Dynamics:
             raise IllegalActionError(
                 f"expected an action (text, recipient) with a str as text, got {type(text).__name__}"
             )
-        if self.mas.program and (recipient != self._all or not self.mas.edges):
+        if self.mas.external and (recipient != self._all or not self.mas.edges):
             return self._next_caller(index(recipient))
         if self._fixed is None:
             find = self._named_route if self._names_recipients(state) else self._dynamic_route
@@ -154,8 +154,8 @@ class Dynamics:
         if 0 <= recipient <= self._sink:
             return (recipient,)
         raise IllegalActionError(
-            f"expected the recipient that the program selects, an agent from 0 to {self._sink - 1} or {self._sink} for "
-            f"the end, got {shown(recipient)}"
+            f"expected the recipient that the running system selects, an agent from 0 to {self._sink - 1} or "
+            f"{self._sink} for the end, got {shown(recipient)}"
         )
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ class Dynamics:
         delivered: tuple[tuple[int, int], ...] = ()
         if routed and routed[-1] == self._sink:
             acting = self._sink
-        elif self.mas.program and action[1] != self._all:
+        elif self.mas.external and action[1] != self._all:
             acting = routed[0]
         elif self._fixed is not None:
             acting = state.acting + 1
@@ -289,16 +289,16 @@ class Dynamics:
         Raises:
             DataError: No action with this text reaches these recipients.
         """
-        return self.transition(state, self.recorded_action(state, text, recipients))
+        return self.transition(state, self.replayed_action(state, text, recipients))
 
-    def recorded_action(self, state: MASState, text: str, recipients: tuple[int, ...]) -> Action:
+    def replayed_action(self, state: MASState, text: str, recipients: tuple[int, ...]) -> Action:
         """Return the action of a recorded turn: `ALL` if it reaches these recipients, otherwise one of them.
 
         Raises:
             DataError: No action with this text reaches these recipients.
         """
-        # In a program without edges, every action has an explicit recipient.
-        choices = recipients if self.mas.program and not self.mas.edges else (self._all, *recipients)
+        # In an external system without edges, every action has an explicit recipient.
+        choices = recipients if self.mas.external and not self.mas.edges else (self._all, *recipients)
         for choice in choices:
             if self.route(state, (text, choice)) == recipients:
                 return Action(text, choice)
@@ -329,7 +329,7 @@ class Dynamics:
 
     def _can_act(self, state: MASState, target: int) -> bool:
         """Return whether an agent can act if this message reaches only it, and later agents send along every edge."""
-        if self.mas.program:
+        if self.mas.external:
             return True
         waiting = self._deliver(state, (target,))
         if self.mas.max_turns is not None:

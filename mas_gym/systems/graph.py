@@ -82,7 +82,7 @@ class MAS:
         min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless no other agent can act.
         history: Content of an agent's prompt besides the question: ``"inputs"``, the messages that reached it, or
             ``"private"``, all messages that it sent or received, in order and with their speakers.
-        program: Whether an agent program (see `mas_gym.programs`) selects the next agent, writes the prompts and
+        external: Whether an agent program (see `mas_gym.programs`) selects the next agent, writes the prompts and
             returns the answer. Without edges, any agent may follow any other.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
             if a run's policy is ``"from-config"``. They are not part of the system's identity: `to_dict`, the
@@ -96,7 +96,7 @@ class MAS:
     max_turns: int | None = None
     min_turns: int = 1
     history: History = "inputs"
-    program: bool = False
+    external: bool = False
 
     @property
     def sink(self) -> int:
@@ -110,8 +110,8 @@ class MAS:
 
     @cached_property
     def dynamic(self) -> bool:
-        """Whether the schedule depends on the messages: with conditions, ``max_turns``, or a program without edges."""
-        free = self.program and not self.edges
+        """Whether the schedule depends on messages: with conditions, ``max_turns``, or externally without edges."""
+        free = self.external and not self.edges
         return free or self.max_turns is not None or any(edge.condition is not None for edge in self.edges)
 
     @cached_property
@@ -135,7 +135,7 @@ class MAS:
 
         For a MAS, this is the whole text; for a program, its return value, or an empty text if the program failed.
         """
-        if not self.program:
+        if not self.external:
             return text
         returned, failed = text.rfind(RETURNED), text.rfind(FAILED)
         if failed > returned:
@@ -145,7 +145,7 @@ class MAS:
     @property
     def kind(self) -> str:
         """The kind of system, as shown in reports: ``"MAS"`` or ``"program"``."""
-        return "program" if self.program else "MAS"
+        return "program" if self.external else "MAS"
 
     def to_dict(self) -> JSONObject:
         """Return the JSON-serializable config, which `mas_gym.load_mas` reads back to an equal system."""
@@ -162,8 +162,8 @@ class MAS:
             data["min_turns"] = self.min_turns
         if self.history != "inputs":
             data["history"] = self.history
-        if self.program:
-            data["program"] = True
+        if self.external:
+            data["external"] = True
         return data
 
     def _agent_dict(self, agent: Agent) -> JSONObject:

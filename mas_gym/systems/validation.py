@@ -98,8 +98,8 @@ class _Reader:
         if not isinstance(data, Mapping):
             self.fault((), f"expected a mapping with agents and edges, got {shown(data)}")
             return None
-        # Only stores write ``program``; hand-written configs do not need it.
-        self.keys((), data, (*CONFIG_KEYS, *({"program"} & data.keys())))
+        # Only stores write ``external``; hand-written configs do not need it.
+        self.keys((), data, (*CONFIG_KEYS, *({"external"} & data.keys())))
         schema = data.get("schema", SCHEMA)
         if schema != SCHEMA or isinstance(schema, bool):
             self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads only that schema")
@@ -108,10 +108,10 @@ class _Reader:
             self.fault(("name",), f"expected a non-empty text, got {shown(title)}: name the MAS or drop the key")
         agents = self.agents(data.get("agents"))
         names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
-        program = data.get("program", False)
-        if not isinstance(program, bool):
-            self.fault(("program",), f"expected true or false, got {shown(program)}")
-        edges = [] if program is True and not data.get("edges") else self.edges(data.get("edges"), len(agents), names)
+        external = data.get("external", False)
+        if not isinstance(external, bool):
+            self.fault(("external",), f"expected true or false, got {shown(external)}")
+        edges = [] if external is True and not data.get("edges") else self.edges(data.get("edges"), len(agents), names)
         agents = self.routing(data, agents, names, edges)
         policies = self.policies(data.get("policies"), agents)
         max_turns, min_turns = self.turns(data)
@@ -127,7 +127,7 @@ class _Reader:
         good = tuple(agent for agent in agents if agent)
         read = tuple(Edge(e[0], e[1], e[2]) for e in edges)  # type: ignore[arg-type]
         loops_and_history = max_turns, min_turns, cast(History, history)
-        return MAS(cast(str, title), good, read, policies, *loops_and_history, program)
+        return MAS(cast(str, title), good, read, policies, *loops_and_history, external)
 
     def turns(self, data: Mapping[Any, Any]) -> tuple[int | None, int]:
         most, least = data.get("max_turns"), data.get("min_turns", 1)
@@ -159,9 +159,10 @@ class _Reader:
         if not named:
             return agents
         place: Place = ("route",) if common == "message" else ("agents", named[0], "route")
-        if data.get("program") is True:
+        if data.get("external") is True:
             self.fault(
-                place, "route: message has no effect, because the program determines the next agent: drop the key"
+                place,
+                "route: message has no effect, because the running system determines the next agent: drop the key",
             )
         elif "max_turns" not in data:
             self.fault(place, "route: message needs max_turns: add it")

@@ -16,7 +16,7 @@ from mas_gym.internal.adapter import has_method
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.state import Action, MASState
-from mas_gym.testing.shared_checks import ArmLike, Findings, ProposalLike, addressed, check_apart, check_steady, stated
+from mas_gym.testing.shared_checks import Findings, ProposalLike, TagLike, addressed, check_apart, check_steady, stated
 
 _QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
 
@@ -180,8 +180,8 @@ class _Search:
         kind = type(request).__name__
         if kind == "Remaining":
             return self._left
-        if kind == "Arms":
-            return (ArmLike(),)
+        if kind == "Tags":
+            return (TagLike(),)
         proposes = kind == "Propose"
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:

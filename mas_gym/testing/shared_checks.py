@@ -24,11 +24,11 @@ ORDINARY = (
 )
 
 
-class ArmLike(NamedTuple):
-    """The only arm of an agent, like `search.Arm`."""
+class TagLike(NamedTuple):
+    """The only tag at a state, like `search.Tag`."""
 
     name: str = ""
-    price: float | None = None
+    cost: float | None = None
 
 
 class ProposalLike(NamedTuple):
@@ -39,7 +39,7 @@ class ProposalLike(NamedTuple):
     logprob: float | None
     finish_reason: str
     certainty: None = None
-    arm: str = ""
+    tag: str = ""
 
     @property
     def mean_logprob(self) -> float | None:

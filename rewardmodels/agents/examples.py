@@ -265,7 +265,7 @@ def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float
 
 
 def _refuse_programs(store: Store, info: RunInfo) -> None:
-    if info.mas.program:
+    if info.mas.external:
         raise ConfigError(
             f"{store.path}: expected a run of a MAS, got one of the program {info.mas.name}, whose prompts are not "
             "stored; train its agents with grpo, from token traces"

@@ -136,7 +136,7 @@ def graph_of(mas: MAS) -> dict[str, object]:
     """Return the part of a MAS that a critic depends on: names, edges and loops, not prompts."""
     edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
     # In a program without edges, such as a log, any agent may follow any other; the longest run limits the turns.
-    free = mas.program and not mas.edges
+    free = mas.external and not mas.edges
     stated = {"max_turns": mas.max_turns, "min_turns": mas.min_turns, "history": mas.history}
     loops = {name: value for name, value in stated.items() if value != LOOPS[name] and not free}
     return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str), **loops}

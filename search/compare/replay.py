@@ -53,7 +53,7 @@ class Continuations(Planner):
                 if place + 1 < len(texts):
                     node = child_of(tree, model, node, Proposal(Action(text, model.mas.ALL)))
             # The state after the last message of a program is not known.
-            end = None if model.mas.program else model.transition(tree.states[node], Action(texts[-1], model.mas.ALL))
+            end = None if model.mas.external else model.transition(tree.states[node], Action(texts[-1], model.mas.ALL))
             if end is not None and not model.is_terminal(end):
                 raise _other_system(model.mas, root.question, speakers, len(texts), model.mas.node_name(end.acting))
         proposals = yield [Propose(tree.states[node], self.n) for node in starts]

@@ -101,7 +101,7 @@ class LabeledTranscript:
         names = list(dict.fromkeys(self.agents)) or ["Assistant"]
         order = [names.index(name) for name in self.agents] or [0] * len(self.steps)
         system = MAS(
-            "steps", tuple(Agent(name, "", 1024) for name in names), (), max_turns=len(order) + 1, program=True
+            "steps", tuple(Agent(name, "", 1024) for name in names), (), max_turns=len(order) + 1, external=True
         )
         dynamics = Dynamics(system)
         found = [dynamics.initial_state(self.problem, order[0])]

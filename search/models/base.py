@@ -76,7 +76,7 @@ class SearchModel(ABC):
     def reply(self, request: Request) -> object:
         """Answer a request of planners about this kind of model. Raises `SearchError` if there is no such request."""
         raise SearchError(
-            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Arms from the planner, got a list "
+            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Tags from the planner, got a list "
             f"with {request!r:.200}"
         )
 

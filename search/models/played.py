@@ -19,17 +19,17 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.models.base import Messages, Models, Report, Sample, SearchModel
 from search.plan import Plan
-from search.protocol import Arm, Arms, Propose, Request, planner_name
+from search.protocol import Propose, Request, Tag, Tags, planner_name
 from search.sampling import SampleRecord, Sampling, sample_seeds
 from search.setup import Setup
 from search.tree import Proposal
-from search.usage import ArmUsage, Usage
+from search.usage import TagUsage, Usage
 
 _TURN = -1
-"""Used in place of a sample number, for the seed that chooses the first arm at a state."""
+"""Used in place of a sample number, for the seed that chooses the first tag at a state."""
 
 Prompt = tuple[Messages, Agent, Sampling, str, str]
-"""Messages, agent, sampling, extra body and arm. Requests with equal prompts are merged into one call."""
+"""Messages, agent, sampling, extra body and tag. Requests with equal prompts are merged into one call."""
 
 
 class Share(NamedTuple):
@@ -52,11 +52,11 @@ class PlayedModel(SearchModel):
 
     Attributes:
         sample: Samples messages from the policy.
-        arms: Returns the arms of an agent (`mas_gym.policies.PolicyBase.arms`).
+        tags: Returns the tags of an agent (`mas_gym.policies.PolicyBase.tags`).
     """
 
     sample: Sample = None  # type: ignore[assignment]
-    arms: Callable[[str], tuple[str, ...]] = lambda agent: ()
+    tags: Callable[[str], tuple[str, ...]] = lambda agent: ()
 
     def __post_init__(self) -> None:
         """Start without messages."""
@@ -68,18 +68,18 @@ class PlayedModel(SearchModel):
         return chat_messages(self.mas, state)
 
     def prompt(self, state: MASState) -> tuple[Messages, Agent, Sampling, str]:
-        """Return the prompt at a state, without an arm."""
+        """Return the prompt at a state, without a tag."""
         agent = self.mas.agents[state.acting]
         return self.view(state), agent, self.setup.sampling.for_agent(agent), ""
 
     async def successors(self, requests: Sequence[Propose]) -> list[list[Proposal]]:
         """Sample the messages; equal prompts share one call."""
         merged: dict[Prompt, tuple[list[int], list[Share]]] = {}
-        for slot, (state, n, arm) in enumerate((one.state, one.n, one.arm) for one in requests):
+        for slot, (state, n, tag) in enumerate((one.state, one.n, one.tag) for one in requests):
             start = self.draw(state, n)
             prompt = self.prompt(state)
             seeds = sample_seeds(self.setup.seed, self.problem.id, state, start, n)
-            for name, places in self._shared_out(state, prompt[1].name, arm, start, n):
+            for name, places in self._shared_out(state, prompt[1].name, tag, start, n):
                 entry = merged.setdefault((*prompt, name), ([], []))
                 entry[0].extend(seeds[place] for place in places)
                 entry[1].append(Share(slot, state, places))
@@ -101,16 +101,16 @@ class PlayedModel(SearchModel):
         fresh: set[tuple[bytes, str]],
     ) -> None:
         """Sample from one prompt, and fill in the samples of each request that shares it."""
-        messages, agent, sampling, extra, arm = prompt
+        messages, agent, sampling, extra, tag = prompt
         cap = min(agent.max_new_tokens, sampling.limit)
         settings = (cap, sampling.temperature, sampling.top_p, agent.name, extra)
-        outcome: object = await self.sample(SamplingRequest(messages, tuple(seeds), *settings, arm=arm))
+        outcome: object = await self.sample(SamplingRequest(messages, tuple(seeds), *settings, tag=tag))
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != len(seeds):
             got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
             raise PolicyError(f"agent {agent.name!r}: expected {len(seeds)} samples from the policy, got {got}")
         self.setup.budget.check_counted(outcome.samples)
         tokens = sum(sample.tokens for sample in outcome.samples)
-        by_arm = ArmUsage(arm, len(seeds), tokens, outcome.prompt_tokens, outcome.cached_tokens)
+        by_tag = TagUsage(tag, len(seeds), tokens, outcome.prompt_tokens, outcome.cached_tokens)
         usage = Usage(
             agent_calls=len(seeds),
             generated_tokens=tokens,
@@ -119,9 +119,9 @@ class PlayedModel(SearchModel):
             dropped_tokens=outcome.dropped_tokens,
             # An end token alone is an empty reply.
             reasoning_only=sum(sample.tokens > 1 and not sample.text for sample in outcome.samples),
-            arms=(by_arm,) if arm else (),
+            tags=(by_tag,) if tag else (),
         )
-        records = [self._record(*pair, arm) for pair in zip(outcome.samples, seeds, strict=True)]
+        records = [self._record(*pair, tag) for pair in zip(outcome.samples, seeds, strict=True)]
         placed = [(share, place) for share in shares for place in share.places]
         for (share, place), record in zip(placed, records, strict=True):
             replies[share.slot][place] = record.proposal
@@ -134,59 +134,59 @@ class PlayedModel(SearchModel):
     async def reached(self, messages: Sequence[tuple[MASState, str]]) -> None:
         """Compute the states after new messages, for models whose transitions take time."""
 
-    def _record(self, sample: Sampled, seed: int, arm: str) -> SampleRecord:
+    def _record(self, sample: Sampled, seed: int, tag: str) -> SampleRecord:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.mas.ALL)
-        return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty, arm), seed)
+        return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty, tag), seed)
 
     def _keep(self, state: MASState, record: SampleRecord, fresh: set[tuple[bytes, str]]) -> None:
         """Store a message by its state and text; of equal messages, keep the one from the earliest round.
 
-        Within a round, the message of the alphabetically first arm is kept, so that the order of replies does not
+        Within a round, the message of the alphabetically first tag is kept, so that the order of replies does not
         matter.
         """
         key = (state.digest, record.proposal.action.text)
         known = self.samples.get(key)
-        if known is None or (key in fresh and record.proposal.arm < known.proposal.arm):
+        if known is None or (key in fresh and record.proposal.tag < known.proposal.tag):
             self.samples[key] = record
             fresh.add(key)
 
-    # ---- arms
+    # ---- tags
 
     def reply(self, request: Request) -> object:
-        """Answer `Arms`."""
-        return self._arms_at(request.state) if isinstance(request, Arms) else super().reply(request)
+        """Answer `Tags`."""
+        return self._tags_at(request.state) if isinstance(request, Tags) else super().reply(request)
 
-    def _arms_at(self, state: MASState) -> tuple[Arm, ...]:
+    def _tags_at(self, state: MASState) -> tuple[Tag, ...]:
         self.draw(state, 0)
         rate = self.setup.rate
-        names = self.arms(self.mas.agents[state.acting].name) or ("",)
-        return tuple(Arm(name, None if rate is None else rate.generated(name)) for name in names)
+        names = self.tags(self.mas.agents[state.acting].name) or ("",)
+        return tuple(Tag(name, None if rate is None else rate.generated(name)) for name in names)
 
-    def _shared_out(self, state: MASState, agent: str, arm: str, start: int, n: int) -> Iterator[tuple[str, range]]:
-        """Yield the arms that write ``n`` messages at a state, each with the positions of its messages."""
-        arms = self.arms(agent)
-        if arm in arms or (not arm and not arms):
-            yield arm, range(n)
+    def _shared_out(self, state: MASState, agent: str, tag: str, start: int, n: int) -> Iterator[tuple[str, range]]:
+        """Yield the tags of ``n`` messages at a state, each with the positions of its messages."""
+        tags = self.tags(agent)
+        if tag in tags or (not tag and not tags):
+            yield tag, range(n)
             return
-        if arm:
-            known = f"the arms {', '.join(arms)}" if arms else "a policy without arms"
+        if tag:
+            known = f"the tags {', '.join(tags)}" if tags else "a policy without tags"
             raise SearchError(
-                f"planner {planner_name(self.setup.planner)}: expected an arm of the agent {agent!r}, got {arm!r}; the "
-                f"agent has {known}; request search.Arms(state) for the names"
+                f"planner {planner_name(self.setup.planner)}: expected a tag of the agent {agent!r}, got {tag!r}; the "
+                f"agent has {known}; request search.Tags(state) for the names"
             )
-        # The order differs between states, so that planners that draw once per state use every arm.
+        # The order differs between states, so that planners that draw once per state use every tag.
         first = derive_seed(self.setup.seed, self.problem.id, state.digest, _TURN) + start
-        for place in range(min(n, len(arms))):
-            yield arms[(first + place) % len(arms)], range(place, n, len(arms))
+        for place in range(min(n, len(tags))):
+            yield tags[(first + place) % len(tags)], range(place, n, len(tags))
 
     def completed(self, plan: Plan) -> Plan:
-        """Add how many messages of the chosen answer each arm wrote."""
+        """Add how many messages of the chosen answer have each tag."""
         path = [] if plan.best is None else plan.best.state.path()[1:]
-        written = Counter(proposal.arm for state in path if (proposal := self.proposal_of(state)) is not None)
-        chosen = Usage(arms=tuple(ArmUsage(arm, chosen=n) for arm, n in sorted(written.items()) if arm))
-        if chosen.arms:
+        written = Counter(proposal.tag for state in path if (proposal := self.proposal_of(state)) is not None)
+        chosen = Usage(tags=tuple(TagUsage(tag, chosen=n) for tag, n in sorted(written.items()) if tag))
+        if chosen.tags:
             self.report("", chosen)
             plan = replace(plan, usage=plan.usage + chosen)
         return plan
@@ -201,4 +201,4 @@ class PlayedModels(Models):
 
     def model(self, setup: Setup, problem: Problem, report: Report) -> PlayedModel:
         """Return the model of a search."""
-        return PlayedModel(setup, problem, report, sample=self._sample, arms=self._policy.arms)
+        return PlayedModel(setup, problem, report, sample=self._sample, tags=self._policy.tags)

@@ -126,7 +126,7 @@ class ProgramModels(Models):
     def model(self, setup: Setup, problem: Problem, report: Report) -> ProgramModel:
         """Return the model of a search."""
         session = self._runner.session(problem.question)
-        parts = {"sample": self._sample, "arms": self._policy.arms, "session": session, "program": self._program}
+        parts = {"sample": self._sample, "tags": self._policy.tags, "session": session, "program": self._program}
         return ProgramModel(setup, problem, report, **parts)  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.models.base import Messages, Models, Report, SearchModel
-from search.protocol import Arm, Arms, Propose, Request
+from search.protocol import Propose, Request, Tag, Tags
 from search.recorded_world import RecordedWorld, Recording
 from search.sampling import SampleRecord
 from search.setup import Setup
@@ -68,10 +68,10 @@ class RecordedModel(SearchModel):
         return drawn
 
     def reply(self, request: Request) -> object:
-        """Answer `Arms`: a recorded run has one."""
-        if isinstance(request, Arms):
+        """Answer `Tags`: a recorded run has one."""
+        if isinstance(request, Tags):
             self.draw(request.state, 0)
-            return (Arm("", None if self.setup.rate is None else self.setup.rate.generated("")),)
+            return (Tag("", None if self.setup.rate is None else self.setup.rate.generated("")),)
         return super().reply(request)
 
 

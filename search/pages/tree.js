@@ -128,7 +128,7 @@
     const says = element("span", "says", snippet(i ? text(i) : data.question));
     says.dir = "auto";
     row.append(agent);
-    if (column("arm", i)) row.append(element("span", "arm", column("arm", i)));
+    if (column("tag", i)) row.append(element("span", "arm", column("tag", i)));
     row.append(says);
     const right = column("correct", i);
     if (right !== null && right !== undefined) row.append(element("span", `mark ${right ? "good" : "bad"}`, right ? "✓" : "✗"));
@@ -245,7 +245,7 @@
     add("Q", column("q", i), "mean of the values backed up");
     add("value V", column("value", i), "value by the critic");
     add("mean logprob", column("logprob", i), "mean log-probability per token, nats");
-    add("model", column("arm", i) || null, "arm of the policy that wrote this message");
+    add("model", column("tag", i) || null, "arm of the policy that wrote this message");
     add("tokens", i ? column("tokens", i) : null, "generated tokens of this message");
     add("answer", column("answer", i), "answer read from this message");
     let children = 0;

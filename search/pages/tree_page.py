@@ -84,7 +84,7 @@ def _data(
         "value": [node.value for node in nodes],
         "logprob": [mean_logprob(node.logprob, node.tokens) for node in nodes],
         "tokens": [node.tokens for node in nodes] if counted else None,
-        "arm": [node.arm for node in nodes] if tree.arms else None,
+        "tag": [node.tag for node in nodes] if tree.tags else None,
         "answer": [graded.get(node.id, (None, None))[0] for node in nodes],
         "correct": [graded.get(node.id, (None, None))[1] if marked else None for node in nodes],
     }
@@ -103,7 +103,7 @@ def _data(
         "correct": plan.correct if marked else None,
         "reference": reference,
         "facts": list({**facts, **costs}.items()),
-        "program": mas.program,
+        "program": mas.external,
         "requests": requests,
         "schema": SCHEMA,
         "texts": list(texts),

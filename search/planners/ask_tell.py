@@ -16,7 +16,7 @@ from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked, step_values
 from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
 from search.planners.tree_growth import child_of, evaluate, turns_left
-from search.protocol import Arms, Critic, Model, PlanGenerator, Planner, Propose, Remaining, Steps, ValueKind
+from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Remaining, Steps, Tags, ValueKind
 from search.tree import Tree
 
 ACTION = "message"
@@ -53,8 +53,8 @@ class AskTell(Planner):
     the terminal state with the best path score; if no trial reached one, the best transcript is completed. Results are
     reproducible only if the algorithm's random generator is seeded.
 
-    If the first agent's policy has arms, the algorithm's actions are the arm names, so that multi-model algorithms such
-    as TreeQuest's ``ABMCTSA`` can choose among them. If an agent lacks the chosen arm, its arms take turns.
+    If the first agent's policy has tags, the algorithm's actions are the tag names, so that multi-model algorithms such
+    as TreeQuest's ``ABMCTSA`` can choose among them. If an agent lacks the chosen tag, its tags take turns.
 
     Attributes:
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
@@ -93,8 +93,8 @@ class AskTell(Planner):
         return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=watch.stopped)
 
     def _search(self, tree: Tree, model: Model, watch: Watch) -> Steps[None]:
-        [arms] = yield [Arms(tree.states[0])]
-        actions = [arm.name for arm in arms] if len(arms) > 1 else [ACTION]
+        [tags] = yield [Tags(tree.states[0])]
+        actions = [tag.name for tag in tags] if len(tags) > 1 else [ACTION]
         state, reported = self.algorithm.init_tree(), 0
         while reported < self.n_trials:
             batch = min(self.batch, self.n_trials - reported)
@@ -106,7 +106,7 @@ class AskTell(Planner):
                     return
             state, trials = self.algorithm.ask_batch(state, batch, actions)
             nodes = [0 if trial.parent_state is None else int(trial.parent_state) for trial in trials]
-            yield from _extend(tree, model, nodes, [trial.action for trial in trials] if len(arms) > 1 else ())
+            yield from _extend(tree, model, nodes, [trial.action for trial in trials] if len(tags) > 1 else ())
             for trial, node in zip(trials, nodes, strict=True):
                 value = tree.values[node]
                 state = self.algorithm.tell(state, trial.trial_id, (node, self._score(value)))
@@ -124,7 +124,7 @@ class AskTell(Planner):
         return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
 
 
-def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()) -> Steps[None]:
+def _extend(tree: Tree, model: Model, nodes: list[int], tags: Sequence[str] = ()) -> Steps[None]:
     """Replace each non-terminal node with a newly sampled and scored child.
 
     In a recorded run, a node without further messages is replaced by its best child.
@@ -133,17 +133,17 @@ def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()
         tree: The tree, which receives the children.
         model: The dynamics.
         nodes: The nodes.
-        arms: For each node, the arm that writes its message; empty if the algorithm does not choose arms.
+        tags: For each node, the tag that writes its message; empty if the algorithm does not choose tags.
     """
     open_ones = [i for i, node in enumerate(nodes) if not tree.is_terminal(node)]
     if not open_ones:
         return
     wanted = [Propose(tree.states[nodes[i]]) for i in open_ones]
-    if arms:
-        known = yield [Arms(request.state) for request in wanted]
+    if tags:
+        known = yield [Tags(request.state) for request in wanted]
         for place, (i, offered) in enumerate(zip(open_ones, known, strict=True)):
-            if any(arm.name == arms[i] for arm in offered):
-                wanted[place] = replace(wanted[place], arm=arms[i])
+            if any(tag.name == tags[i] for tag in offered):
+                wanted[place] = replace(wanted[place], tag=tags[i])
     try:
         replies = yield [*wanted]
     except ExhaustedError:

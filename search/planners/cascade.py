@@ -59,9 +59,9 @@ class Cascade(Planner):
         return self.stages[-1].size_setting
 
     @property
-    def needs_prices(self) -> bool:  # type: ignore[override]
+    def needs_costs(self) -> bool:  # type: ignore[override]
         """Whether any stage needs prices."""
-        return any(stage.needs_prices for stage in self.stages)
+        return any(stage.needs_costs for stage in self.stages)
 
     def for_run(self, critic: Critic | None, training: bool) -> Cascade:
         """Bind the stages and the rules to the critic."""
@@ -127,15 +127,15 @@ class Cascade(Planner):
 
 
 _Place = tuple[MASState, str]
-"""A place to draw messages: a state and an arm."""
+"""A place to draw messages: a state and an tag."""
 
 
 def _place(request: Propose) -> _Place:
-    return request.state, request.arm
+    return request.state, request.tag
 
 
 class _Supply:
-    """Messages of all stages by state and arm; each stage receives them before new ones are drawn.
+    """Messages of all stages by state and tag; each stage receives them before new ones are drawn.
 
     Attributes:
         calls: Messages drawn so far.
@@ -169,7 +169,7 @@ class _Supply:
             wanted[_place(proposal)] += proposal.n
         missing = {place: n - len(self._drawn[place]) for place, n in wanted.items() if n > len(self._drawn[place])}
         others: list[Request] = [request for request in requests if not isinstance(request, Propose)]
-        asked = [*(Propose(state, n, arm) for (state, arm), n in missing.items()), *others]
+        asked = [*(Propose(state, n, tag) for (state, tag), n in missing.items()), *others]
         replies: list[Any]
         try:
             replies = (yield asked) if asked else []

@@ -21,8 +21,6 @@ from mas_gym.systems.state import MASState
 from search.planners.normal_posterior import draw_normal, expected_excess
 from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import (
-    Arm,
-    Arms,
     Critic,
     Evaluate,
     Model,
@@ -31,6 +29,8 @@ from search.protocol import (
     Request,
     Reward,
     Steps,
+    Tag,
+    Tags,
     planner_name,
     value_kind,
 )
@@ -81,7 +81,7 @@ class ChosenArms(PlannerWrapper):
                 f"arms={self.arms} learns from values, but {planner_name(self.planner)} requests none; leave out arms="
             )
         if self.arms == "cost":
-            object.__setattr__(self, "needs_prices", True)
+            object.__setattr__(self, "needs_costs", True)
 
     def for_run(self, critic: Critic | None, training: bool) -> ChosenArms:
         """Bind the planner."""
@@ -130,7 +130,7 @@ class _Choice:
     rule: str
     outcomes_only: bool
     rng: random.Random
-    arms: dict[int, tuple[Arm, ...]] = field(default_factory=dict)
+    arms: dict[int, tuple[Tag, ...]] = field(default_factory=dict)
     gains: dict[tuple[int, str], _Gains] = field(default_factory=lambda: defaultdict(_Gains))
     written: dict[tuple[MASState, str], str] = field(default_factory=dict)
     values: dict[MASState, float] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class _Choice:
         states = [request.state for request in requests if isinstance(request, Propose)]
         unknown = {state.acting: state for state in states if state.acting not in self.arms}
         if unknown:
-            self.arms.update(zip(unknown, (yield [Arms(state) for state in unknown.values()]), strict=True))
+            self.arms.update(zip(unknown, (yield [Tags(state) for state in unknown.values()]), strict=True))
         parts = [part for slot, request in enumerate(requests) for part in self._split(slot, request)]
         others = [slot for slot, request in enumerate(requests) if not isinstance(request, Propose)]
         asked: list[Request] = [*(part.request for part in parts), *(requests[slot] for slot in others)]
@@ -154,7 +154,7 @@ class _Choice:
         for part, reply in zip(parts, replies, strict=False):
             placed[part.slot] += zip(part.places, reply, strict=False)
             for proposal in reply:
-                self.written.setdefault((part.request.state, proposal.action.text), part.request.arm)
+                self.written.setdefault((part.request.state, proposal.action.text), part.request.tag)
         for slot, found in placed.items():
             answers[slot] = [proposal for _, proposal in sorted(found, key=lambda one: one[0])]
         return answers
@@ -163,16 +163,16 @@ class _Choice:
         if not isinstance(request, Propose):
             return []
         arms = self.arms[request.state.acting]
-        if request.arm or not arms[0].name:
+        if request.tag or not arms[0].name:
             return [_Part(slot, request, range(request.n))]
         if self.rule.startswith(ONLY):
-            return [_Part(slot, replace(request, arm=self.rule.removeprefix(ONLY)), range(request.n))]
+            return [_Part(slot, replace(request, tag=self.rule.removeprefix(ONLY)), range(request.n))]
         places: dict[str, list[int]] = defaultdict(list)
         for place in range(request.n):
             places[self._choose(request.state, arms)].append(place)
         return [_Part(slot, Propose(request.state, len(some), arm), some) for arm, some in places.items()]
 
-    def _choose(self, state: MASState, arms: Sequence[Arm]) -> str:
+    def _choose(self, state: MASState, arms: Sequence[Tag]) -> str:
         known = [self.gains[state.acting, arm.name] for arm in arms]
         mean = sum(gains.total for gains in known) / max(1, sum(gains.n for gains in known))
         draws = [draw_normal(self.rng, mean, SPREAD, gains.n, gains.total, gains.squares) for gains in known]
@@ -204,9 +204,9 @@ class _Choice:
                     self.gains[step.parent.acting, arm].add(value - before)
 
 
-def _price(arm: Arm) -> float:
-    if arm.price is None:
+def _price(arm: Tag) -> float:
+    if arm.cost is None:
         raise ConfigError(
             f"arms=cost: expected a price for tokens that the arm {arm.name!r} generates, got none; add one"
         )
-    return arm.price
+    return arm.cost

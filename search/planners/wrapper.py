@@ -29,7 +29,7 @@ class PlannerWrapper(Planner):
             "planner": planner,
             "needs_critic": planner.needs_critic,
             "size_setting": planner.size_setting,
-            "needs_prices": planner.needs_prices,
+            "needs_costs": planner.needs_costs,
         }
         for name, value in own.items():
             object.__setattr__(self, name, value)

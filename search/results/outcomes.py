@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from search.plan import Plan
-from search.usage import ArmUsage, Usage
+from search.usage import TagUsage, Usage
 
 
 class Outcome(NamedTuple):
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
         usd: Cost in USD; None without prices.
         unrecorded: Messages requested beyond those of a recorded run.
         stopped: Reason for stopping early, as in `Plan.stopped`; None if the search did not stop early.
-        arms: The contribution of each arm, as in `Usage.arms`.
+        tags: The usage of each tag, as in `Usage.tags`.
         cut: Whether a prompt was cut to fit the context window.
         reasoning_only: Messages without text, as in `Usage.reasoning_only`.
         answer: The chosen answer.
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     usd: float | None = None
     unrecorded: int = 0
     stopped: str | None = None
-    arms: tuple[ArmUsage, ...] = ()
+    tags: tuple[TagUsage, ...] = ()
     cut: bool = False
     reasoning_only: int = 0
     answer: str | None = None
@@ -93,7 +93,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         usd=plan.usd,
         unrecorded=usage.unrecorded,
         stopped=plan.stopped,
-        arms=usage.arms,
+        tags=usage.tags,
         cut=usage.dropped_tokens > 0,
         reasoning_only=usage.reasoning_only,
         answer=plan.answer,

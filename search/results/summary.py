@@ -265,9 +265,9 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
 
 
 def _arm_shares(outcomes: Sequence[Outcome]) -> tuple[ArmShare, ...]:
-    total = sum((Usage(arms=outcome.arms) for outcome in outcomes if outcome.arms), Usage()).arms
+    total = sum((Usage(tags=outcome.tags) for outcome in outcomes if outcome.tags), Usage()).tags
     chosen, n = max(1, sum(arm.chosen for arm in total)), len(outcomes)
-    return tuple(ArmShare(a.arm, a.calls / n, a.generated_tokens / n, a.chosen / chosen) for a in total)
+    return tuple(ArmShare(a.tag, a.calls / n, a.generated_tokens / n, a.chosen / chosen) for a in total)
 
 
 class CurvePoint(NamedTuple):

@@ -76,7 +76,7 @@ def _rows(agents: Sequence[Agent], problem: Problem, content: Document) -> Itera
             "total": tree["total"][node],
             "q": tree["total"][node] / visits if visits else None,
             "finish": "length" if node in cut else "stop",
-            "arm": (tree["arm"][node] or None) if "arm" in tree else None,
+            "arm": (tree["tag"][node] or None) if "tag" in tree else None,
             **{name: tree[name][node] for name in ("value", "tokens", "logprob", "seed")},
         }
         for end in ends.get(node, [{}]):

@@ -25,7 +25,7 @@ from search.results.run_info import RunInfo
 from search.store.table_schema import ESCAPE, ROW, ROW_TYPES, Damage, as_text, checksum, digest, from_text
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
-from search.usage import AMOUNTS, ArmUsage, Usage
+from search.usage import AMOUNTS, TagUsage, Usage
 
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of its state and by its text."""
@@ -38,9 +38,9 @@ Row = dict[str, Any]
 _TEXTS = ("problem", "question", "reference", "answer", "error", "stopped")
 _NODES: dict[str, set[type]] = {
     "parent": {int}, "speaker": {int}, "visits": {int}, "total": {int, float}, "value": {int, float, NoneType},
-    "tokens": {int}, "logprob": {int, float, NoneType}, "seed": {int, NoneType}, "arm": {str},
+    "tokens": {int}, "logprob": {int, float, NoneType}, "seed": {int, NoneType}, "tag": {str},
 }  # fmt: skip
-"""The types in the columns of a stored tree with an entry per node; ``arm`` is missing for a policy with one model."""
+"""The types in the columns of a stored tree with an entry per node; ``tag`` is missing for a search without tags."""
 _MESSAGES: dict[str, set[type]] = {"text": {int}, "recipients": {list}}
 """The columns with an entry per node except the root."""
 _LISTS: dict[str, set[type]] = {"texts": {str}, "truncated": {int}, "terminal": {int}}
@@ -79,7 +79,7 @@ def search_id(run: str, problem_id: str) -> int:
 
 def usage_of_row(row: Row) -> Usage:
     """Return the cost of a search from its row of ``searches``."""
-    return Usage(**{name: row[name] for name in AMOUNTS}, arms=row["arms"])
+    return Usage(**{name: row[name] for name in AMOUNTS}, tags=row["tags"])
 
 
 def metadata_text(problem: Problem) -> str:
@@ -127,7 +127,7 @@ def write_search(connection: sqlite3.Connection, run: str, problem: Problem, pla
         "error": plan.error,
         **asdict(plan.usage),
         "seconds": float(plan.usage.seconds),
-        "arms": json.dumps(plan.usage.arms),
+        "tags": json.dumps(plan.usage.tags),
         "finished": round(time(), 3),
         "candidates": len(ended.candidates),
         "hit_rank": ranks[0] if ranks else None,
@@ -238,8 +238,8 @@ def read_columns(connection: sqlite3.Connection, searches: Sequence[int], *, doc
             found[name] = [text and from_text(text) for text in found[name]]
     if not all(map(_CURVE.fullmatch, found["curve"])):
         raise Damage("its curve has values of wrong types")
-    arms = (_checked_entries("arms", json.loads(text), _ARMS) if text != "[]" else () for text in found["arms"])
-    found["arms"] = [tuple(map(ArmUsage._make, entries)) for entries in arms]
+    tags = (_checked_entries("tags", json.loads(text), _TAGS) if text != "[]" else () for text in found["tags"])
+    found["tags"] = [tuple(map(TagUsage._make, entries)) for entries in tags]
     return found
 
 
@@ -250,7 +250,7 @@ def rows_of(columns: Columns) -> list[Row]:
 
 _CHECKED = len(ROW) - 1
 _CURVE = re.compile(r"\[(\[[0-9]+, (true|false)\](, )?)*\]")
-_ARMS: Sequence[set[type]] = ({str}, {int}, {int}, {int}, {int}, {int})
+_TAGS: Sequence[set[type]] = ({str}, {int}, {int}, {int}, {int}, {int})
 _CANDIDATES: Sequence[set[type]] = [{int}, {int, float, NoneType}, {str, NoneType}, {bool, NoneType}]
 _POINTS: Sequence[set[type]] = [{int}, {int}, {int, NoneType}, {str, NoneType}, {bool, NoneType}]
 
@@ -319,7 +319,7 @@ def _checked_tree(tree: JSONObject) -> int:
     """Check the types and lengths of a stored tree's columns, and return the number of nodes. Raises `Damage`."""
     nodes = len(tree["parent"])
     for name, types in _NODES.items():
-        if name != "arm" or name in tree:
+        if name != "tag" or name in tree:
             _check_column(name, tree[name], types, nodes)
     for name, types in _MESSAGES.items():
         _check_column(name, tree[name], types, nodes - 1)

@@ -28,7 +28,7 @@ def run_config(setup: Setup) -> JSONObject:
         IdentityError: The planner, the policy, the critic or the task has no identity.
     """
     others = {} if setup.program is None else {"program": _stated("program", setup.program)}
-    if setup.planner.needs_prices:
+    if setup.planner.needs_costs:
         others["prices"] = _stated("prices", setup.rate)
     return others | {
         "schema": FORM,

@@ -378,7 +378,7 @@ class Store:
                 f"store {self.path}: expected a training run, got {info.label}; make one with mas-gym rollouts, or "
                 "search.run(..., training=True)"
             )
-        if mas.program:
+        if mas.external:
             raise StoreError(
                 f"store {self.path}: expected a run of a MAS, got a run of the program {mas.name} (prompts not stored)"
             )

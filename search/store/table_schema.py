@@ -45,7 +45,7 @@ CREATE TABLE searches (
     finished REAL NOT NULL,         -- the end, in Unix time
     stopped TEXT,                   -- reason for stopping early
     error TEXT,
-    arms TEXT NOT NULL,             -- JSON: what each arm contributed, as lists of the fields of search.ArmUsage
+    tags TEXT NOT NULL,             -- JSON: the usage by tag, as lists of the fields of search.TagUsage
     curve TEXT NOT NULL,            -- JSON: tokens spent at each change of the answer, and whether that is correct
     scored INTEGER NOT NULL,        -- whether a state of the tree has a value
     kind TEXT NOT NULL,             -- of the problem, like the following
@@ -131,7 +131,7 @@ _STORED = re.compile(f"{ESCAPE}([0-9a-f]{{4}})")
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=14,
+    schema=15,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",

@@ -301,7 +301,7 @@ def _config(staging: Staging, names: Mapping[str, str], identity: JSONMapping, s
         for name, prompt in staging.agents()
     ]
     longest = staging.fact("longest")
-    mas = load_mas({"name": RECORDED, "agents": agents, "edges": [], "program": True, "max_turns": longest})
+    mas = load_mas({"name": RECORDED, "agents": agents, "edges": [], "external": True, "max_turns": longest})
     return {
         "schema": FORM,
         "planner": {"class": RECORDED, "fields": dict(identity)},
