@@ -59,7 +59,8 @@ class Budget:
                     f"{shown(part)}"
                 )
             try:
-                limits[name] = int(number) if number.isdecimal() and len(number) < 16 else float(number)
+                whole = number.removeprefix("-").isdecimal() and len(number) < 16
+                limits[name] = int(number) if whole else float(number)
             except ValueError:
                 raise ConfigError(f"budget: expected {name} to be a positive number, got {shown(number)}") from None
         if not all(isinstance(limits.get(name, 1), int) for name in ("calls", "tokens")):
