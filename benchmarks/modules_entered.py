@@ -1,0 +1,64 @@
+"""Modules that are executed for one question: ``python -m benchmarks.modules_entered``.
+
+The script runs one search of MCTS(10,3) with a scripted policy and a critic drawn from a hash, without a store. A first
+run imports all modules, so that only calls are counted in the second.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import search
+from benchmarks.store_reading import DrawnCritic
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.tasks import Problem
+
+ROOT = Path(search.__file__).parents[1]
+
+
+def question(seed: int) -> None:
+    policy = ScriptedPolicy(lambda request, seed: f"It may be {seed % 977}. Final Answer: {seed % 5}")
+    problem = Problem("p", "What is 3 modulo 5?", "3")
+    list(search.run("mcts:10,3", [problem], mas="rpsv", policy=policy, critic=DrawnCritic("first"), seed=seed))
+
+
+def module(frame: FrameType | None) -> str | None:
+    path = Path(frame.f_code.co_filename) if frame else ROOT
+    if not path.is_relative_to(ROOT):
+        return None
+    name = str(path.relative_to(ROOT))
+    return name if name.startswith(("mas_gym/", "search/", "rewardmodels/")) else None
+
+
+def main() -> None:
+    entered: Counter[str] = Counter()
+    crossed: Counter[tuple[str, str]] = Counter()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        here = module(frame) if event == "call" else None
+        if here is not None:
+            entered[here] += 1
+            caller = module(frame.f_back)
+            if caller not in (None, here):
+                crossed[caller or "", here] += 1
+
+    question(1)
+    sys.setprofile(note)
+    threading.setprofile(note)
+    question(2)
+    sys.setprofile(None)
+    threading.setprofile(None)
+    print(f"{len(entered)} modules, {entered.total():,} calls, {crossed.total():,} from one module to another")
+    for name, calls in entered.items():
+        print(f"{calls:7,}  {name}")
+    print()
+    for (caller, called), calls in crossed.most_common(20):
+        print(f"{calls:7,}  {caller} -> {called}")
+
+
+if __name__ == "__main__":
+    main()
