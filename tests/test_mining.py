@@ -223,6 +223,10 @@ def test_unknown_rules_are_rejected() -> None:
         same_rule(3)  # type: ignore[arg-type]
 
 
+def test_mining_is_deterministic() -> None:
+    assert collect(grove(), "pairs").fingerprint() == collect(grove(), "pairs").fingerprint()
+
+
 def test_rows_contain_their_source() -> None:
     [row] = collect([LabeledTree(family([1.0, -1.0]), MAS, "arithmetic", "p1", 3)], "pairs").examples
     assert (row.task, row.problem_id, row.mas, row.depth, row.agent) == ("arithmetic", "p1", "rpsv", 0, "Reader")
