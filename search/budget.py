@@ -38,7 +38,6 @@ class Budget:
     rate: Rate | None = None
 
     def __post_init__(self) -> None:
-        """Check the limits."""
         for name, limit in zip(LIMITS, (self.calls, self.tokens, self.seconds, self.usd), strict=True):
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < math.inf):
                 raise ConfigError(f"budget: expected {name} to be a positive number or None, got {limit!r}")

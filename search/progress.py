@@ -61,7 +61,6 @@ class Progress:
         return replace(self, usage=usage, open=open_searches, stopped=stopped)
 
     def __str__(self) -> str:
-        """Return the snapshot as one line."""
         total = "" if self.total is None else f"/{self.total}"
         seconds = max(self.usage.seconds, 1e-9)
         rate = self.usage.generated_tokens / seconds

@@ -54,12 +54,7 @@ class RecordedWorld:
 
 
 class Recording(Protocol):
-    """Interface of a recorded run for the engine; implemented by `search.Recorded`.
-
-    Attributes:
-        name: The run's name.
-        mas: The system that was recorded.
-    """
+    """Interface of a recorded run for the engine; implemented by `search.Recorded`."""
 
     name: str
     mas: MAS

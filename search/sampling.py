@@ -30,7 +30,6 @@ class Sampling:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         object.__setattr__(self, "temperature", effective_temperature(self.temperature))
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")

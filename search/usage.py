@@ -75,7 +75,6 @@ class Usage:
             object.__setattr__(self, "tags", tuple(TagUsage(*tag) for tag in self.tags))
 
     def __add__(self, other: Usage) -> Usage:
-        """Add field by field."""
         # Written out because it runs for every reply; this is many times faster than a loop over the fields.
         return Usage(
             self.agent_calls + other.agent_calls,
@@ -97,7 +96,6 @@ class Usage:
         )
 
     def __sub__(self, other: Usage) -> Usage:
-        """Subtract field by field."""
         amounts = map(sub, astuple(self)[:-1], astuple(other)[:-1])
         return Usage(*amounts, _sum(self.tags, other.tags, -1))  # type: ignore[call-arg]
 

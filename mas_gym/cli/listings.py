@@ -154,7 +154,6 @@ def _env_row(spec: EnvSpec) -> JSONObject:
 
 
 def _data(task: str) -> str:
-    """Return the data that a task needs."""
     from mas_gym.tasks.catalog import BENCHMARKS
 
     return f"{BENCHMARKS[task].hub.path} from the hub, or a local file" if task in BENCHMARKS else "none, generated"

@@ -56,7 +56,6 @@ class RunProgress:
         self._ticker: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Start drawing."""
         from rich.live import Live
 
         if self._console.is_terminal and not self._console.is_dumb_terminal:

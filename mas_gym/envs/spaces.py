@@ -102,15 +102,12 @@ class Unicode(Space[str]):
         return ""
 
     def __eq__(self, other: object) -> bool:
-        """Compare the limits."""
         return isinstance(other, Unicode) and self.max_bytes == other.max_bytes
 
     def __hash__(self) -> int:
-        """Hash the limit."""
         return hash(("Unicode", self.max_bytes))
 
     def __repr__(self) -> str:
-        """Return the call that builds the space."""
         return f"Unicode({self.max_bytes})"
 
 
@@ -229,7 +226,6 @@ class Records(Space[tuple[Record, ...]]):
         return self.record, self.fields, self.max_rows, self.max_bytes
 
     def __repr__(self) -> str:
-        """Return the call that builds the space."""
         return f"Records({name_of(self.record)}, {self.fields}, {self.max_rows}, {self.max_bytes})"
 
 
@@ -252,7 +248,6 @@ class SharedBatch(Sequence[str | tuple[Record, ...]]):
         self._n = n
 
     def __len__(self) -> int:
-        """Return the number of environments."""
         return self._n
 
     def __getitem__(self, index: Any) -> Any:
@@ -268,7 +263,6 @@ class SharedBatch(Sequence[str | tuple[Record, ...]]):
         return self._space.decode(bytes(view[start + 8 : start + 8 + length])) if length else self._space.empty()
 
     def __iter__(self) -> Iterator[str | tuple[Record, ...]]:
-        """Decode every slot."""
         return (self[i] for i in range(self._n))
 
     def __deepcopy__(self, memo: dict[int, object]) -> tuple[str | tuple[Record, ...], ...]:

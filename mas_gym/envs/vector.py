@@ -126,7 +126,6 @@ class MASVectorEnv(SyncVectorEnv):
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        """Build the sub-environments."""
         if not env_fns:
             raise ConfigError("env_fns: expected at least one function that makes an environment, got none")
         try:
@@ -253,7 +252,6 @@ class MASVectorEnv(SyncVectorEnv):
         return [int(place) for place in np.flatnonzero(mask)]
 
     def _each(self, actions: object, ended: NDArray[np.bool_]) -> list[object]:
-        """Return the action of each environment."""
         expected = f"expected {self.num_envs} actions, one per environment"
         space = self.single_action_space
         try:

@@ -115,7 +115,6 @@ class SamplingRequest:
     tag: str = ""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         object.__setattr__(self, "temperature", effective_temperature(self.temperature))
         expected = ""
         if not self.messages or not self.seeds:

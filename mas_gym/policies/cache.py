@@ -180,12 +180,7 @@ class RecordedPolicy(Policy):
 
 
 class RecordingPolicy(AsyncPolicy):
-    """Replays a recording, and appends the samples that it requests from another policy of any kind.
-
-    Attributes:
-        name: The inner policy's name.
-        identical_to: The inner policy.
-    """
+    """Replays a recording, and appends the samples that it requests from another policy of any kind."""
 
     def __init__(self, policy: Policy | AsyncPolicy, file: str | Path) -> None:
         """Open or continue a recording.

@@ -101,7 +101,6 @@ def _is_weights(name: object) -> bool:
 
 
 def _parts(config: object) -> Iterator[dict[str, Any]]:
-    """Yield an object and the objects inside it."""
     left = [config]
     while left:
         one = left.pop()

@@ -20,7 +20,6 @@ class CombinedPolicy(AsyncPolicy):
     """
 
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
-        """Combine policies by name."""
         self.policies = dict(policies)
         views = {id(policy): as_policy(policy) for policy in policies.values()}
         self._views = {name: views[id(policy)] for name, policy in policies.items()}

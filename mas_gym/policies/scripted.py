@@ -28,7 +28,6 @@ class ScriptedPolicy(Policy):
     """
 
     def __init__(self, script: Script, name: str = "scripted", max_batch: int = 256) -> None:
-        """Store the script."""
         self.script, self.name, self.max_batch = script, name, max_batch
 
     def identity(self) -> dict[str, str | Script]:

@@ -29,7 +29,6 @@ class SharedSamples(AsyncPolicy):
     """
 
     def __init__(self, policy: AsyncPolicy) -> None:
-        """Start without replies."""
         self.stand_for(policy)
         self.independent_samples = policy.independent_samples
         self.chooses = policy.chooses

@@ -218,7 +218,6 @@ class Traces:
     """
 
     def __init__(self, folder: str | Path, policy: str | None = None) -> None:
-        """Read every file of the folder."""
         pa = need("pyarrow", "token traces", "data")
         from pyarrow import compute, parquet
 
@@ -247,7 +246,6 @@ class Traces:
         self._seeds = seeds[self._order]
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self._seeds)
 
     def find(self, seed: int) -> Traced | None:
@@ -256,7 +254,6 @@ class Traces:
         return self[int(self._order[place])] if place < len(self) and self._seeds[place] == seed else None
 
     def __getitem__(self, row: int) -> Traced:
-        """Return the trace of one row."""
         if not 0 <= row < len(self):
             raise IndexError(row)
         found = {name: self.table[name][row].as_py() for name in self.table.column_names}

@@ -84,7 +84,6 @@ class Meter:
         return self.price.cost(self.prompt_tokens, self.cached_tokens, self.generated_tokens)
 
     def __str__(self) -> str:
-        """Return a one-line summary."""
         parts = [
             f"{self.calls:,} calls",
             f"{self.prompt_tokens:,} prompt tokens ({self.cached_tokens:,} cached)",

@@ -215,7 +215,6 @@ class Activity:
     """
 
     def __init__(self) -> None:
-        """Start idle."""
         self.alone = True
         self.port: int | None = None
         self.executor: Executor | None = None

@@ -54,8 +54,6 @@ class _Request(Protocol):
 
 
 class _Graph(Protocol):
-    """A compiled graph of LangGraph."""
-
     config: _Config | None
     nodes: Mapping[str, object]
 

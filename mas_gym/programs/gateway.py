@@ -44,7 +44,6 @@ class Gateway:
         normalize: Callable[[JSONObject], Any] | None = None,
         fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
-        """Start without executions."""
         self.normalize, self.fitted = normalize, fitted
         self._open: dict[str, Execution] = {}
         self._calls: WeakValueDictionary[bytes, Call] = WeakValueDictionary()

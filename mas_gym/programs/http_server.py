@@ -35,11 +35,7 @@ _logger.addHandler(logging.NullHandler())
 
 
 class Server:
-    """The gateway on a loopback port.
-
-    Attributes:
-        port: The port.
-    """
+    """The gateway on a loopback port."""
 
     def __init__(self, gateway: Gateway) -> None:
         """Open the port; `start` begins to handle requests."""

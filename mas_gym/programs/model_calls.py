@@ -79,14 +79,9 @@ _USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
 class CallError(MASGymError, ValueError):
-    """A request that a program's gateway rejects.
-
-    Attributes:
-        status: The HTTP status.
-    """
+    """A request that a program's gateway rejects."""
 
     def __init__(self, message: str, status: int = 400) -> None:
-        """Store the reason and the status."""
         super().__init__(message)
         self.status = status
 

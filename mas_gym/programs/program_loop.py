@@ -170,7 +170,6 @@ class Loop:
     """An event loop on a dedicated thread."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread."""
         self.selector = _IdleSelector()
         self.loop = _SelectorLoop(self.selector)
         # An execution that waits in `asyncio.to_thread` occupies a thread, and the default pool has only a few.

@@ -53,7 +53,6 @@ class ScoredStates:
     """The values of many scored states and the shares of right answers below them, by group; 16 bytes per state."""
 
     def __init__(self) -> None:
-        """Start without states."""
         self._groups: defaultdict[int, tuple[array[float], array[float]]] = defaultdict(
             lambda: (array("d"), array("d"))
         )

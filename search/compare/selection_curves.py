@@ -39,10 +39,6 @@ class Selection:
 
     The curves are the majority vote, the best sample according to each critic, and the upper bound, which is right if
     any sample is right.
-
-    Attributes:
-        curves: The curves.
-        questions: Number of questions.
     """
 
     curves: tuple[SelectionCurve, ...]

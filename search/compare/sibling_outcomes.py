@@ -30,12 +30,7 @@ _MARKS = re.compile(r"[^\w\s.+*/=<>-]|\.(?!\d)")
 
 
 class Outcomes(NamedTuple):
-    """Outcomes of samples.
-
-    Attributes:
-        right: Number of right samples.
-        total: Number of graded samples.
-    """
+    """Outcomes of samples."""
 
     right: int
     total: int
@@ -109,7 +104,6 @@ class SharedMessages:
     """
 
     def __init__(self) -> None:
-        """Start without samples."""
         self._same: Counter[int] = Counter()
         self._pairs: Counter[int] = Counter()
 

@@ -333,7 +333,6 @@ class ActiveSearch:
             self._values[state.digest] = value
 
     def _rewarded(self, requests: Sequence[Request]) -> list[str]:
-        """Return the final messages of `Reward` requests."""
         states = [state for request in requests if isinstance(request, Reward) for state in request.states]
         if states and not self.setup.training:
             raise SearchError("the true reward is unavailable during evaluation; for training runs, pass training=True")

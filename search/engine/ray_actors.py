@@ -149,7 +149,6 @@ class Worker:
         make_policy: Callable[[], Policy | AsyncPolicy],
         make_critic: Callable[[], Critic] | None,
     ) -> None:
-        """Load the engines."""
         policy = make_policy()
         critic = None if make_critic is None else make_critic()
         self._setup = make_setup(replace(spec, policy=policy, critic=critic))
@@ -201,7 +200,6 @@ class Fleet:
     replacements: int = 8
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.actors < 1 or self.gpus < 0 or self.cpus < 0 or self.replacements < 0:
             raise ConfigError(f"expected at least one actor and no negative numbers, got {self}")
 

@@ -75,7 +75,6 @@ class Run(Iterator[Plan]):
         return self._scheduler.stopped
 
     def __iter__(self) -> Run:
-        """Return the run itself."""
         return self
 
     def __next__(self) -> Plan:
@@ -257,15 +256,12 @@ class Run(Iterator[Plan]):
             await asyncio.wait(tasks, timeout=_END_SECONDS)
 
     def __enter__(self) -> Run:
-        """Return the run itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the run."""
         self.close()
 
     def __del__(self) -> None:
-        """Close an abandoned run."""
         if not self._closed:
             self.close()
 

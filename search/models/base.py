@@ -48,7 +48,6 @@ class SearchModel(ABC):
     grades: Mapping[bytes, Grade] | None = None
 
     def __post_init__(self) -> None:
-        """Start without messages."""
         self._drawn: dict[bytes, int] = {}
         self.mas: MAS = self.setup.dynamics.mas
 

@@ -59,7 +59,6 @@ class PlayedModel(SearchModel):
     tags: Callable[[str], tuple[str, ...]] = lambda agent: ()
 
     def __post_init__(self) -> None:
-        """Start without messages."""
         super().__post_init__()
         self._texts: dict[str, str] = {}
 

@@ -27,12 +27,7 @@ Then = Callable[[MASState | Exception], None]
 
 @dataclass
 class ProgramModel(PlayedModel):
-    """The states of an agent program: transitions run the program.
-
-    Attributes:
-        session: The program's states in this search.
-        program: The program.
-    """
+    """The states of an agent program: transitions run the program."""
 
     session: Session = None  # type: ignore[assignment]
     program: Program = None  # type: ignore[assignment]

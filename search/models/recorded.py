@@ -22,11 +22,7 @@ from search.usage import Usage
 
 @dataclass
 class RecordedModel(SearchModel):
-    """The recorded messages of a problem; each is drawn once per search.
-
-    Attributes:
-        world: The recorded messages.
-    """
+    """The recorded messages of a problem; each is drawn once per search."""
 
     generates: bool = False
     world: RecordedWorld = None  # type: ignore[assignment]
@@ -79,7 +75,6 @@ class RecordedModels(Models):
     """Models of a recorded run."""
 
     def __init__(self, recording: Recording) -> None:
-        """Store the run."""
         self._recording = recording
 
     def model(self, setup: Setup, problem: Problem, report: Report) -> RecordedModel:

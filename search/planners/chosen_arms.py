@@ -70,7 +70,6 @@ class ChosenArms(PlannerWrapper):
     outcomes_only: bool = False
 
     def __post_init__(self) -> None:
-        """Check the rule."""
         super().__post_init__()
         if isinstance(self.arms, str) and self.arms.startswith(ONLY):
             check_arm(self.arms.removeprefix(ONLY))

@@ -58,7 +58,6 @@ class LogOverview:
     """
 
     def __init__(self, agents: Sequence[str], plans: Iterable[Plan]) -> None:
-        """Read the plans."""
         self.agents = tuple(agents)
         self.labeled = 0
         self._samples, self._right, self._questions = 0, 0, 0

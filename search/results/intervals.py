@@ -35,12 +35,7 @@ Counts = NDArray[np.int64]
 
 
 class Interval(NamedTuple):
-    """A confidence interval.
-
-    Attributes:
-        low: Lower end.
-        high: Upper end.
-    """
+    """A confidence interval."""
 
     low: float
     high: float

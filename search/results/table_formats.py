@@ -300,14 +300,7 @@ def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -
 
 
 class TextTable(NamedTuple):
-    """A table of a page or a file.
-
-    Attributes:
-        head: The column names.
-        lines: The cells of each row.
-        title: The text above the table.
-        note: The text below the table.
-    """
+    """A table of a page or a file."""
 
     head: Sequence[str]
     lines: Sequence[Sequence[str]]

@@ -30,7 +30,6 @@ class Canary:
     """
 
     def __init__(self, share: float, planner: Planner) -> None:
-        """Store the share and the planner."""
         self.planner, self._share = planner, share
         self.counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
 

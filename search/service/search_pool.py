@@ -160,7 +160,6 @@ class SearchPool:
     """A running scheduler with a bounded queue; `submit` is used only by the server's event loop."""
 
     def __init__(self, service: Service) -> None:
-        """Start without searches."""
         self.service = service
         # Clients send no reference answers.
         task = ProblemTask.of([], grader=Ungraded(decimal=service.decimal))

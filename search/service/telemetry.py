@@ -152,7 +152,6 @@ class Families:
     """A collector that calls a function for its metrics at each scrape."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
-        """Store the function."""
         self._families = families
 
     def collect(self) -> Iterable[Metric]:

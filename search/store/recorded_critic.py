@@ -49,7 +49,6 @@ class RecordedCritic(Critic):
     """
 
     def __init__(self, path: str | Path, *, run: str | None = None, judge: str = "", calls: int = 1) -> None:
-        """Read all values."""
         if not str(path):
             raise ConfigError("expected recorded:FILE with a store, got no file; mas-gym import writes one")
         self.name = judge or "recorded"

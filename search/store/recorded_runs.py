@@ -76,7 +76,6 @@ class Recorded(Sequence[Problem]):
         self.policy = RecordedRunPolicy(str(self.info.config["policy"]["name"]), self.identity())
 
     def __len__(self) -> int:
-        """Return the number of problems."""
         return len(self._problems)
 
     def __getitem__(self, index: Any) -> Any:
@@ -161,7 +160,6 @@ class RecordedRunPolicy(Policy):
     max_batch = 1
 
     def __init__(self, name: str, stated: Any) -> None:
-        """Store name and identity."""
         self.name = name
         self._stated = stated
 

@@ -94,11 +94,9 @@ class Store:
         self._connection = FORMAT.connect(self.path, create=create)
 
     def __enter__(self) -> Store:
-        """Return the store."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the file."""
         self.close()
 
     def close(self) -> None:

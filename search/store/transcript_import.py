@@ -286,7 +286,6 @@ def _free_name(path: Path, source: str, config: JSONMapping) -> str:
 
 
 def _agent_names(speakers: Sequence[str]) -> dict[str, str]:
-    """Return the agent name for each speaker."""
     found: dict[str, str] = {}
     for name in speakers:
         reserved = name.strip().lower() in RESERVED

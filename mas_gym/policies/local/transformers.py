@@ -173,7 +173,6 @@ class TransformersSession:
     """A running batch of a `TransformersPolicy`; see `mas_gym.policies.base.SamplingSession`."""
 
     def __init__(self, policy: TransformersPolicy) -> None:
-        """Create an empty batch."""
         self._policy = policy
         self._decoder: Decoder | None = Decoder(
             policy._model, policy.max_batch, policy.end_tokens, policy.stats, policy._prefixes
@@ -243,7 +242,6 @@ def _device(device: str) -> str:
 
 
 def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model and its tokenizer."""
     # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would prompt the user.
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
